@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test lint format bench e2e lock clean
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8,<1'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+demo: $(INSTALLED) ## see it work: real sessions, a gateway killed in mid-run, a plot
+	@$(BIN)/dps demo
+
+test: $(INSTALLED) ## every test that needs no cluster and no GPU
+	@$(BIN)/python -m dps_lab.workload.assets
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## format, lint, types, import layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(INSTALLED) ## put the code in shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) ## the request path beside its peers, in one run
+	@$(BIN)/python -m dps_lab.bench
+
+lock: ## write requirements.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
+		--extra dev pyproject.toml --output-file requirements.lock
+
+clean: ## remove what the Makefile made
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""The data plane: an OpenAI-compatible gateway that routes each turn by Delta-Prefill Switching."""

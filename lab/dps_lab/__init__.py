@@ -1,0 +1,1 @@
+"""What needs no GPU: emulated engines, workloads, replay, the local stack, the demo and the benchmarks."""
