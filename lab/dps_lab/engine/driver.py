@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,12 +48,18 @@ class Engine:
         self.metrics = metrics
         self.context_length = context_length
         self.draft_tokens = draft_tokens
+        self.epoch = time.time()
         self._speaker = speaker
         self._clock = clock
         self._work = asyncio.Event()
         self._listeners: dict[str, asyncio.Queue[Output]] = {}
         self._streaming: set[str] = set()
         self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def now(self) -> float:
+        """Unix time as the emulated clock has it: `epoch` and the emulated seconds since."""
+        return self.epoch + self._clock.now()
 
     def start(self) -> None:
         """Begin to take steps."""
@@ -111,6 +118,8 @@ class Engine:
     def _sequence(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, rid: str) -> Sequence:
         if rid in self._listeners:
             raise RequestError(f"Duplicate request ID detected: {rid}")
+        if problem := params.problem():
+            raise RequestError(problem)
         if not prompt:
             raise RequestError("The prompt is empty.")
         if len(prompt) >= self.context_length:

@@ -5,6 +5,7 @@ engines with one seed give one answer, speculative or not, as lossless speculati
 """
 
 import hashlib
+import math
 import random
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 class SamplingParams:
     """The sampling parameters that matter without logits; SGLang's names, defaults of its native API.
 
-    `max_new_tokens` None means up to the context length.
+    `max_new_tokens` None means up to the context length. `temperature` and `top_p` are only checked.
     """
 
     max_new_tokens: int | None = 128
@@ -27,6 +28,23 @@ class SamplingParams:
     no_stop_trim: bool = False
     n: int = 1
     sampling_seed: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def problem(self) -> str | None:
+        """What SGLang's sampling_params.py says against these values."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            return f"temperature must be a non-negative finite number, got {self.temperature}."
+        if not 0 < self.top_p <= 1:
+            return f"top_p must be in (0, 1], got {self.top_p}."
+        if self.min_new_tokens < 0:
+            return f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            return f"max_new_tokens must be at least 0, got {self.max_new_tokens}."
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            longest = self.max_new_tokens
+            return f"min_new_tokens must be in [0, max_new_tokens({longest})], got {self.min_new_tokens}."
+        return None
 
 
 @dataclass(frozen=True)

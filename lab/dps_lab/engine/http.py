@@ -1,5 +1,6 @@
 """Shared by the endpoints: bodies in, JSON and server-sent events out, errors in SGLang's shapes."""
 
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -36,7 +37,9 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
     """The request's JSON as `model`; BadBodyError says what FastAPI would."""
     content_type = request.headers.get("content-type", "").lower().split(";", 1)[0].strip()
     if content_type != "application/json":
-        raise BadBodyError("Unsupported Media Type: Only 'application/json' is allowed")
+        message = "Unsupported Media Type: Only 'application/json' is allowed"
+        problem = {"loc": ("header", "content-type"), "msg": message, "type": "value_error"}
+        raise BadBodyError(_validation_message([problem]))
     try:
         return model.model_validate(orjson.loads(await request.read()))
     except orjson.JSONDecodeError as error:
@@ -66,9 +69,7 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._response = web.StreamResponse(
-            headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        )
+        self._response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         self._cut_after: int | None = request.get("disconnect_after_chunks")
 
     async def open(self) -> None:
@@ -101,7 +102,20 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except BadBodyError as error:
         return error_response(str(error), "Bad Request")
     except web.HTTPException as error:
-        return json_response({"detail": error.reason}, error.status)
+        response = json_response({"detail": error.reason}, error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except Exception as error:
+        logging.getLogger(__name__).exception("a request failed")
+        return error_response(f"Internal server error: {error}", "InternalServerError", 500)
+
+
+async def starlette_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """A signal for on_response_prepare: the headers that SGLang's web framework adds or leaves out."""
+    response.headers["Vary"] = "Origin"
+    if "Content-Type" in response.headers and response.content_type == "application/octet-stream":
+        del response.headers["Content-Type"]
 
 
 def require_api_key(api_key: str) -> Middleware:

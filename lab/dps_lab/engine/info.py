@@ -127,11 +127,7 @@ class InfoEndpoints:
                 f"Invalid include sections: {unknown}. Valid options: {sorted(LOAD_SECTIONS)}", "400"
             )
         load = self._core_load()
-        load |= {
-            field: section
-            for field, name, section in self._load_sections()
-            if section is not None and sections & {"all", name}
-        }
+        load |= {field: section for field, name, section in self._load_sections() if sections & {"all", name}}
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
@@ -146,10 +142,10 @@ class InfoEndpoints:
         """GET or POST /flush_cache: 400 while anything runs or waits."""
         if self._engine.scheduler.flush():
             return web.Response(
-                text="Cache flushed.\nPlease check backend logs for more details. (When there are running or "
-                "waiting requests, the operation will not be performed.)\n"
+                body=b"Cache flushed.\nPlease check backend logs for more details. (When there are running "
+                b"or waiting requests, the operation will not be performed.)\n"
             )
-        return web.Response(text="Flush cache failed.\n", status=400)
+        return web.Response(body=b"Flush cache failed.\n", status=400)
 
     async def abort(self, request: web.Request) -> web.Response:
         """POST /abort_request."""
@@ -210,22 +206,31 @@ class InfoEndpoints:
             "utilization": 0.0,
             "total_prefill_uncached_tokens": metrics.uncached_tokens,
             "total_prefill_busy_us": int(metrics.prefill_seconds * 1e6),
-            "decode_moments": None,
+            "decode_moments": [0.0],
         }
 
-    def _load_sections(self) -> tuple[tuple[str, str, Mapping[str, Any] | None], ...]:
-        scheduler, metrics = self._engine.scheduler, self._engine.metrics
+    def _load_sections(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
+        scheduler = self._engine.scheduler
         memory = {
             "weight_gb": 0.0,
             "kv_cache_gb": 0.0,
             "graph_gb": 0.0,
             "token_capacity": scheduler.capacity,
         }
-        speculation = {"accept_length": metrics.accept_length, "accept_rate": metrics.accept_rate}
+        disaggregation = {
+            "mode": "null",
+            "prefill_bootstrap_queue_reqs": 0,
+            "prefill_inflight_queue_reqs": 0,
+            "decode_prealloc_queue_reqs": 0,
+            "decode_transfer_queue_reqs": 0,
+            "decode_retracted_queue_reqs": 0,
+            "kv_transfer_speed_gb_s": 0.0,
+            "kv_transfer_latency_ms": 0.0,
+        }
         waiting = len(scheduler.waiting)
         queues = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0}
         return (
             ("memory", "memory", memory),
-            ("speculative", "spec", speculation if self._settings.time_model.speculation else None),
+            ("disaggregation", "disagg", disaggregation),
             ("queues", "queues", queues),
         )

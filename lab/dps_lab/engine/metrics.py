@@ -11,7 +11,8 @@ INTER_TOKEN_LATENCY = (
     *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080),
     *(0.100, 0.200, 0.400, 0.600, 0.800, 1.0, 2.0, 4.0, 6.0, 8.0),
 )
-SCHEDULER_LABELS = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+ENGINE_LABELS = {"engine_type": "unified"}
+SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
 
 class EngineMetrics:
@@ -45,7 +46,7 @@ class EngineMetrics:
         self._cached = Counter(
             "sglang:cached_tokens_total",
             "Number of cached prompt tokens by source.",
-            ("model_name", "cache_source"),
+            ("model_name", *ENGINE_LABELS, "cache_source"),
             registry=self.registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", TIME_TO_FIRST_TOKEN, True)
@@ -76,26 +77,28 @@ class EngineMetrics:
 
     def finished(self, sequence: Sequence, streaming: bool, aborted: bool, draft_tokens: int) -> None:
         """A sequence left the engine."""
-        labels = {"model_name": self._model, "is_streaming": str(streaming)}
+        engine = {"model_name": self._model, **ENGINE_LABELS}
+        labels = {**engine, "is_streaming": str(streaming)}
         self._requests.labels(**labels).inc()
         self._prompt.labels(**labels).inc(len(sequence.prompt))
         self._generated.labels(**labels).inc(sequence.generated)
-        self._cached.labels(model_name=self._model, cache_source="device").inc(sequence.cached_tokens)
+        self._cached.labels(**engine, cache_source="device").inc(sequence.cached_tokens)
         if aborted:
-            self._aborted.labels(model_name=self._model).inc()
+            self._aborted.labels(**engine).inc()
         if sequence.first_token is not None and sequence.finished is not None:
             self._ttft.labels(**labels).observe(sequence.first_token - sequence.arrived)
             self._e2e.labels(**labels).observe(sequence.finished - sequence.arrived)
             if sequence.generated > 1:
                 decode = sequence.finished - sequence.first_token
-                self._inter_token.labels(model_name=self._model).observe(decode / (sequence.generated - 1))
+                self._inter_token.labels(**engine).observe(decode / (sequence.generated - 1))
         if sequence.verify_steps:
             self.accept_length = 1 + sequence.accepted_drafts / sequence.verify_steps
             self.accept_rate = sequence.accepted_drafts / (sequence.verify_steps * max(1, draft_tokens - 1))
 
     def exposition(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """The metrics in Prometheus' text format; like SGLang's, without the client's creation times."""
+        lines = generate_latest(self.registry).splitlines(keepends=True)
+        return b"".join(line for line in lines if b"_created" not in line)
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         gauge = Gauge(f"sglang:{name}", help_text, ("model_name", *SCHEDULER_LABELS), registry=self.registry)
@@ -114,4 +117,4 @@ class EngineMetrics:
         )
 
     def _labels(self, by_streaming: bool) -> tuple[str, ...]:
-        return ("model_name", "is_streaming") if by_streaming else ("model_name",)
+        return ("model_name", *ENGINE_LABELS, *(("is_streaming",) if by_streaming else ()))

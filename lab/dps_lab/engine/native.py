@@ -72,5 +72,5 @@ class NativeEndpoints:
         return {
             "text": output.text,
             "output_ids": list(output.sequence.plan.token_ids[: output.tokens]),
-            "meta_info": results.meta_info(output, self._engine.draft_tokens),
+            "meta_info": results.meta_info(output, self._engine),
         }

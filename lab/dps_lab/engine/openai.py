@@ -27,7 +27,8 @@ LONG_PROMPT_CHARACTERS = 8192
 class OpenAIEndpoints:
     """The OpenAI endpoints over one engine."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, cache_report: bool) -> None:
+    def __init__(self, engine: Engine, prompts: Prompts, served_model_name: str, cache_report: bool) -> None:
+        self._served_model_name = served_model_name
         self._engine = engine
         self._prompts = prompts
         self._cache_report = cache_report
@@ -67,6 +68,8 @@ class OpenAIEndpoints:
         prompts = await asyncio.to_thread(self._completion_prompts, request)
         if not all(prompts) or not prompts:
             return error_response("Prompt cannot be empty")
+        if problem := self._model_problem(request):
+            return error_response(problem)
         echoes = self._echoes(request, prompts)
         params = request.sampling(request.max_tokens)
         rids = [request.rid] if len(prompts) == 1 else []
@@ -98,13 +101,22 @@ class OpenAIEndpoints:
                 return "Tools cannot be empty if tool choice is set to a specific tool."
             if request.tool_choice.function.name not in names:
                 return f"Tool '{request.tool_choice.function.name}' not found in tools list."
-        longest, context = request.longest_answer, self._engine.context_length
-        if longest and longest > context:
+        if "chat_template" in (request.chat_template_kwargs or {}):
             return (
-                f"max_completion_tokens is too large: {longest}."
-                f"This model supports at most {context} completion tokens."
+                "Request-supplied chat_template is not allowed. Start the server with "
+                "--trust-request-chat-template to permit it."
             )
-        return None
+        return self._model_problem(request)
+
+    def _model_problem(self, request: OpenAIRequest) -> str | None:
+        """Any name is served, but `name:adapter` asks for a LoRA adapter."""
+        _, _, adapter = request.model.partition(":")
+        if not adapter or request.model == self._served_model_name:
+            return None
+        return (
+            f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with "
+            "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
+        )
 
     def _completion_prompts(self, request: CompletionRequest) -> list[results.Prompt]:
         prompt = request.prompt
@@ -204,7 +216,9 @@ class OpenAIEndpoints:
         self, finals: list[Output], request: OpenAIRequest, kind: str, choices: list[dict[str, Any]]
     ) -> web.Response:
         envelope = _envelope(finals[0].sequence.rid, kind, int(time.time()), request, choices)
-        tail = {"usage": self._usage(finals, request.n), "metadata": {"weight_version": "default"}}
+        versions = results.weight_versions(finals[0].tokens)
+        metadata = {"weight_version": "default", "weight_versions": versions}
+        tail = {"usage": self._usage(finals, request.n), "metadata": metadata}
         return json_response(envelope | tail)
 
     def _usage(self, outputs: list[Output], n: int = 1) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class OpenAIRequest(BaseModel):
 
     model: str = "default"
     n: int = Field(default=1, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool = False
@@ -157,6 +159,8 @@ class OpenAIRequest(BaseModel):
             no_stop_trim=self.no_stop_trim,
             n=self.n,
             sampling_seed=self.seed,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
         )
 
 
@@ -227,8 +231,10 @@ class ChatRequest(OpenAIRequest):
 class GenerateSampling(BaseModel):
     """`sampling_params` of /generate."""
 
-    max_new_tokens: int | None = Field(default=128, ge=0)
-    min_new_tokens: int = Field(default=0, ge=0)
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
@@ -248,6 +254,8 @@ class GenerateSampling(BaseModel):
             no_stop_trim=self.no_stop_trim,
             n=self.n,
             sampling_seed=self.sampling_seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
         )
 
 

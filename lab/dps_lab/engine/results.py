@@ -81,9 +81,15 @@ async def final_outputs(
     return [finals[index] for index in sorted(finals)]
 
 
-def meta_info(output: Output, draft_tokens: int) -> dict[str, Any]:
-    """SGLang's `meta_info` of one sequence; times in emulated seconds."""
+def weight_versions(tokens: int) -> list[dict[str, Any]]:
+    """Which weights made which tokens: always the same ones."""
+    return [{"version": "default", "start": 0, "end": tokens}]
+
+
+def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
+    """SGLang's `meta_info` of one sequence; durations and timestamps run in emulated time."""
     sequence = output.sequence
+    cached = sequence.cached_tokens
     info: dict[str, Any] = {
         "id": sequence.rid,
         "finish_reason": sequence.finish_reason if output.finished else None,
@@ -92,14 +98,44 @@ def meta_info(output: Output, draft_tokens: int) -> dict[str, Any]:
         "num_retractions": 0,
         "reasoning_tokens": 0,
         "completion_tokens": output.tokens,
-        "cached_tokens": sequence.cached_tokens,
-        "cached_tokens_details": {"device": sequence.cached_tokens, "host": 0},
+        "cached_tokens": cached,
+        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         "dp_rank": None,
     }
-    if sequence.admitted is not None:
-        info["queue_time"] = sequence.admitted - sequence.arrived
+    if sequence.admitted is not None and sequence.first_token is not None:
+        info |= {
+            "storage_prefetch_wait": 0.0,
+            "storage_staging_wait": 0.0,
+            "forward_entry_time": engine.epoch + sequence.admitted,
+            "prefill_finished_time": engine.epoch + sequence.first_token,
+            "queue_time": sequence.admitted - sequence.arrived,
+        }
+    if output.tokens <= 1 or output.finished:
+        info["response_sent_to_client_ts"] = engine.now
+    if output.finished:
+        info |= _final_info(output, engine)
+    return info
+
+
+def _final_info(output: Output, engine: Engine) -> dict[str, Any]:
+    """What `meta_info` tells of a finished sequence only."""
+    sequence = output.sequence
+    assert sequence.finished is not None
+    info: dict[str, Any] = {
+        "weight_versions": weight_versions(output.tokens),
+        "e2e_latency": sequence.finished - sequence.arrived,
+        "request_received_ts": engine.epoch + sequence.arrived,
+        "api_server_dispatch_finish_ts": engine.epoch + sequence.arrived,
+        "request_finished_ts": engine.epoch + sequence.finished,
+    }
+    if sequence.first_token is not None:
+        decode = sequence.finished - sequence.first_token
+        info |= {
+            "first_token_latency": sequence.first_token - sequence.arrived,
+            "decode_throughput": output.tokens / decode if decode else 0.0,
+        }
     if sequence.verify_steps:
-        proposed = sequence.verify_steps * (draft_tokens - 1)
+        proposed = sequence.verify_steps * (engine.draft_tokens - 1)
         info |= {
             "spec_accept_rate": sequence.accepted_drafts / proposed if proposed else 0.0,
             "spec_accept_length": output.tokens / sequence.verify_steps,
@@ -108,8 +144,6 @@ def meta_info(output: Output, draft_tokens: int) -> dict[str, Any]:
             "spec_verify_ct": sequence.verify_steps,
             "spec_correct_drafts_histogram": list(sequence.accepted),
         }
-    if output.finished and sequence.finished is not None:
-        info["e2e_latency"] = sequence.finished - sequence.arrived
     return info
 
 

@@ -10,7 +10,7 @@ from dps_lab.engine.clock import Clock, ScaledClock
 from dps_lab.engine.driver import Engine
 from dps_lab.engine.faults import FaultInjection
 from dps_lab.engine.generation import Speaker
-from dps_lab.engine.http import errors, require_api_key
+from dps_lab.engine.http import errors, require_api_key, starlette_headers
 from dps_lab.engine.info import InfoEndpoints
 from dps_lab.engine.metrics import EngineMetrics
 from dps_lab.engine.native import NativeEndpoints
@@ -50,6 +50,7 @@ def create_app(
     keys = [require_api_key(settings.api_key)] if settings.api_key else []
     app = web.Application(middlewares=[errors, *keys, faults.middleware], client_max_size=MAX_BODY_BYTES)
     app[ENGINE] = engine
+    app.on_response_prepare.append(starlette_headers)
 
     async def running(_app: web.Application) -> AsyncIterator[None]:
         engine.start()
@@ -57,7 +58,7 @@ def create_app(
         await engine.stop()
 
     app.cleanup_ctx.append(running)
-    openai = OpenAIEndpoints(engine, prompts, settings.enable_cache_report)
+    openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
     native = NativeEndpoints(engine, prompts)
     info = InfoEndpoints(engine, settings, faults)
     app.add_routes(
