@@ -81,6 +81,15 @@ def cpu_seconds(pid: int) -> float:
     return own + sum(cpu_seconds(child) for child in _children(pid))
 
 
+def core_seconds(core: int) -> float:
+    """The time that a core has spent on anything, other guests of the machine included; from /proc/stat."""
+    line = next(
+        line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} ")
+    )
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, line.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) * _TICK
+
+
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from dps_lab.bench import metrics, peers
 from dps_lab.bench.fake_engine import arrived_at, is_whole
 from dps_lab.bench.load import Load, run_load
 from dps_lab.bench.peers import Contender
-from dps_lab.bench.processes import cpu_seconds, free_port, running
+from dps_lab.bench.processes import core_seconds, cpu_seconds, free_port, running
 from dps_lab.bench.summary import Round, Spread
 from dps_lab.bench.traffic import Cell, Content, Count, Sessions, Traffic, traffic
 
@@ -39,9 +40,11 @@ OVERHEAD: Final = "dps_gateway_overhead_seconds"
 
 @dataclass(frozen=True)
 class Bench:
-    """What runs during a benchmark: contenders by process id, and how texts are counted."""
+    """What runs during a benchmark: contenders with their process ids, the routers' core, and how texts are
+    counted."""
 
     contenders: dict[Contender, int]
+    core: int
     count: Count
 
     @property
@@ -91,7 +94,7 @@ def started(directory: Path, peers_python: Path, tokenizer: Path, count: Count) 
             start(each.name, each.command, core, each.ready) if each.command else fake_pid
             for each in everyone
         ]
-        yield Bench(dict(zip(everyone, pids, strict=True)), count)
+        yield Bench(dict(zip(everyone, pids, strict=True)), core, count)
 
 
 def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) -> dict[str, Round]:
@@ -100,10 +103,12 @@ def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) ->
     rounds = {}
     for contender, pid in bench.turns(number):
         _warm(contender, requests, cell)
-        before = cpu_seconds(pid)
+        began, before, busy_before = time.monotonic(), cpu_seconds(pid), core_seconds(bench.core)
         load = _load(contender, requests, cell, seconds)
-        used = cpu_seconds(pid) - before
-        rounds[contender.name] = Round(load.rate, median(load.latencies) / 1e9, used, len(load.finished))
+        used, busy = cpu_seconds(pid) - before, core_seconds(bench.core) - busy_before
+        others = max(0.0, busy - (used if contender.command else 0.0)) / (time.monotonic() - began)
+        latency = median(load.latencies) / 1e9
+        rounds[contender.name] = Round(load.rate, latency, used, len(load.finished), others)
     return rounds
 
 

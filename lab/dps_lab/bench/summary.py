@@ -8,13 +8,14 @@ from dps_lab.bench.peers import VLLM
 
 @dataclass(frozen=True)
 class Round:
-    """One contender in one cell in one round: requests per second, their median latency in seconds, and the
-    router's CPU time in seconds over a number of requests."""
+    """One contender in one cell in one round: requests per second, their median latency in seconds, the router's
+    CPU time in seconds over a number of requests, and the share of its core's time that others used."""
 
     rate: float
     latency: float
     cpu_seconds: float
     requests: int
+    lost: float
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Summary:
     `ratio` compares requests per second with vllm-router's of the same round, so that what slows the machine
     for a while slows both; `cpu` is CPU seconds per request over all rounds together, and `cpu_ratio`
     vllm-router's CPU per request divided by it: how rates would compare if only the router's core counted.
+    `lost` is the median share of the router's core that others used: on a quiet machine next to nothing.
     """
 
     rate: Spread
@@ -44,6 +46,7 @@ class Summary:
     latency: float
     cpu: float
     cpu_ratio: float
+    lost: float
 
 
 def _cpu(rounds: list[Round]) -> float:
@@ -60,6 +63,7 @@ def summarise(rounds: dict[str, list[Round]]) -> dict[str, Summary]:
             latency=median(each.latency for each in mine),
             cpu=_cpu(mine),
             cpu_ratio=_cpu(reference) / cpu if (cpu := _cpu(mine)) else 0.0,
+            lost=median(each.lost for each in mine),
         )
         for name, mine in rounds.items()
     }

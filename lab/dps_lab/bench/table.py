@@ -23,7 +23,17 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
     """One cell: a row for each contender."""
-    header = ["router", "req/s", "min–max", "x vllm", "min–max", "CPU µs/req", "x vllm by CPU", "p50 ms"]
+    header = [
+        "router",
+        "req/s",
+        "min–max",
+        "x vllm",
+        "min–max",
+        "CPU µs/req",
+        "x vllm by CPU",
+        "p50 ms",
+        "core lost",
+    ]
     rows = [
         [
             name,
@@ -34,6 +44,7 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
             f"{summary.cpu * _MICRO:.0f}",
             f"{summary.cpu_ratio:.2f}",
             f"{summary.latency * 1e3:.2f}",
+            f"{summary.lost * 100:.0f} %",
         ]
         for name, summary in summaries.items()
     ]
