@@ -190,6 +190,10 @@ CHAT_MESSAGES: dict[str, list[dict[str, Any]]] = {
     "tool arguments null": asked(call(None), RESULT),
     "null user content": user(None),
     "number as content": user(7),
+    "half of a surrogate pair": user("broken \ud83d emoji"),
+    "tool fields on a user message": [
+        {"role": "user", "content": "Hi", "tool_calls": [CALL], "tools": [WEATHER]}
+    ],
     "image part": user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]),
     "unknown part": user([{"type": "poem", "poem": "x"}]),
     "unknown role": [{"role": "oracle", "content": "x"}],
@@ -256,6 +260,25 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
             )
         ]
     },
+    "tool schema with database types and their sizes": {
+        "tools": [
+            tool(
+                parameters={
+                    "type": "dict",
+                    "properties": {
+                        "a": {"type": "varchar(255)"},
+                        "b": {"anyOf": [{"type": "decimal(10,2)"}, {"type": "double"}]},
+                        "c": {"type": ["bigint", "int", "null"]},
+                        "d": {"type": "array", "items": {"type": "timestamp"}},
+                        "e": {"type": "dict[str, int]"},
+                    },
+                }
+            )
+        ]
+    },
+    "tool with empty parameters": {"tools": [tool(parameters={})]},
+    "tool with parameters that are no schema": {"tools": [tool(parameters=["x"])]},
+    "reasoning object": {"reasoning": {"enabled": True, "effort": "low"}},
     "tool_choice auto": {"tools": [WEATHER, CLOCK], "tool_choice": "auto"},
     "tool_choice none": {"tools": [WEATHER, CLOCK], "tool_choice": "none"},
     "tool_choice required": {"tools": [WEATHER, CLOCK], "tool_choice": "required"},
