@@ -89,7 +89,7 @@ def travel(rng: random.Random) -> Iterator[Step]:
         {"city": target, "date": day},
         [
             {
-                "name": f"{rng.choice(['Harbour', 'Station', 'Garden'])} {rng.choice(['House', 'Inn', 'Rooms'])}",
+                "name": f"{rng.choice(['Harbour', 'Station', 'Garden'])} {rng.choice(['House', 'Inn'])}",
                 "rate": rng.randint(45, 320),
                 "late_arrival": rng.random() < 0.7,
                 "review": rng.choice(
@@ -157,7 +157,7 @@ def code(rng: random.Random) -> Iterator[Step]:
     body = "\n".join(
         f"    def step_{index}(self, value: int) -> int:\n"
         f'        """Adds {index} when the value is {rng.choice(["odd", "even", "positive"])}."""\n'
-        f"        return value + {index} if value % {rng.randint(2, 9)} else self.step_{max(0, index - 1)}(0)\n"
+        f"        return value + {index} if value % {rng.randint(2, 9)} else self.step_{index // 2}(0)\n"
         for index in range(rng.randint(2, 18))
     )
     yield (

@@ -5,6 +5,7 @@ Independent of the gateway on purpose: every prompt is rendered whole and tokeni
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ class PromptCounter:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no PyTorch
         from transformers import AutoTokenizer  # seconds to import, and not needed to replay
 
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
