@@ -6,7 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field
 
-from dps_lab.engine.http import Handler, error_response, json_response, read_body
+from dps_lab.engine.http import DISCONNECT_AFTER_CHUNKS, Handler, error_response, json_response, read_body
 
 INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
 
@@ -60,7 +60,8 @@ class FaultInjection:
             if faults.fail_next:
                 faults.fail_next -= 1
                 return error_response("Failed on purpose.", "InternalServerError", faults.status)
-            request["disconnect_after_chunks"] = faults.disconnect_after_chunks
+            if faults.disconnect_after_chunks is not None:
+                request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
             return await handler(request)
 
         return inject

@@ -1,5 +1,6 @@
 """Shared by the endpoints: bodies in, JSON and server-sent events out, errors in SGLang's shapes."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Model = TypeVar("Model", bound=BaseModel)
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
+LONG_BODY_BYTES = 8192
+DISCONNECT_AFTER_CHUNKS = web.RequestKey("disconnect_after_chunks", int)
 
 OPEN_PREFIXES = ("/health", "/ready", "/metrics")
 """Paths that need no API key, by prefix, as in SGLang's utils/auth.py."""
@@ -59,6 +65,13 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
         ) from error
 
 
+async def off_loop_if_long(request: web.Request, work: Callable[[Given], Result], given: Given) -> Result:
+    """`work(given)`, in a thread if the request is long: rendering and tokenizing it would hold others up."""
+    if (request.content_length or 0) > LONG_BODY_BYTES:
+        return await asyncio.to_thread(work, given)
+    return work(given)
+
+
 def _validation_message(errors: Any) -> str:
     count = f"{len(errors)} validation error{'s' if len(errors) > 1 else ''}"
     return f"{count}:\n" + "\n".join(f"  {error}" for error in errors)
@@ -70,7 +83,7 @@ class EventStream:
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self._response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        self._cut_after: int | None = request.get("disconnect_after_chunks")
+        self._cut_after: int | None = request.get(DISCONNECT_AFTER_CHUNKS)
 
     async def open(self) -> None:
         """Send status and headers."""
@@ -106,7 +119,11 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
+    except ConnectionError:
+        return web.Response()  # the client has gone: nobody reads this
     except Exception as error:
+        if request.writer.output_size:
+            raise
         logging.getLogger(__name__).exception("a request failed")
         return error_response(f"Internal server error: {error}", "InternalServerError", 500)
 

@@ -1,6 +1,5 @@
 """/generate, SGLang's native endpoint: one prompt or a batch, text so far (not deltas) in every event."""
 
-import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -8,7 +7,7 @@ from aiohttp import web
 
 from dps_lab.engine import results
 from dps_lab.engine.driver import Engine, Output
-from dps_lab.engine.http import EventStream, json_response, read_body
+from dps_lab.engine.http import EventStream, json_response, off_loop_if_long, read_body
 from dps_lab.engine.prompt import Prompts
 from dps_lab.engine.protocol import GenerateRequest, GenerateSampling
 
@@ -24,7 +23,7 @@ class NativeEndpoints:
         """POST or PUT /generate."""
         request = await read_body(http, GenerateRequest)
         try:
-            prompts, batched = await asyncio.to_thread(self._read_prompts, request)
+            prompts, batched = await off_loop_if_long(http, self._read_prompts, request)
             given = request.sampling_params or GenerateSampling()
             sampling = given if isinstance(given, list) else [given] * len(prompts)
             if len(sampling) != len(prompts):
@@ -56,17 +55,12 @@ class NativeEndpoints:
         return await stream.close()
 
     def _read_prompts(self, request: GenerateRequest) -> tuple[list[results.Prompt], bool]:
-        """The prompts, and whether they came as a batch."""
-        text, ids = request.text, request.input_ids
-        if (text is None) == (ids is None):
+        """The prompts, and whether they came as a batch; ValueError unless there is one kind of them."""
+        if (request.text is None) == (request.input_ids is None):
             raise ValueError("Either text, input_ids or input_embeds should be provided.")
-        if isinstance(text, str):
-            return [self._prompts.encode(text)], False
-        if text is not None:
-            return [self._prompts.encode(item) for item in text], True
-        assert ids is not None
-        batch = [tuple(item) for item in ids if isinstance(item, list)]
-        return (batch, True) if batch else ([tuple(item for item in ids if isinstance(item, int))], False)
+        inputs = request.input_ids if request.text is None else request.text
+        assert inputs is not None
+        return self._prompts.encode_inputs(inputs)
 
     def _answer(self, output: Output) -> dict[str, Any]:
         return {

@@ -1,6 +1,5 @@
 """/v1/chat/completions and /v1/completions, field by field and chunk by chunk as SGLang 0.5.23 has them."""
 
-import asyncio
 import time
 from contextlib import aclosing
 from typing import Any
@@ -10,7 +9,7 @@ from aiohttp import web
 from dps_lab.engine import results
 from dps_lab.engine.driver import Engine, Output
 from dps_lab.engine.generation import SamplingParams
-from dps_lab.engine.http import EventStream, error_response, json_response, read_body
+from dps_lab.engine.http import EventStream, error_response, json_response, off_loop_if_long, read_body
 from dps_lab.engine.prompt import Prompts
 from dps_lab.engine.protocol import (
     ChatRequest,
@@ -19,9 +18,6 @@ from dps_lab.engine.protocol import (
     OpenAIRequest,
     ToolChoice,
 )
-
-LONG_PROMPT_CHARACTERS = 8192
-"""Beyond this many bytes of request, rendering and tokenizing leave the event loop."""
 
 
 class OpenAIEndpoints:
@@ -39,10 +35,7 @@ class OpenAIEndpoints:
         if problem := self._chat_problem(request):
             return error_response(problem)
         try:
-            if (http.content_length or 0) > LONG_PROMPT_CHARACTERS:
-                prompt = await asyncio.to_thread(self._prompts.encode_chat, request)
-            else:
-                prompt = self._prompts.encode_chat(request)
+            prompt = await off_loop_if_long(http, self._prompts.encode_chat, request)
         except ValueError as error:
             return error_response(str(error), "BadRequest")
         params = request.sampling(request.longest_answer)
@@ -65,7 +58,7 @@ class OpenAIEndpoints:
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         request = await read_body(http, CompletionRequest)
-        prompts = await asyncio.to_thread(self._completion_prompts, request)
+        prompts, _ = await off_loop_if_long(http, self._prompts.encode_inputs, request.prompt)
         if not all(prompts) or not prompts:
             return error_response("Prompt cannot be empty")
         if problem := self._model_problem(request):
@@ -117,18 +110,6 @@ class OpenAIEndpoints:
             f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with "
             "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
         )
-
-    def _completion_prompts(self, request: CompletionRequest) -> list[results.Prompt]:
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            return [self._prompts.encode(prompt)]
-        if prompt and isinstance(prompt[0], int):
-            return [tuple(token for token in prompt if isinstance(token, int))]
-        return [
-            self._prompts.encode(item) if isinstance(item, str) else tuple(item)
-            for item in prompt
-            if not isinstance(item, int)
-        ]
 
     def _echoes(self, request: CompletionRequest, prompts: list[results.Prompt]) -> list[str]:
         if not request.echo:

@@ -14,6 +14,7 @@ from dps_lab.engine.protocol import ChatRequest, Tool, ToolChoice
 from dps_lab.engine.tool_schema import normalized_schema
 
 VOCABULARY_SIZE = 2048
+Inputs = str | list[str] | list[int] | list[list[int]]
 MEDIA_KEYWORDS = ("image", "audio", "video", "vision")
 
 
@@ -40,9 +41,17 @@ class Prompts:
             ) from error
         return cls(tokenizer)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Plain text as a completion's prompt."""
-        return tuple(self._tokenizer.encode(text))
+    def encode_inputs(self, inputs: Inputs) -> tuple[list[tuple[int, ...]], bool]:
+        """Prompts of a request that is not a chat, and whether they came as a batch."""
+        if isinstance(inputs, str):
+            return [tuple(self._tokenizer.encode(inputs))], False
+        token_ids = tuple(item for item in inputs if isinstance(item, int))
+        if token_ids:
+            return [token_ids], False
+        batch = (item for item in inputs if not isinstance(item, int))
+        return [
+            tuple(self._tokenizer.encode(item) if isinstance(item, str) else item) for item in batch
+        ], True
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of tokens, special tokens left out."""
