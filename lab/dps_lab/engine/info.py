@@ -227,10 +227,13 @@ class InfoEndpoints:
             "kv_transfer_speed_gb_s": 0.0,
             "kv_transfer_latency_ms": 0.0,
         }
+        metrics = self._engine.metrics
+        speculative = {"accept_length": metrics.accept_length, "accept_rate": metrics.accept_rate}
         waiting = len(scheduler.waiting)
         queues = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0}
         return (
             ("memory", "memory", memory),
+            *((("speculative", "spec", speculative),) if self._settings.time_model.speculation else ()),
             ("disaggregation", "disagg", disaggregation),
             ("queues", "queues", queues),
         )

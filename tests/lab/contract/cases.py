@@ -163,6 +163,8 @@ SPECULATIVE: tuple[Case, ...] = (
     chat("stream with usage", **WITH_USAGE),
     generate("text", text="Far away in a land"),
     generate("stream", text="Far away in a land", **STREAM),
+    # The acceptance length is told from the first report on, after some forty decode steps.
+    chat("long", max_tokens=200),
     Case("server_info", "GET", "/server_info"),
     Case("loads: everything", "GET", "/v1/loads?include=all"),
 )

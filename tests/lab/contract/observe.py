@@ -61,14 +61,14 @@ def stream(body: bytes) -> list[Shape]:
 
 
 def metrics(exposition: str) -> dict[str, Shape]:
-    """Type and label names of every metric of SGLang's in Prometheus text."""
+    """Type and label names of every metric of SGLang's that has a value, from Prometheus text."""
     return {
         family.name: {
             "type": family.type,
             "labels": sorted({label for s in family.samples for label in s.labels}),
         }
         for family in sorted(text_string_to_metric_families(exposition), key=lambda family: family.name)
-        if family.name.startswith("sglang:")
+        if family.name.startswith("sglang:") and family.samples
     }
 
 
