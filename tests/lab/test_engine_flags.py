@@ -61,9 +61,9 @@ def test_flags_of_sglang_without_a_meaning_here_are_taken_and_told(tokenizer: li
     flags = "--tp-size 2 --enable-metrics --mem-fraction-static 0.8 --cuda-graph-bs 1 2 4"
     arguments = parse([*tokenizer, *flags.split()]).arguments
     assert {name: arguments[name] for name in ("tp_size", "enable_metrics", "cuda_graph_bs")} == {
-        "tp_size": "2",
+        "tp_size": 2,
         "enable_metrics": True,
-        "cuda_graph_bs": ["1", "2", "4"],
+        "cuda_graph_bs": [1, 2, 4],
     }
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dps engine",
         description="An emulated SGLang server: its endpoints, tokenizer and prefix cache; no model, no GPU.",
-        epilog="Every other flag of SGLang is accepted and has no effect.",
+        epilog="SGLang's other flags are accepted and have no effect. POST /emulate injects faults.",
         allow_abbrev=False,
     )
     real = parser.add_argument_group("SGLang's flags")
@@ -76,17 +77,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _accept_the_rest(parser: argparse.ArgumentParser) -> None:
-    known = {name for action in parser._actions for name in action.option_strings}
+    """SGLang's other flags, by how many values each takes (argparse's nargs; "1" is one value, no list)."""
     by_arity = json.loads((files("dps_lab.engine") / "sglang_flags.json").read_text())
+    for name in by_arity.pop("0"):
+        parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name in by_arity.pop("1"):
+        parser.add_argument(name, type=_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for arity, names in by_arity.items():
-        for name in sorted(set(names) - known):
-            if arity == "0":
-                parser.add_argument(
-                    name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-                )
-            else:
-                count = None if arity == "1" else arity
-                parser.add_argument(name, nargs=count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for name in names:
+            parser.add_argument(
+                name, nargs=arity, type=_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
+
+
+def _plain(text: str) -> int | float | str:
+    """A number if it reads as one: /server_info tells values in JSON's types."""
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text
 
 
 def _positive(text: str) -> float:
