@@ -28,10 +28,10 @@ CONTENTS: Final = tuple(Content(size, sessions) for size in (4096, 32768) for se
 CELLS: Final = tuple(Cell(stream, content) for stream in (False, True) for content in CONTENTS)
 
 _SESSIONS: Final = {
-    Content(4096, "distinct"): 5000,
-    Content(4096, "growing"): 400,
-    Content(32768, "distinct"): 1500,
-    Content(32768, "growing"): 160,
+    Content(4096, "distinct"): 3000,
+    Content(4096, "growing"): 256,
+    Content(32768, "distinct"): 1000,
+    Content(32768, "growing"): 112,
 }
 _SESSIONS_AT_LOW_LOAD: Final = {"distinct": 80, "growing": 10}
 

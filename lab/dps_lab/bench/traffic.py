@@ -126,14 +126,14 @@ def traffic(cell: Cell, seed: str, sessions: int, connections: int, count: Count
 
 
 def _dialogue(writer: _Writer, size: int) -> list[bytes]:
-    """A session's turns as requests: about `size` bytes in the middle one, some 500 more a turn."""
+    """A session's turns as requests: about `size` bytes in the middle one, some 400 more a turn."""
     messages = [writer.system]
     roles = itertools.cycle(("user", "assistant"))
     while len(messages) % 2 == 0 or len(writer.request(messages)) < size - TURNS * 250 - 700:
-        messages.append(writer.message(next(roles), 550))
+        messages.append(writer.message(next(roles), 150 + size // 40))
     requests = []
     for _ in range(TURNS + 1):
-        messages.append(writer.message("user", 150))
+        messages.append(writer.message("user", 40))
         requests.append(writer.request(messages))
-        messages.append(writer.message("assistant", 80))
+        messages.append(writer.message("assistant", 20))
     return requests
