@@ -61,7 +61,7 @@ class Runtime:
         self.policy = config.routing.build()
         self.turns.keys = tuple(parse_session_key(key) for key in config.session.keys)
         self.turns.store.ttl_seconds = config.session.ttl_seconds
-        self.upstream.timeouts = config.timeouts
+        self.upstream.configure(config.timeouts)
         for name, pool in self.pools.items():
             pool.max_in_flight_per_replica = config.limits.max_in_flight_per_replica
             pool.max_queued = config.limits.max_queued

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +12,15 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import fastokens  # the environment above must be set first
 from transformers import AutoTokenizer
 
+# What `apply_chat_template` renders with, less its look into every message on the way.
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
 log = logging.getLogger(__name__)
 
 SEGMENT_CACHE_BYTES: Final = 64 * 1024 * 1024
 """Memory for text between special tokens that was counted before, whatever session it came from."""
+
+SHORT_TEXT_CHARS: Final = 64
 
 _PROBES: Final = (
     "",
@@ -41,9 +47,16 @@ class Tokenizer:
             )
         self._backend = backend
         self._fast = _fast_equivalent(backend)
+        self._count_short = lru_cache(maxsize=1024)(self._count)
         self.added_tokens: int = backend.num_special_tokens_to_add(is_pair=False)
         """Tokens that the engine adds around a plain text prompt, such as a BOS token."""
-        self.chat_template: str | None = getattr(hf, "chat_template", None)
+        self.chat_template: str | None = _chat_template(hf, None)
+        self._templates = {
+            tools: _compile_jinja_template(template)
+            for tools in (False, True)
+            if (template := _chat_template(hf, [] if tools else None))
+        }
+        self._template_tokens: dict[str, Any] = dict(hf.special_tokens_map)
         self.message_start: bytes | None = _message_start(self) if self.chat_template else None
 
     @classmethod
@@ -78,13 +91,25 @@ class Tokenizer:
 
         Raises whatever the template raises for messages that it does not accept.
         """
-        text: str = self._hf.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **variables
+        template = self._templates.get(tools is not None)
+        if template is None:
+            raise TokenizerError("model.tokenizer: there is no chat template, chats cannot be counted")
+        text: str = template.render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generation_prompt,
+            **self._template_tokens | variables,
         )
         return text
 
     def count(self, text: str) -> int:
         """The number of tokens of `text`, special tokens in it recognised, none added."""
+        if len(text) <= SHORT_TEXT_CHARS:  # generation prompts: the same few, on every turn
+            return self._count_short(text)
+        return self._count(text)
+
+    def _count(self, text: str) -> int:
         if self._fast is not None:
             return len(self._fast.encode(text, add_special_tokens=False))
         return len(self._backend.encode(text, add_special_tokens=False))
@@ -105,6 +130,16 @@ class Tokenizer:
         """The added tokens that occur in `text` and at which it may be cut, in order of their first occurrence."""
         found = [(text.find(token), token) for token in map(str, self._hf.added_tokens_decoder.values())]
         return [token for at, token in sorted(found) if at >= 0 and self.splits_before(token)]
+
+
+def _chat_template(hf: Any, tools: list[Any] | None) -> str | None:
+    """The template that the tokenizer's own rendering chooses; some have another one for tools."""
+    template = hf.chat_template
+    if isinstance(template, dict):
+        template = (
+            template.get("tool_use") if tools is not None and "tool_use" in template else template["default"]
+        )
+    return template if isinstance(template, str) else None
 
 
 def _overlaps(other: str, token: str) -> bool:

@@ -5,11 +5,12 @@ value wins. Neither Authorization nor an address ever identifies a session: one 
 """
 
 import hashlib
-from base64 import b32encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+
+from multidict import istr
 
 MAX_SESSION_ID_CHARS: Final = 255
 
@@ -36,16 +37,16 @@ DEFAULT_SESSION_KEYS: Final = (
 
 _FORBIDDEN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _OPAQUE_PREFIX: Final = "dps-"
-_OPAQUE_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+_OPAQUE_CHARS: Final = frozenset("0123456789abcdef")
 TAG_CHARS: Final = 8
-_REST_CHARS: Final = 20
+_REST_CHARS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderKey:
     """A request header that may hold the session's id."""
 
-    name: str
+    name: istr
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def parse_session_key(text: str) -> SessionKey:
     if kind == "header" and name:
         if name.lower() in _FORBIDDEN_HEADERS:
             raise ValueError(f"'{text}' must not identify a session: many sessions share one credential")
-        return HeaderKey(name.lower())
+        return HeaderKey(istr(name.lower()))
     if kind == "body" and name and all(name.split(".")):
         return BodyKey(tuple(name.split(".")))
     raise ValueError(f"'{text}' is not a session key: write header:NAME or body:FIELD")
@@ -91,11 +92,8 @@ def client_session_id(
 
 
 def _letters(*parts: bytes, size: int) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    for part in parts:
-        digest.update(len(part).to_bytes(4))
-        digest.update(part)
-    return b32encode(digest.digest()).decode().lower()[:size]
+    framed = b"".join(len(part).to_bytes(4) + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=20).hexdigest()[:size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,10 @@ class SessionId:
         known = cls.parse(client_id)
         if known is not None:
             return known
-        return cls(_OPAQUE_PREFIX + _letters(b"client", scope.name.encode(), client_id.encode(), size=28))
+        return cls(
+            _OPAQUE_PREFIX
+            + _letters(b"client", scope.name.encode(), client_id.encode(), size=TAG_CHARS + _REST_CHARS)
+        )
 
     @classmethod
     def of_history(cls, tag: str, digest: bytes, parent: "SessionId | None" = None) -> "SessionId":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 import aiohttp
@@ -82,11 +83,20 @@ class Upstream:
     """The client side towards the engines: one connection pool for all of them."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self.timeouts = timeouts
+        self.configure(timeouts)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def configure(self, timeouts: Timeouts) -> None:
+        """Take on timeouts, for the requests to come."""
+        self.timeouts = timeouts
+        self._limits = aiohttp.ClientTimeout(
+            total=timeouts.total_seconds,
+            sock_connect=timeouts.connect_seconds,
+            sock_read=timeouts.first_byte_seconds,
         )
 
     async def close(self) -> None:
@@ -101,19 +111,13 @@ class Upstream:
         method: str = "POST",
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed."""
-        timeouts = self.timeouts
-        limits = aiohttp.ClientTimeout(
-            total=timeouts.total_seconds,
-            sock_connect=timeouts.connect_seconds,
-            sock_read=timeouts.first_byte_seconds,
-        )
         try:
             response = await self._session.request(
                 method,
-                URL(base_url + path, encoded=True),
+                _url(base_url, path),
                 data=body,
                 headers=headers,
-                timeout=limits,
+                timeout=self._limits,
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
@@ -133,7 +137,7 @@ class Upstream:
         except BaseException:
             response.close()
             raise
-        answer = Answer(response, first, timeouts.idle_seconds)
+        answer = Answer(response, first, self.timeouts.idle_seconds)
         if response.status in RETRYABLE_STATUSES:
             try:
                 said = await answer.body()
@@ -145,6 +149,11 @@ class Upstream:
                 f"status_{response.status}", f"the engine answered {response.status}", (response.status, said)
             )
         return answer
+
+
+@lru_cache(maxsize=1024)
+def _url(base_url: str, path: str) -> URL:
+    return URL(base_url + path, encoded=True)
 
 
 def forwarded_headers(
