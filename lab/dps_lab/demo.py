@@ -31,7 +31,7 @@ KILLED = 1
 """The index of the gateway that is killed."""
 KILL_AT = 0.35
 """How far into the run, as a share of its turns."""
-OUTAGE_SECONDS = 1.0
+OUTAGE_SECONDS = 0.5
 LONGEST_ANSWER = 256
 """Tokens of an answer at most, so that one very long recorded answer does not decide a run."""
 
@@ -134,14 +134,12 @@ async def _demo(arguments: argparse.Namespace) -> int:
         f"sessions: {len(sessions)} of {data.description}",
         f"tokenizer: {tokenizer.description}",
         "engines: emulated, no GPU; timed like Qwen2.5-7B-Instruct on one A100 80 GB each, drafting with "
-        f"Qwen2.5-1.5B-Instruct {serialized}; the clock runs {arguments.speed:g} times faster",
+        f"Qwen2.5-1.5B-Instruct {serialized}; their clock runs {arguments.speed:g} times as fast as a real one",
         f"load: {CONCURRENCY} sessions at once through {GATEWAYS} gateways that share one Redis",
     ):
         console.print(line, markup=False)
 
-    expected = asyncio.create_task(
-        asyncio.to_thread(expected_by_session, sessions, counter, THRESHOLD_TOKENS)
-    )
+    expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
     results: list[ReplayResult] = []
     faults: list[_Fault] = []
     for label, policy in POLICIES.items():
@@ -175,9 +173,7 @@ async def _demo(arguments: argparse.Namespace) -> int:
         ),
         arguments.plot,
     )
-    fine, lines = verdict(
-        results[0], compare(results[0].turns, await expected), sum(s.lost for s in summaries)
-    )
+    fine, lines = verdict(results[0], compare(results[0].turns, expected), sum(s.lost for s in summaries))
     console.print(f"gateway {KILLED + 1} answered again after it was back: {faults[0].answered_since} turns")
     for line in lines:
         console.print(line, markup=False)
@@ -190,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="dps demo", description=__doc__)
     result.add_argument("--sessions", type=int, default=80, metavar="N", help="how many (default: 80)")
     result.add_argument(
-        "--speed", type=float, default=3.0, help="of the emulated engines' clock (default: 3)"
+        "--speed", type=float, default=1.0, help="of the emulated engines' clock (default: 1)"
     )
     result.add_argument(
         "--serialized-speculation",

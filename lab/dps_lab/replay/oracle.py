@@ -43,7 +43,7 @@ class PromptCounter:
         """L: tokens of the rendered prompt, with tools and generation prompt."""
         text: str = self._tokenizer.apply_chat_template(
             [_as_rendered(message) for message in messages],
-            tools=list(tools) or None,
+            tools=[_tool_as_rendered(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=True,
         )
@@ -81,6 +81,21 @@ def expected_by_session(
 ) -> dict[str, list[Decision]]:
     """`expected_decisions` of every session, by session id."""
     return {session.id: list(expected_decisions(session, counter, threshold_tokens)) for session in sessions}
+
+
+def _tool_as_rendered(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool as SGLang 0.5.23 hands it to the template: its own fields alone, in the client's order.
+
+    Source: `Tool` and `Function` of SGLang's entrypoints/openai/protocol.py, dumped whole.
+    """
+    given = tool["function"]
+    function = {
+        key: value
+        for key, value in given.items()
+        if key in ("description", "name", "parameters") or (key == "strict" and value is not None)
+    }
+    absent = {key: None for key in ("description", "parameters") if key not in given}
+    return {"type": "function", "function": function | absent, "defer_loading": None}
 
 
 def _as_rendered(message: Message) -> Message:

