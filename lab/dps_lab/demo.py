@@ -29,7 +29,7 @@ CONCURRENCY = 8
 GATEWAYS = 2
 KILLED = 1
 """The index of the gateway that is killed."""
-KILL_AT = 0.35
+KILL_AT = 0.25
 """How far into the run, as a share of its turns."""
 OUTAGE_SECONDS = 0.5
 LONGEST_ANSWER = 256
