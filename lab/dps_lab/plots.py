@@ -92,14 +92,15 @@ def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
         for pool in pools
     ]
     every = [value for pool in values for value in pool]
-    bins = _log_bins(min(every, default=1), max(every, default=10_000), threshold + 0.5)
+    edge = threshold + 0.5  # lengths are whole numbers
+    bins = _log_bins(min(every, default=1), max(every, default=10_000), edge)
     axes.hist(values, bins=bins, stacked=True, color=list(pools.values()), label=list(pools), rwidth=0.92)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.axvline(threshold, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axvline(edge, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         f"τ = {threshold}",
-        (threshold, 0.97),
+        (edge, 0.97),
         xycoords=("data", "axes fraction"),
         xytext=(5, 0),
         textcoords="offset points",
