@@ -35,33 +35,36 @@ log = logging.getLogger(__name__)
 
 RUNTIME: Final = web.AppKey("runtime", Runtime)
 
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+GENERATE: Final = "/generate"
+
 _ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A routed endpoint: how its prompt is read, and how its answers speak of usage."""
+    """A routed endpoint: what OpenTelemetry calls its operation, and how its answers speak of usage."""
 
     path: str
     operation: str
     dialect: Dialect
-    prompts: Callable[[dict[str, Any]], list[Any] | None]
-    """The request's prompts, or None for a chat."""
 
 
-def _generate_prompts(body: dict[str, Any]) -> list[Any]:
-    given = body["text"] if body.get("text") is not None else body.get("input_ids")
-    return _several(given)
-
-
-def _several(given: Any) -> list[Any]:
+def prompts_of(path: str, body: dict[str, Any]) -> list[Any] | None:
+    """The prompts of a request, each a string or a list of token ids; None for a chat."""
+    if path == CHAT:
+        return None
+    given = body.get("prompt")
+    if path == GENERATE:
+        given = body["text"] if body.get("text") is not None else body.get("input_ids")
     return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
 
 ROUTES: Final = (
-    Route("/v1/chat/completions", "chat", "openai", lambda body: None),
-    Route("/v1/completions", "text_completion", "openai", lambda body: _several(body.get("prompt"))),
-    Route("/generate", "text_completion", "native", _generate_prompts),
+    Route(CHAT, "chat", "openai"),
+    Route(COMPLETIONS, "text_completion", "openai"),
+    Route(GENERATE, "text_completion", "native"),
 )
 
 
@@ -217,7 +220,7 @@ async def _decide(runtime: Runtime, job: Job, tenant: str) -> None:
 def _prompt(accountant: Accountant, job: Job) -> Prompt | None:
     """The request's one prompt; None for several at once, or one that the engine will refuse."""
     try:
-        prompts = job.route.prompts(job.body)
+        prompts = prompts_of(job.route.path, job.body)
         if prompts is None:
             return accountant.chat(job.body)
         if len(prompts) == 1:

@@ -5,11 +5,14 @@ Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_tem
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import jinja2
 import orjson
 from jinja2 import nodes
+
+from dps_gateway.prompt.tool_schema import normalized_schema
 
 ContentFormat = Literal["string", "openai"]
 
@@ -23,6 +26,9 @@ _MEDIA_PARTS: Final = {
     "image_url": "image", "input_image": "image", "video_url": "video",
     "audio_url": "audio", "input_audio": "audio",
 }  # fmt: skip
+
+
+MAX_REMEMBERED_TOOLS_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,16 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if isinstance(choice, dict):
         named = choice["function"]["name"]
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    return [_tool(tool) for tool in tools] or None
+    given = orjson.dumps(tools)
+    if len(given) > MAX_REMEMBERED_TOOLS_BYTES:
+        return [_tool(tool) for tool in tools]
+    return _remembered_tools(given) or None
+
+
+@lru_cache(maxsize=256)
+def _remembered_tools(given: bytes) -> list[dict[str, Any]]:
+    """A session sends the same tools with every turn, and so do all sessions of an agent."""
+    return [_tool(tool) for tool in orjson.loads(given)]
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +149,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = {name: value for name, value in given.items() if name in _FUNCTION_FIELDS}
     for name in _FUNCTION_FIELDS:
         function.setdefault(name, None)
+    function["parameters"] = normalized_schema(function["parameters"])
     if deferred is not None and function["defer_loading"] is None:
         function["defer_loading"] = deferred
     for name in _OMITTED_WHEN_NULL:

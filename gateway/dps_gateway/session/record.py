@@ -82,11 +82,12 @@ class Record:
         turn finds its place behind newer ones. The same prompt twice is one point.
         """
         known = next((p for p in self.points if p.digest == point.digest), None)
-        if known is not None:
+        if known is None:
+            points = [*self.points, point]
+        else:
             point = replace(point, turn=max(known.turn, point.turn), pools=known.pools | point.pools)
-        others = [p for p in self.points if p.digest != point.digest]
-        # A tie goes to the one that came first.
-        ordered = sorted([*others, point] if known is None else [point, *others], key=lambda p: -p.turn)
+            points = [point if p is known else p for p in self.points]
+        ordered = sorted(points, key=lambda p: -p.turn)  # stable: a tie goes to the one that came first
         newest = ordered[0].digest == point.digest
         return type(self)(tuple(_keep(ordered)), span if newest and span else self.span)
 

@@ -9,9 +9,9 @@ from typing import Any
 import jinja2
 import orjson
 
+from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_lab.engine.generation import Vocabulary
 from dps_lab.engine.protocol import ChatRequest, Tool, ToolChoice
-from dps_lab.engine.tool_schema import normalized_schema
 
 VOCABULARY_SIZE = 2048
 Inputs = str | list[str] | list[int] | list[list[int]]
