@@ -1,50 +1,67 @@
-"""Stand-in for the CUDA wheel `sglang-kernel` on a machine without a GPU: _cpu_ops.py carries the CPU ops the
-speculative path needs; every other name resolves to an object that raises when called."""
+"""Stand-in for the CUDA wheel of SGLang's kernels on a machine without a GPU.
 
-import importlib.machinery, os, sys, types
+``cpu_operators`` has what chain speculation needs on a CPU. Every other name, of every submodule, is an object
+that raises when it is called: SGLang imports many kernels and calls none of the others here.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 __version__ = "0.4.10"
 
 
-class _missing:
-    def __init__(self, name):
-        self._name = name
+class Missing:
+    """A kernel that there is not."""
 
-    def __call__(self, *a, **k):
-        raise NotImplementedError(f"sgl_kernel op {self._name} is CUDA only")
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def __getattr__(self, n):
-        if n.startswith("__"):
-            raise AttributeError(n)
-        return _missing(f"{self._name}.{n}")
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{self.name} needs a GPU")
 
-
-def _getattr_for(prefix):
-    def __getattr__(name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _missing(f"{prefix}.{name}")
-
-    return __getattr__
+    def __getattr__(self, name: str) -> "Missing":
+        return missing(self.name, name)
 
 
-class _Finder:
-    def find_spec(self, fullname, path=None, target=None):
-        if fullname.startswith("sgl_kernel."):
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec):
-        m = types.ModuleType(spec.name)
-        m.__path__ = []
-        m.__getattr__ = _getattr_for(spec.name)
-        return m
-
-    def exec_module(self, module):
-        pass
+def missing(module: str, name: str) -> Missing:
+    """The stand-in for a name of a module; AttributeError for what Python itself looks for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Missing(f"{module}.{name}")
 
 
-from sgl_kernel._cpu_ops import *  # noqa
-import sgl_kernel.speculative  # noqa
+class Stub(ModuleType):
+    """A submodule all of whose names are missing kernels."""
 
-__getattr__ = _getattr_for("sgl_kernel")
-sys.meta_path.append(_Finder())
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Missing:
+        return missing(self.__name__, name)
+
+
+class Stubs(MetaPathFinder, Loader):
+    """Finds every submodule that is not a file."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.startswith("sgl_kernel.") else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+from .cpu_operators import *  # noqa: E402, F403  # names that SGLang imports from here
+
+sys.meta_path.append(Stubs())
+
+
+def __getattr__(name: str) -> Missing:  # PEP 562
+    return missing("sgl_kernel", name)
