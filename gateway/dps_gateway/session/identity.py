@@ -149,6 +149,7 @@ class SessionId:
         return None
 
 
+@lru_cache(maxsize=4096)
 def history_tag(root_digest: bytes) -> str:
     """The tag of all sessions that start with the same first message."""
     return _letters(b"tag", root_digest, size=TAG_CHARS)

@@ -175,8 +175,7 @@ class RedisBackend:
         if not self._breaker.allows():
             raise StoreUnavailable("the circuit breaker is open")
         try:
-            async with asyncio.timeout(self._timeout):
-                reply = await self._send(command)
+            reply = await self._send(command)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._unavailable(error) from error
         self._breaker.succeeded()
@@ -195,7 +194,8 @@ class RedisBackend:
 
     async def _send(self, command: tuple[Any, ...]) -> Any:
         if isinstance(self._client, RedisCluster):
-            return await _execute(self._client, command)
+            async with asyncio.timeout(self._timeout):
+                return await _execute(self._client, command)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if not self._batch:
@@ -223,6 +223,8 @@ class RedisBackend:
                     replies = await pipeline.execute(raise_on_error=False)
         except (RedisError, OSError, TimeoutError) as error:
             replies = [error] * len(batch)
+        except asyncio.CancelledError:  # the gateway is closing
+            replies = [RedisConnectionError("closed")] * len(batch)
         for (_, future), reply in zip(batch, replies, strict=True):
             if future.done():  # its caller gave up waiting
                 continue

@@ -1,6 +1,6 @@
 """One HTTP exchange with one replica: the request sent, the answer up to its first bytes, and what failed."""
 
-import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
 from typing import Final
@@ -41,38 +41,40 @@ class UpstreamBroken(Exception):
 class Answer:
     """A replica's answer that has begun: status and headers, and the body as it comes."""
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, idle_seconds: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, timeouts: Timeouts) -> None:
         self._response = response
-        self._idle_seconds = idle_seconds
+        self._timeouts = timeouts
+        self._deadline = time.monotonic() + timeouts.total_seconds
         self.first = first
         self.status = response.status
         self.streams = response.content_type == "text/event-stream"
+        if response.connection is not None and response.connection.protocol is not None:
+            # Until here the engine was thinking; from here on silence means something else.
+            response.connection.protocol.read_timeout = timeouts.idle_seconds
 
     def headers(self) -> CIMultiDict[str]:
         """The headers that belong to the client."""
         return _without(self._response.headers, _NOT_RETURNED)
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """The chunks after the first. Raises UpstreamBroken if the replica goes away or falls silent."""
+        """The chunks after the first. Raises UpstreamBroken if the replica goes away, falls silent or goes on
+        for longer than timeouts.totalSeconds."""
         content = self._response.content
         try:
-            while True:
-                async with asyncio.timeout(self._idle_seconds):
-                    chunk = await content.readany()
-                if not chunk:
-                    return
+            while chunk := await content.readany():
                 yield chunk
+                if time.monotonic() > self._deadline:
+                    raise UpstreamBroken(f"the answer took longer than {self._timeouts.total_seconds:g} s")
         except TimeoutError as error:
-            raise UpstreamBroken(f"the engine sent nothing for {self._idle_seconds:g} s") from error
+            raise UpstreamBroken(f"the engine sent nothing for {self._timeouts.idle_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection in mid-answer") from error
 
     async def body(self) -> bytes:
         """The whole body. Raises UpstreamBroken."""
-        chunks = [self.first]
-        if self.first:
-            chunks += [chunk async for chunk in self.rest()]
-        return b"".join(chunks)
+        if self._response.content.at_eof():
+            return self.first
+        return b"".join([self.first, *[chunk async for chunk in self.rest()]])
 
     def close(self) -> None:
         """Let go of the connection: reused if the answer is complete, else cut, which aborts the generation."""
@@ -94,7 +96,7 @@ class Upstream:
         """Take on timeouts, for the requests to come."""
         self.timeouts = timeouts
         self._limits = aiohttp.ClientTimeout(
-            total=timeouts.total_seconds,
+            total=None,  # a timer for every request; `Answer.rest` looks at the clock instead
             sock_connect=timeouts.connect_seconds,
             sock_read=timeouts.first_byte_seconds,
         )
@@ -137,7 +139,7 @@ class Upstream:
         except BaseException:
             response.close()
             raise
-        answer = Answer(response, first, self.timeouts.idle_seconds)
+        answer = Answer(response, first, self.timeouts)
         if response.status in RETRYABLE_STATUSES:
             try:
                 said = await answer.body()
