@@ -130,11 +130,12 @@ async def _demo(arguments: argparse.Namespace) -> int:
     sessions = choose(load_asset(data), arguments.sessions, counter)
     name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
     serialized = "one request at a time" if arguments.serialized_speculation else "in batches"
+    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} times as fast as in reality"
     for line in (
         f"sessions: {len(sessions)} of {data.description}",
         f"tokenizer: {tokenizer.description}",
         "engines: emulated, no GPU; timed like Qwen2.5-7B-Instruct on one A100 80 GB each, drafting with "
-        f"Qwen2.5-1.5B-Instruct {serialized}; their clock runs {arguments.speed:g} times as fast as a real one",
+        f"Qwen2.5-1.5B-Instruct {serialized}; {pace}",
         f"load: {CONCURRENCY} sessions at once through {GATEWAYS} gateways that share one Redis",
     ):
         console.print(line, markup=False)

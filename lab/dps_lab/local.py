@@ -31,6 +31,8 @@ class StackOptions:
     tokenizer: a folder with tokenizer.json and a chat template. threshold_tokens: τ; None is all speculative.
     speed: by how much the emulated engines run faster than real ones. serialized_speculation: the speculative
     engine serves one request at a time, as in the paper's Table 2. redis_arguments: of redis-server.
+    redis_timeout_seconds: the gateways'. Longer than their default, because here all processes share one
+    machine's cores, and on a busy one a process may not run for that long.
     command: what `dps` is. port: of the first gateway, the others follow; None finds free ones.
     """
 
@@ -43,6 +45,7 @@ class StackOptions:
     serialized_speculation: bool = False
     seed: int = 0
     redis_arguments: Sequence[str] = ("--save", "", "--appendonly", "no")
+    redis_timeout_seconds: float = 1.0
     command: Sequence[str] = DPS
     port: int | None = None
 
@@ -138,7 +141,10 @@ class LocalStack:
             "model": {"name": options.model, "tokenizer": str(options.tokenizer)},
             "pools": {name: {"endpoints": [url]} for name, url in self.engine_urls.items()},
             "routing": {"policy": options.policy, "thresholdTokens": options.threshold_tokens},
-            "session": {"redisUrl": self.redis_url},
+            "session": {
+                "redisUrl": self.redis_url,
+                "redisTimeoutSeconds": options.redis_timeout_seconds,
+            },
             "timeouts": {"drainDelaySeconds": 0},
         }
 
