@@ -17,7 +17,9 @@ from dps_gateway.api.relay import relayed
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.reload import watch_config
+from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
+from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,10 @@ def public_app(runtime: Runtime) -> web.Application:
 
 @asynccontextmanager
 async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
-    """Health checks and the configuration file's watcher, for as long as the gateway runs."""
+    """Health checks, discovery and the configuration file's watcher, for as long as the gateway runs.
+
+    Raises ConfigError if a pool names a service and this is not a cluster.
+    """
     first_round = asyncio.Event()
     tasks = [
         asyncio.create_task(
@@ -44,6 +49,13 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
             )
         )
     ]
+    services = {name: runtime.config.pools[name].service for name in Pool}
+    if any(services.values()):
+        api = ApiServer.of_pod()
+        for name, service in services.items():
+            if service is not None:
+                found = runtime.pools[name].set_endpoints
+                tasks.append(asyncio.create_task(watch_service(api, service, found)))
     if config_file is not None:
         tasks.append(asyncio.create_task(watch_config(config_file, runtime)))
     try:

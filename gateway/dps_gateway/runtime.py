@@ -42,7 +42,6 @@ class Runtime:
         self.turns = Turns(store, ())
         self.pools = {pool: EnginePool(pool, 1, 0) for pool in Pool}
         self.draining = False
-        self.discovered: set[Pool] = set()
         self.config: GatewayConfig
         self.policy: Policy
         self.keys: Keys | None
