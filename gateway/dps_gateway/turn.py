@@ -132,7 +132,7 @@ class Turns:
         if snapshot.session is None or snapshot.point is None:
             minted = SessionId.of_history(tag, digest)
             return Session(minted, scope, snapshot, compare(None, prompt.starts_with), Record(()))
-        record = (snapshot.record or Record(())).with_point(snapshot.point)
+        record = (snapshot.record or Record(())).recalling(snapshot.point)
         growth = compare(record, prompt.starts_with)
         if growth.history is History.GROWN:
             return Session(snapshot.session, scope, snapshot, growth, record)

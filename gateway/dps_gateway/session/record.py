@@ -91,6 +91,12 @@ class Record:
         newest = ordered[0].digest == point.digest
         return type(self)(tuple(_keep(ordered)), span if newest and span else self.span)
 
+    def recalling(self, point: Point) -> Self:
+        """This record with a point of its past that it may have dropped: to compare a prompt with, not to keep."""
+        if any(known.digest == point.digest for known in self.points):
+            return self
+        return type(self)(tuple(sorted([*self.points, point], key=lambda p: -p.turn)), self.span)
+
     def merged(self, other: Self) -> Self:
         """Both histories in one, as after an outage in which only one of them was written."""
         result = self
