@@ -13,6 +13,9 @@ from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull, Replica
 
 ATTEMPTS_PER_POOL: Final = 3
+MAX_DISCONNECTS: Final = 2
+"""Engines that may die, or drop an idle connection, under one request. There are requests that kill an engine
+(SGLang asserts on some); such a one must not be carried from replica to replica."""
 
 
 @dataclass(slots=True)
@@ -55,9 +58,9 @@ async def place(
         plan = [(second, Reason.OVERLOAD)]
     failure: Exception | None = None
     sent = False
+    disconnects = 0
     for pool, reason in plan:
         tried: set[str] = set()
-        stale: set[str] = set()
         for _ in range(ATTEMPTS_PER_POOL):
             waiting_since = time.perf_counter()
             try:
@@ -79,7 +82,15 @@ async def place(
                 failure = error
                 runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 pool.release(replica)
-                _judge(replica, error, tried, stale)
+                if error.kind == "disconnect":
+                    disconnects += 1
+                    if disconnects == MAX_DISCONNECTS:
+                        replica.failed()
+                        raise
+                    continue  # perhaps an idle connection that the engine had closed: once more, on a new one
+                tried.add(replica.url)
+                if error.kind in ("connect", "broken"):
+                    replica.failed()
                 continue
             except BaseException:
                 pool.release(replica)
@@ -98,16 +109,6 @@ async def _whole(placed: Placed) -> bytes:
     except BaseException:
         placed.answer.close()
         raise
-
-
-def _judge(replica: Replica, error: UpstreamFailed, tried: set[str], stale: set[str]) -> None:
-    """What a failed attempt says about its replica."""
-    if error.kind == "disconnect" and replica.url not in stale:
-        stale.add(replica.url)  # an idle connection that the engine had closed: once more, on a new one
-        return
-    tried.add(replica.url)
-    if error.kind in ("connect", "disconnect", "broken"):
-        replica.failed()
 
 
 def _observe_start(runtime: Runtime, pool: EnginePool, started: float, waiting_since: float) -> None:

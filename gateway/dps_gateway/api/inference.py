@@ -219,8 +219,11 @@ async def _decide(runtime: Runtime, job: Job, tenant: str) -> None:
 
 def _prompt(accountant: Accountant, job: Job) -> Prompt | None:
     """The request's one prompt; None for several at once, or one that the engine will refuse."""
+    prompts = prompts_of(job.route.path, job.body)
+    # SGLang answers an empty prompt with an assertion that ends the engine, where it does not refuse it.
+    if prompts is not None and any(prompt in ("", []) for prompt in prompts):
+        raise BadRequest("a prompt is empty: give every prompt at least one character or token id")
     try:
-        prompts = prompts_of(job.route.path, job.body)
         if prompts is None:
             return accountant.chat(job.body)
         if len(prompts) == 1:
