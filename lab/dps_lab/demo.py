@@ -162,6 +162,10 @@ async def _demo(arguments: argparse.Namespace) -> int:
     console.print(
         runs_table(summaries, "the same sessions by each policy, in seconds of the emulated hardware")
     )
+    console.print(
+        "The pools share no KV cache: a session that moves from one to the other has its prompt prefilled there "
+        "again, which is what a static τ costs where sessions are short.\n"
+    )
     draw_demo(
         DemoPlot(
             runs=results,
