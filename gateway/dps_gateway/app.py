@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
@@ -24,6 +25,8 @@ from dps_gateway.upstream.health import watch_health
 
 log = logging.getLogger(__name__)
 
+GAUGE_SECONDS: Final = 1.0
+
 
 def public_app(runtime: Runtime) -> web.Application:
     """The application that clients talk to."""
@@ -33,6 +36,13 @@ def public_app(runtime: Runtime) -> web.Application:
         app.router.add_post(route.path, routed(route))
     app.router.add_route("*", "/v1/{rest:.*}", relayed)
     return app
+
+
+async def _keep_gauges(runtime: Runtime) -> None:
+    """Show this worker's present state for ever: it is another worker that may be asked for everybody's metrics."""
+    while True:
+        runtime.refresh_gauges()
+        await asyncio.sleep(GAUGE_SECONDS)
 
 
 @asynccontextmanager
@@ -56,6 +66,8 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
             if service is not None:
                 found = runtime.pools[name].set_endpoints
                 tasks.append(asyncio.create_task(watch_service(api, service, found)))
+    if runtime.config.listen.workers > 1:
+        tasks.append(asyncio.create_task(_keep_gauges(runtime)))
     if config_file is not None:
         tasks.append(asyncio.create_task(watch_config(config_file, runtime)))
     try:

@@ -9,6 +9,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+from prometheus_client.multiprocess import mark_process_dead
+
 RESPAWN_SECONDS = 1.0
 
 
@@ -49,6 +51,7 @@ def run_workers(config_file: Path, count: int, log_level: str) -> int:
             time.sleep(RESPAWN_SECONDS / 5)
             for place, worker in enumerate(workers):
                 if not worker.is_alive() and not stopping:
+                    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     time.sleep(RESPAWN_SECONDS)
                     workers[place] = start()
         for worker in workers:
