@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
+from typing import Final
 
 from aiohttp import web
 
@@ -24,6 +25,8 @@ from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
 
 log = logging.getLogger(__name__)
+
+WRITE_BEHIND_SECONDS: Final = 0.5
 
 GAUGE_SECONDS: Final = 1.0
 
@@ -47,7 +50,7 @@ async def _keep_gauges(runtime: Runtime) -> None:
 
 @asynccontextmanager
 async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
-    """Health checks, discovery and the configuration file's watcher, for as long as the gateway runs.
+    """Health checks, discovery, overdue commits and the configuration file, for as long as the gateway runs.
 
     Raises ConfigError if a pool names a service and this is not a cluster.
     """
@@ -59,6 +62,8 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
             )
         )
     ]
+    if runtime.redis is not None:
+        tasks.append(asyncio.create_task(write_behind(runtime)))
     services = {name: runtime.config.pools[name].service for name in Pool}
     if any(services.values()):
         api = ApiServer.of_pod()
@@ -76,6 +81,14 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def write_behind(runtime: Runtime) -> None:
+    """Bring to Redis, every half second, what it could not take in time, for ever."""
+    while True:
+        await asyncio.sleep(WRITE_BEHIND_SECONDS)
+        if flushed := await runtime.turns.store.flush():
+            log.info("%d commits that were due are written", flushed)
 
 
 async def serve(
