@@ -157,14 +157,16 @@ class SessionStore:
         flushed = 0
         try:
             for key in self._mirror.unwritten_keys():
-                while (unwritten := self._mirror.unwritten(key)) is not None:
-                    current = await self._backend.get(key)
-                    value = self._joined(key, current, unwritten)
-                    if (await self._backend.swap(key, current, value, self.ttl_seconds, None))[0]:
-                        # Unless the session has gone on meanwhile: then there is something new to write.
-                        if self._mirror.unwritten(key) == unwritten:
-                            self._mirror.written(key, value, self.ttl_seconds)
-                            flushed += 1
+                current = await self._backend.get(key)
+                unwritten = self._mirror.unwritten(key)
+                if unwritten is None:  # a turn of the session has just done it
+                    continue
+                value = self._joined(key, current, unwritten)
+                done, _ = await self._backend.swap(key, current, value, self.ttl_seconds, None)
+                # A session that has gone on meanwhile has something new to write: the next time.
+                if done and self._mirror.unwritten(key) == unwritten:
+                    self._mirror.written(key, value, self.ttl_seconds)
+                    flushed += 1
         except StoreUnavailable:
             pass
         return flushed
