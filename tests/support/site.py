@@ -173,9 +173,11 @@ class Site:
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 
-    async def redis(self, *arguments: str, binary: Path = REDIS_SERVER) -> RedisServer:
-        """A Redis server without persistence."""
-        (port,) = free_ports(1)
+    async def redis(
+        self, *arguments: str, binary: Path = REDIS_SERVER, port: int | None = None
+    ) -> RedisServer:
+        """A Redis server without persistence, or with `--sentinel` a sentinel."""
+        port = port or free_ports(1)[0]
         folder = self._folder / f"redis-{port}"
         folder.mkdir()
         server = RedisServer(self._redis(port, folder, binary, arguments), port)
