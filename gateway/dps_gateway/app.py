@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -158,6 +159,9 @@ def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = F
     import uvloop
 
     tokenizer = Tokenizer.load(config.model.tokenizer)
+    # The tokenizer's million objects are here to stay: the collector need not walk them again and again.
+    gc.collect()
+    gc.freeze()
     with suppress(KeyboardInterrupt):
         uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))
     return 0
