@@ -12,6 +12,8 @@ from types import FrameType
 from prometheus_client.multiprocess import mark_process_dead
 
 RESPAWN_SECONDS = 1.0
+CANNOT_START = 2
+"""The exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
 def _worker(config_file: Path, log_level: str) -> None:
@@ -22,14 +24,23 @@ def _worker(config_file: Path, log_level: str) -> None:
         level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     from dps_gateway.app import run_worker
-    from dps_gateway.config import load_config
+    from dps_gateway.config import ConfigError, load_config
+    from dps_gateway.prompt.tokenizer import TokenizerError
 
-    run_worker(load_config(config_file), config_file, reuse_port=True)
+    try:
+        run_worker(load_config(config_file), config_file, reuse_port=True)
+    except (ConfigError, TokenizerError) as error:
+        print(f"dps gateway: {error}", file=sys.stderr)
+        sys.exit(CANNOT_START)
 
 
 def run_workers(config_file: Path, count: int, log_level: str) -> int:
-    """Run `count` workers until SIGTERM or SIGINT; they drain as one would."""
-    stopping = False
+    """Run `count` workers until SIGTERM or SIGINT; they drain as one would. Returns the exit status.
+
+    It is CANNOT_START if one of the first ones cannot start. A replacement is tried again instead: the others
+    go on with what they have.
+    """
+    stopping, status = False, 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
         nonlocal stopping
@@ -46,10 +57,13 @@ def run_workers(config_file: Path, count: int, log_level: str) -> int:
             process.start()
             return process
 
-        workers = [start() for _ in range(count)]
+        first = [start() for _ in range(count)]
+        workers = list(first)
         while not stopping:
             time.sleep(RESPAWN_SECONDS / 5)
             for place, worker in enumerate(workers):
+                if worker in first and worker.exitcode == CANNOT_START:
+                    stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     time.sleep(RESPAWN_SECONDS)
@@ -58,4 +72,4 @@ def run_workers(config_file: Path, count: int, log_level: str) -> int:
             worker.terminate()
         for worker in workers:
             worker.join()
-    return 0
+    return status
