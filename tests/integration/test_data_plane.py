@@ -17,6 +17,8 @@ import pytest
 import pytest_asyncio
 from support.site import Engine, Gateway, Site, eventually, metric, metric_over
 
+from dps_lab.children import ChildError
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 CHAT = "/v1/chat/completions"
@@ -288,7 +290,11 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Pat
         assert (error["type"], error["code"]) == ("server_error", "upstream_broken")
         assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
         assert await gateway.metric("dps_upstream_failures_total", pool="greedy", kind="broken") == 1
-        assert await gateway.metric("dps_in_flight") == 0
+
+        async def idle() -> bool:
+            return await gateway.metric("dps_in_flight") == 0
+
+        await eventually(idle, "the gateway has let go of the request")
 
 
 # -- the gateway's own life ---------------------------------------------------------------------------------------
@@ -297,12 +303,12 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Pat
 async def test_a_gateway_that_is_told_to_stop_finishes_its_streams_and_takes_no_more(
     tmp_path: Path, plane: Plane
 ) -> None:
-    tokens = int(6 / STEP_SECONDS)
+    tokens = int(7 / STEP_SECONDS)
     async with Site(tmp_path) as site, aiohttp.ClientSession() as kept_alive:
         gateway = await site.gateway(
             [plane.speculative],
             [plane.greedy],
-            {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 3, "drainSeconds": 60}},
+            {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 5, "drainSeconds": 60}},
         )
         async with posted(gateway.url + CHAT, chat(tokens, stream=True, **USAGE_ASKED)) as response:
             first = await response.content.readuntil(b"\n\n")
@@ -366,6 +372,16 @@ async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_r
 
         await eventually(speculative, "a good file is taken on again")
         assert gateway.child.pid == process
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_tokenizer_that_is_not_there_stops_the_start(
+    workers: int, tmp_path: Path, plane: Plane
+) -> None:
+    async with Site(tmp_path, tokenizer=tmp_path / "nowhere") as site:
+        with pytest.raises(ChildError, match="ended with status 2") as error:
+            await site.gateway([plane.speculative], [plane.greedy], {"listen": {"workers": workers}})
+        assert "dps gateway: model.tokenizer: " in str(error.value)
 
 
 def workers_of(gateway: Gateway) -> list[int]:
