@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import uvloop
 from aiohttp import web
 
 from dps_gateway.api.admin import admin_app
@@ -23,6 +24,7 @@ from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
+from dps_gateway.workers import CANNOT_START, run_workers
 
 log = logging.getLogger(__name__)
 
@@ -136,32 +138,42 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr(arguments.log_level)
     try:
         config = load_config(arguments.config)
         if arguments.check:
             print(f"{arguments.config} can be used")
             return 0
         if config.listen.workers > 1:
-            from dps_gateway.workers import run_workers
-
-            return run_workers(arguments.config, config.listen.workers, arguments.log_level)
-        return run_worker(config, arguments.config)
+            return run_workers(config.listen.workers, _worker, arguments.config, arguments.log_level)
+        run_worker(config, arguments.config)
     except (ConfigError, TokenizerError) as error:
         print(f"dps gateway: {error}", file=sys.stderr)
-        return 2
+        return CANNOT_START
+    return 0
 
 
-def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> int:
+def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
     """One gateway process, start to end. Raises ConfigError or TokenizerError before it listens."""
-    import uvloop
-
     tokenizer = Tokenizer.load(config.model.tokenizer)
     # The tokenizer's million objects are here to stay: the collector need not walk them again and again.
     gc.collect()
     gc.freeze()
     with suppress(KeyboardInterrupt):
         uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))
-    return 0
+
+
+def _worker(config_file: Path, log_level: str) -> None:
+    """One of several gateway processes, in a fresh interpreter."""
+    _log_to_stderr(log_level)
+    try:
+        run_worker(load_config(config_file), config_file, reuse_port=True)
+    except (ConfigError, TokenizerError) as error:
+        print(f"dps gateway: {error}", file=sys.stderr)
+        sys.exit(CANNOT_START)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from dps_gateway.api.auth import Keys
+from dps_gateway.auth import Keys
 from dps_gateway.config import ConfigError, GatewayConfig
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer

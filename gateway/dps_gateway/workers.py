@@ -5,8 +5,8 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
 
 from prometheus_client.multiprocess import mark_process_dead
@@ -16,26 +16,8 @@ CANNOT_START = 2
 """The exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
-def _worker(config_file: Path, log_level: str) -> None:
-    import logging
-    import sys
-
-    logging.basicConfig(
-        level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    from dps_gateway.app import run_worker
-    from dps_gateway.config import ConfigError, load_config
-    from dps_gateway.prompt.tokenizer import TokenizerError
-
-    try:
-        run_worker(load_config(config_file), config_file, reuse_port=True)
-    except (ConfigError, TokenizerError) as error:
-        print(f"dps gateway: {error}", file=sys.stderr)
-        sys.exit(CANNOT_START)
-
-
-def run_workers(config_file: Path, count: int, log_level: str) -> int:
-    """Run `count` workers until SIGTERM or SIGINT; they drain as one would. Returns the exit status.
+def run_workers(count: int, worker: Callable[..., None], *arguments: object) -> int:
+    """Run `worker(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would. Returns the exit status.
 
     It is CANNOT_START if one of the first ones cannot start. A replacement is tried again instead: the others
     go on with what they have.
@@ -53,7 +35,7 @@ def run_workers(config_file: Path, count: int, log_level: str) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
 
         def start() -> BaseProcess:
-            process = context.Process(target=_worker, args=(config_file, log_level))
+            process = context.Process(target=worker, args=arguments)
             process.start()
             return process
 

@@ -6,6 +6,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from dps_gateway.auth import Unauthorized
 from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
@@ -14,10 +15,6 @@ RETRY_AFTER_SECONDS: Final = 1
 
 class BadRequest(Exception):
     """The client's request cannot be understood; the message says what to change."""
-
-
-class Unauthorized(Exception):
-    """The client gave no API key, or one that is not known."""
 
 
 class BodyTooLarge(Exception):

@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from dps_gateway.api import spans
 from dps_gateway.api.dispatch import Placed, place
 from dps_gateway.api.errors import (
     BadRequest,
@@ -26,7 +27,6 @@ from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Pool, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.record import History
-from dps_gateway.telemetry import spans
 from dps_gateway.telemetry.tracing import links_to, span_reference
 from dps_gateway.turn import MeasuredTurn, decide
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
