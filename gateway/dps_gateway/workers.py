@@ -16,10 +16,10 @@ CANNOT_START = 2
 """The exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
-def run_workers(count: int, worker: Callable[..., None], *arguments: object) -> int:
-    """Run `worker(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would. Returns the exit status.
+def run_workers(count: int, work: Callable[..., None], *arguments: object) -> int:
+    """Run `work(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would.
 
-    It is CANNOT_START if one of the first ones cannot start. A replacement is tried again instead: the others
+    Returns the exit status. It is CANNOT_START if one of the first ones cannot start. A replacement is tried again instead: the others
     go on with what they have.
     """
     stopping, status = False, 0
@@ -35,7 +35,7 @@ def run_workers(count: int, worker: Callable[..., None], *arguments: object) -> 
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
 
         def start() -> BaseProcess:
-            process = context.Process(target=worker, args=arguments)
+            process = context.Process(target=work, args=arguments)
             process.start()
             return process
 
