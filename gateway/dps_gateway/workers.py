@@ -19,8 +19,8 @@ CANNOT_START = 2
 def run_workers(count: int, work: Callable[..., None], *arguments: object) -> int:
     """Run `work(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would.
 
-    Returns the exit status. It is CANNOT_START if one of the first ones cannot start. A replacement is tried again instead: the others
-    go on with what they have.
+    Returns the exit status: CANNOT_START if one of the first ones cannot start. A replacement is tried again
+    instead, for the others go on with what they have.
     """
     stopping, status = False, 0
 
