@@ -15,8 +15,9 @@ import uvloop
 from aiohttp import web
 
 from dps_gateway.api.admin import admin_app
-from dps_gateway.api.inference import ROUTES, RUNTIME, routed
-from dps_gateway.api.relay import relayed
+from dps_gateway.api.inference import routed
+from dps_gateway.api.passthrough import passed_through
+from dps_gateway.api.request import ROUTES, RUNTIME
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.reload import watch_config
@@ -39,7 +40,7 @@ def public_app(runtime: Runtime) -> web.Application:
     app[RUNTIME] = runtime
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
-    app.router.add_route("*", "/v1/{rest:.*}", relayed)
+    app.router.add_route("*", "/v1/{rest:.*}", passed_through)
     return app
 
 

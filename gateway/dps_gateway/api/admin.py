@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.inference import RUNTIME
+from dps_gateway.api.request import RUNTIME
 from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
