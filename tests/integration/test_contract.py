@@ -1,0 +1,211 @@
+"""The names that others rely on: response headers, admin endpoints, metrics, `dps session`; with API keys in use."""
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+from support.plane import CHAT, chat, refusal
+from support.site import Engine, Gateway, Site
+
+from dps_lab.local import DPS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KEYS = "team-a:sk-alpha\nteam-b:sk-beta\n"
+REDIS_PASSWORD_MARK = "hunter2"
+
+
+@dataclass(frozen=True)
+class Client:
+    """Requests with a tenant's key."""
+
+    gateway: Gateway
+    key: str | None = "sk-alpha"
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[aiohttp.ClientResponse, bytes]:
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(self.gateway.url + path, json=body, headers=headers) as response,
+        ):
+            return response, await response.read()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(
+    tmp_path_factory: pytest.TempPathFactory, engines: tuple[Engine, Engine]
+) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("contract")
+    (folder / "keys").write_text(KEYS)
+    async with Site(folder) as site:
+        redis = await site.redis()
+        async with redis.client() as client:
+            await client.config_set("requirepass", REDIS_PASSWORD_MARK)
+        url = redis.url.replace("redis://", f"redis://:{REDIS_PASSWORD_MARK}@")
+        yield await site.gateway(
+            [engines[0]],
+            [engines[1]],
+            {
+                "session": {"redisUrl": url, "redisTimeoutSeconds": 10},
+                "auth": {"keysFile": str(folder / "keys")},
+            },
+        )
+
+
+def dps_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
+    return {
+        name.lower(): value for name, value in response.headers.items() if name.lower().startswith("x-dps-")
+    }
+
+
+async def test_a_turns_headers(gateway: Gateway) -> None:
+    response, content = await Client(gateway).post(
+        CHAT, chat(), **{"x-session-id": "s", "x-request-id": "mine"}
+    )
+    prompt_tokens = str(json.loads(content)["usage"]["prompt_tokens"])
+    headers = dps_headers(response)
+    assert headers.pop("x-dps-session").startswith("dps-")
+    assert headers == {
+        "x-dps-pool": "speculative",
+        "x-dps-reason": "within_threshold",
+        "x-dps-prompt-tokens": prompt_tokens,
+        "x-dps-delta-tokens": prompt_tokens,
+        "x-dps-turn": "1",
+        "x-dps-state": "redis",
+        "x-dps-history": "new",
+    }
+    assert response.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        pytest.param("/v1/completions", {"prompt": "once", "max_tokens": 2}, 200, id="completions"),
+        pytest.param(
+            "/generate", {"text": "once", "sampling_params": {"max_new_tokens": 2}}, 200, id="generate"
+        ),
+        pytest.param(
+            "/generate", {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}}, 200, id="ids"
+        ),
+    ],
+)
+async def test_other_routed_endpoints_are_turns_too(
+    gateway: Gateway, path: str, body: Any, status: int
+) -> None:
+    response, _ = await Client(gateway).post(path, body, **{"x-session-id": f"other {body}"})
+    headers = dps_headers(response)
+    assert (response.status, headers["x-dps-history"], headers["x-dps-turn"]) == (status, "new", "1")
+
+
+async def test_several_prompts_in_one_request_are_no_turn(gateway: Gateway) -> None:
+    response, content = await Client(gateway).post(
+        "/v1/completions", {"prompt": ["one", "two"], "max_tokens": 2}
+    )
+    headers = dps_headers(response)
+    assert headers["x-dps-history"] == "stateless"
+    assert headers["x-dps-prompt-tokens"] == str(json.loads(content)["usage"]["prompt_tokens"])
+    assert "x-dps-session" not in headers
+
+
+async def test_the_rest_of_the_api_is_passed_through(gateway: Gateway) -> None:
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": "Bearer sk-alpha"}) as http,
+        http.get(f"{gateway.url}/v1/models") as response,
+    ):
+        assert response.status == 200
+        assert (await response.json())["object"] == "list"
+        assert dps_headers(response)["x-dps-history"] == "stateless"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(
+            {"prompt": ["x", ""]}, (400, "invalid_request_error", "bad_request", None), id="an empty prompt"
+        ),
+        pytest.param([], (400, "invalid_request_error", "bad_request", None), id="a list"),
+    ],
+)
+async def test_what_cannot_be_understood_is_refused(gateway: Gateway, body: Any, expected: Any) -> None:
+    headers = {"Authorization": "Bearer sk-alpha"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{gateway.url}/v1/completions", json=body) as response,
+    ):
+        assert await refusal(response) == expected
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("key", [None, "sk-wrong"])
+async def test_who_has_no_key_is_not_let_in(gateway: Gateway, path: str, key: str | None) -> None:
+    response, content = await Client(gateway, key).post(path, chat())
+    assert (response.status, json.loads(content)["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_tenants_do_not_share_a_session_of_the_same_name(gateway: Gateway) -> None:
+    for key in ("sk-alpha", "sk-beta"):
+        response, _ = await Client(gateway, key).post(CHAT, chat(), **{"x-session-id": "shared name"})
+        assert dps_headers(response)["x-dps-history"] == "new"
+
+
+async def test_a_session_can_be_looked_at_and_forgotten(gateway: Gateway) -> None:
+    response, _ = await Client(gateway).post(CHAT, chat(), **{"x-session-id": "looked at"})
+    told = dps_headers(response)
+    document = await gateway.document("/sessions/looked%20at?tenant=team-a")
+    assert document == await gateway.document(f"/sessions/{told['x-dps-session']}?tenant=team-a")
+    assert (document["turn"], document["source"]) == (1, "redis")
+    assert [point["promptTokens"] for point in document["points"]] == [int(told["x-dps-prompt-tokens"])]
+    assert "error" in await gateway.document("/sessions/looked%20at?tenant=team-b")
+
+    def dps_session(action: str, tenant: str = "team-a") -> subprocess.CompletedProcess[str]:
+        options = ["--config", str(gateway.file), "--tenant", tenant]
+        return subprocess.run(
+            [*DPS, "session", action, "looked at", *options], capture_output=True, text=True
+        )
+
+    assert json.loads(dps_session("show").stdout) == document
+    assert dps_session("show", tenant="team-b").returncode == 1
+    assert dps_session("delete").returncode == 0
+    assert dps_session("show").returncode == 1
+
+
+async def test_the_admin_port_shows_no_secret(gateway: Gateway) -> None:
+    async with aiohttp.ClientSession() as http:
+        for path in ("/livez", "/readyz", "/metrics", "/pools", "/config"):
+            async with http.get(gateway.admin + path) as response:
+                assert response.status == 200
+                text = await response.text()
+                assert not {REDIS_PASSWORD_MARK, "sk-alpha", "sk-beta"} & set(text.replace('"', " ").split())
+                assert REDIS_PASSWORD_MARK not in text
+
+
+async def test_metrics_have_the_contracts_names(gateway: Gateway) -> None:
+    await Client(gateway).post(CHAT, chat(stream=True))
+    async with aiohttp.ClientSession() as http, http.get(f"{gateway.admin}/metrics") as response:
+        families = {family.name: family for family in text_string_to_metric_families(await response.text())}
+    kinds = {
+        "dps_route_decisions": "counter",
+        "dps_delta_tokens": "histogram",
+        "dps_prompt_tokens": "histogram",
+        "dps_gateway_overhead_seconds": "histogram",
+        "dps_time_to_first_token_seconds": "histogram",
+        "dps_time_per_output_token_seconds": "histogram",
+        "dps_in_flight": "gauge",
+        "dps_state_degraded": "gauge",
+        "dps_token_count_mismatch": "counter",
+        "dps_history": "counter",
+        "gen_ai_server_request_duration_seconds": "histogram",
+    }
+    assert {name: families[name].type for name in kinds} == kinds
+    labels = {name: set(families[name].samples[0].labels) - {"le"} for name in kinds}
+    assert labels["dps_route_decisions"] == {"pool", "reason"}
+    assert labels["dps_time_to_first_token_seconds"] == {"pool"}
+    assert labels["dps_in_flight"] == {"pool"}
+    assert labels["dps_history"] == {"kind"}
