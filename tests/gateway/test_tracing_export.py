@@ -1,0 +1,114 @@
+"""Spans on their way out: by both OTLP protocols, from the configuration file or from OTEL_* variables."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc  # type: ignore[import-untyped]  # has no stubs
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from dps_gateway.config import Telemetry
+from dps_gateway.telemetry.tracing import Tracing
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes spans by gRPC and by HTTP."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+
+    def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:  # noqa: N802  # gRPC's name
+        self.requests.append(request)
+        return ExportTraceServiceResponse()
+
+    async def post(self, request: web.Request) -> web.Response:
+        self.requests.append(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response(body=b"")
+
+    def spans(self) -> list[tuple[str, str]]:
+        """(service, span name) of what has come."""
+        return [
+            (attribute.value.string_value, span.name)
+            for request in self.requests
+            for resource in request.resource_spans
+            for attribute in resource.resource.attributes
+            if attribute.key == "service.name"
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+@pytest.fixture(autouse=True)
+def no_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+async def http_endpoint(collector: Collector) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/v1/traces", collector.post)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@pytest.fixture
+async def grpc_endpoint(collector: Collector) -> AsyncIterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    await asyncio.to_thread(server.stop(grace=None).wait)
+
+
+async def export_one_span(**settings: object) -> None:
+    tracing = Tracing(Telemetry.model_validate(settings))
+    tracing.server_span("/v1/chat/completions", {}).end()
+    await asyncio.to_thread(tracing.shutdown)
+
+
+async def test_grpc_from_the_file(collector: Collector, grpc_endpoint: str) -> None:
+    await export_one_span(otlpEndpoint=grpc_endpoint, serviceName="mine")
+    assert collector.spans() == [("mine", "POST /v1/chat/completions")]
+
+
+async def test_http_from_the_file(collector: Collector, http_endpoint: str) -> None:
+    await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf")
+    assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
+
+
+async def test_variables_come_before_the_file(
+    collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", http_endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
+    await export_one_span(otlpEndpoint="http://127.0.0.1:1", sampleRatio=1.0)
+    assert collector.spans() == [("theirs", "POST /v1/chat/completions")]
+
+
+async def test_nothing_is_sampled_at_ratio_zero(collector: Collector, http_endpoint: str) -> None:
+    await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf", sampleRatio=0.0)
+    assert collector.spans() == []
+
+
+async def test_the_sdk_can_be_switched_off(
+    collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf")
+    assert collector.spans() == []
