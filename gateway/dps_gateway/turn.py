@@ -152,11 +152,14 @@ def decide(
 
 
 def _number(session: Session, prompt: Prompt, length: int) -> int:
-    """The turn's number: one more than the session's last, or the same if the very same prompt comes again."""
+    """The turn's number: one more than the session's last, or the same if the very same prompt comes again.
+
+    An older prompt that comes again under the client's own id is a new turn, though: the session goes on there.
+    """
     base = session.growth.base
     if base is None:
         return session.base.turn + 1
     again = base.digest == prompt.digest and base.length == length
-    if session.growth.history is History.GROWN and again:
+    if again and (session.growth.history is History.GROWN or session.client_id is None):
         return base.turn
     return session.base.turn + 1

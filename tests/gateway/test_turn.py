@@ -194,6 +194,7 @@ class TestWithoutASessionId:
         await client.send(*start, answer("hi"), user("about cats"))
         same = await client.send(*start)
         assert (same.delta_tokens, same.session.id != first.session.id) == (0, True)
+        assert same.number == 1
         parted = await client.send(*start, answer("hi"), user("about dogs"))
         assert parted.delta_tokens == parted.prompt_tokens - first.prompt_tokens
 
