@@ -1,0 +1,101 @@
+"""`dps operator`: the process that keeps DPSRouters true."""
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import logging
+import os
+
+import kopf
+from aiohttp import web
+
+from dps_operator.cluster import KubernetesCluster
+from dps_operator.handlers import kopf_settings, registry
+from dps_operator.health import application
+from dps_operator.observe import Observations
+from dps_operator.reconcile import Reconciler
+from dps_operator.resync import Resync
+from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Settings
+from dps_operator.work_queue import WorkQueue
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def run(settings: Settings) -> None:
+    """Run until told to stop by SIGTERM or SIGINT."""
+    cluster = await KubernetesCluster.connect(settings.request_timeout)
+    observations = Observations()
+    reconciler = Reconciler(cluster, observations, settings, _now)
+    queue = WorkQueue(reconciler.reconcile)
+    resync = Resync(cluster, observations, queue, settings)
+    server = web.AppRunner(application(queue, resync, settings))
+    await server.setup()
+    await web.TCPSite(server, port=settings.health_port).start()
+
+    async def watch() -> None:
+        # The first pass must know every child, so nothing is watched before everything was listed.
+        await resync.complete.wait()
+        await kopf.operator(
+            registry=registry(observations, queue),
+            settings=kopf_settings(settings),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
+
+    others = [asyncio.create_task(resync.run())]
+    others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
+    try:
+        await watch()
+    finally:
+        for task in others:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*others)
+        await server.cleanup()
+        await cluster.close()
+
+
+def settings_from(arguments: list[str]) -> Settings:
+    """The settings of a command line; an environment variable DPS_OPERATOR_<OPTION> is the default of each."""
+
+    def told(option: str, otherwise: str) -> str:
+        return os.environ.get(f"DPS_OPERATOR_{option}", otherwise)
+
+    parser = argparse.ArgumentParser(prog="dps operator", description="Keep DPSRouters true.")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[name for name in told("NAMESPACES", "").split(",") if name],
+        help="watch this namespace only; may be repeated (default: all namespaces)",
+    )
+    parser.add_argument("--gateway-image", default=told("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE))
+    parser.add_argument("--redis-image", default=told("REDIS_IMAGE", DEFAULT_REDIS_IMAGE))
+    parser.add_argument("--workers", type=int, default=int(told("WORKERS", "8")))
+    parser.add_argument("--resync-seconds", type=float, default=float(told("RESYNC_SECONDS", "600")))
+    parser.add_argument("--health-port", type=int, default=int(told("HEALTH_PORT", "8080")))
+    parser.add_argument("--verbose", action="store_true", help="tell about every event")
+    read = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if read.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    if not read.verbose:
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+    return Settings(
+        gateway_image=read.gateway_image,
+        redis_image=read.redis_image,
+        namespaces=tuple(read.namespace),
+        workers=read.workers,
+        resync_seconds=read.resync_seconds,
+        health_port=read.health_port,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run `dps operator`; exit status 0 when it was told to stop."""
+    asyncio.run(run(settings_from(arguments)))
+    return 0
