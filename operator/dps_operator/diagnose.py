@@ -1,5 +1,6 @@
 """Why a pod is not ready, in words that tell a person what to do. Pure."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,9 @@ def _unscheduled(pod: Manifest, engine: bool) -> Trouble | None:
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
-        said = condition.get("message", "it has not been scheduled").rstrip(".")
-        if "ersistentvolumeclaim" in said.lower():
+        # Behind the first part stands what pre-emption could not do either.
+        said = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
+        if re.search("persistent ?volume", said, re.IGNORECASE):
             advice = "check the storage class and its provisioner"
             return Trouble("WaitingForVolume", f"pod {name} waits for its volume: {said}; {advice}")
         if engine:

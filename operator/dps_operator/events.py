@@ -8,6 +8,8 @@ from dps_operator.build.pods import digest
 from dps_operator.kinds import ROUTER
 
 TOLD = ("Ready", "SpecValid", "Progressing")
+ON_THE_WAY = ("NotCreated", "Starting", "LoadingModel")
+"""Reasons of not being ready that every deployment passes through: no cause for a warning."""
 
 
 def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -29,7 +31,8 @@ def events(
             continue
         said = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
         identity = digest([metadata["uid"], said, condition["lastTransitionTime"]])
-        bad = condition["type"] in ("Ready", "SpecValid") and condition["status"] == "False"
+        failed = condition["type"] != "Progressing" and condition["status"] == "False"
+        bad = failed and condition["reason"] not in ON_THE_WAY
         made.append(
             {
                 "apiVersion": "v1",

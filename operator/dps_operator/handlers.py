@@ -16,6 +16,10 @@ def registry(observations: Observations, queue: WorkQueue) -> kopf.OperatorRegis
     """The event handlers. Kopf writes nothing to any object on their account: no annotation, no finalizer."""
     made = kopf.OperatorRegistry()
 
+    @kopf.on.login(registry=made, id="login")
+    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
     def watch(kind: Kind, see: Callable[..., Key]) -> None:
         @kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"see-{kind.plural}")
         async def seen(event: Any, **_: Any) -> None:

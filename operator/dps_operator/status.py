@@ -111,10 +111,10 @@ def verdicts(router: Router, seen: Seen) -> list[Verdict]:
         valid = Verdict("SpecValid", "True", "Accepted", "the spec can be carried out")
     parts = [
         valid,
-        _serving(router.name, seen, "gateway", "GatewayReady"),
         _serving(router.name, seen, "speculative", "SpeculativePoolReady"),
         _serving(router.name, seen, "greedy", "GreedyPoolReady"),
         _store(router, seen),
+        _serving(router.name, seen, "gateway", "GatewayReady"),
     ]
     return [_summary(parts), _progressing(router, seen), *parts]
 
