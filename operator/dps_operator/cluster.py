@@ -24,6 +24,8 @@ SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of calls of th
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 PAGE = 500
+REPAIR = "dps-operator-repair"
+"""Field manager of merge patches, so that they do not count as applied."""
 
 
 class Cluster(Protocol):
@@ -44,8 +46,8 @@ class Cluster(Protocol):
     async def create(self, manifest: Manifest) -> Manifest:
         """A new object. AlreadyExistsError where its name is taken."""
 
-    async def annotate(self, kind: Kind, namespace: str, name: str, annotations: dict[str, str]) -> None:
-        """Annotations added to an object."""
+    async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """A merge patch: lists are replaced whole, whoever put something in them."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete that very object, and what it owns; nothing happens where it is gone or another one."""
@@ -78,19 +80,19 @@ def error_of(status: int, reason: str, body: Any, retry_after: str | None = None
 class KubernetesCluster:
     """The real API server, by way of the kubernetes package's asyncio half."""
 
-    def __init__(self, api: client.ApiClient, timeout: float) -> None:
+    def __init__(self, api: client.ApiClient, seconds: float) -> None:
         self._api = api
-        self._timeout = timeout
+        self._seconds = seconds
 
     @classmethod
-    async def connect(cls, timeout: float) -> "KubernetesCluster":
-        """A connection by the pod's service account or the kubeconfig. `timeout` in seconds, per call."""
+    async def connect(cls, seconds: float) -> "KubernetesCluster":
+        """A connection by the pod's service account or the kubeconfig. A call may take so many seconds."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        return cls(client.ApiClient(configuration), timeout)
+        return cls(client.ApiClient(configuration), seconds)
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -116,7 +118,7 @@ class KubernetesCluster:
                 query_params=parameters,
                 headers=sent,
                 body=body,
-                _request_timeout=self._timeout,
+                _request_timeout=self._seconds,
             )
             code = str(answer.status)
             return json.loads(answer.data)
@@ -177,11 +179,11 @@ class KubernetesCluster:
         answer: Manifest = await self._call("POST", kind, path, {"fieldManager": MANAGED_BY}, manifest)
         return answer
 
-    async def annotate(self, kind: Kind, namespace: str, name: str, annotations: dict[str, str]) -> None:
+    async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         """See Cluster."""
-        body = {"metadata": {"annotations": annotations}}
-        query = {"fieldManager": MANAGED_BY}
-        await self._call("PATCH", kind, kind.path(namespace, name), query, body, MERGE)
+        await self._call(
+            "PATCH", kind, kind.path(namespace, name), {"fieldManager": REPAIR}, change, MERGE
+        )
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See Cluster."""

@@ -170,7 +170,14 @@ class Reconciler:
         found = await self._find(router, key, manifest)
         if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
             await self._hand_over_replicas(manifest, found)
-        live = await self._cluster.apply(manifest)
+        try:
+            live = await self._cluster.apply(manifest)
+        except RejectedError:
+            if found is None:
+                raise
+            # What others added to a list can make ours invalid, and apply leaves it in: write the lists whole.
+            await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
+            live = await self._cluster.apply(manifest)
         self._seen.see_child(live)
         self._applied[router.uid, name] = wanted, child(live).owned
 
@@ -201,11 +208,12 @@ class Reconciler:
         The kubelet looks at a mounted ConfigMap once a minute, and at once when its pod changes.
         """
         wanted = config_hash(router)
+        change = {"metadata": {"annotations": {CONFIG_HASH: wanted}}}
         for pod in self._seen.pods(key):
             if pod.component != "gateway" or pod.leaving or pod.config_hash == wanted:
                 continue
             try:
-                await self._cluster.annotate(POD, router.namespace, pod.name, {CONFIG_HASH: wanted})
+                await self._cluster.merge(POD, router.namespace, pod.name, change)
             except NotFoundError:
                 continue
             self._seen.replace_pod(key, replace(pod, config_hash=wanted))
