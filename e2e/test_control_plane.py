@@ -1,4 +1,4 @@
-"""One DPSRouter from `kubectl apply` to Ready and through everything that happens to it, on a real API server.
+"""One DPSRouter from `kubectl apply` to Ready and through all that happens to it, on a real API server.
 
 kwok plays the nodes and the kubelet. The operator runs with the rights of the chart's ServiceAccount.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.harness import Kube, Manifest, Operator, Refused, eventually
+from cluster.harness import Kube, Manifest, Operator, RefusedError, eventually
 from cluster.routers import router
 
 pytest_plugins = ["cluster.fixtures"]
@@ -364,7 +364,7 @@ def test_the_gateway_may_watch_endpoints_and_nothing_else(kube: Kube) -> None:
     def may(verb: str, what: str) -> bool:
         try:
             return kube.kubectl("auth", "can-i", verb, what, "--as", account).strip() == "yes"
-        except Refused:
+        except RefusedError:
             return False
 
     assert may("watch", "endpointslices.discovery.k8s.io")

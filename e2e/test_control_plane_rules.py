@@ -1,10 +1,10 @@
-"""Every rule of the CRD, on a real API server: objects that break it are refused with a message that helps."""
+"""Every rule of the CRD on a real API server: what breaks it is refused with a message that helps."""
 
 from typing import Any
 
 import pytest
 
-from cluster.harness import Kube, Refused
+from cluster.harness import Kube, RefusedError
 from cluster.routers import GONE, router, speculation
 
 pytest_plugins = ["cluster.fixtures"]
@@ -56,11 +56,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a cache of two kinds": (
         {"model": {"cache": {"size": "1Gi", "existingClaim": "models"}}},
-        "set either cache.size, for a volume that the operator makes, or cache.existingClaim, not both",
+        "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
     ),
     "a cache of no kind": (
         {"model": {"cache": {}}},
-        "set either cache.size, for a volume that the operator makes, or cache.existingClaim, not both",
+        "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
     ),
     "a class for an existing claim": (
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
@@ -70,6 +70,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
     "a negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
     "a session key of no kind": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
+    "a credential as a session key": (
+        {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
+        "a credential must not identify a session, as many sessions share it",
+    ),
     "a sampling ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
     "an endpoint without a scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
     "no speculation": ({"pools": {"speculative": {"speculation": GONE}}}, "Required value"),
@@ -81,7 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_an_object_that_breaks_a_rule_is_refused(kube: Kube, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         kube.apply(router(**change), dry_run=True)
     assert message in str(refused.value)
 
@@ -141,7 +145,7 @@ def test_what_cannot_be_changed_is_refused(
     kube: Kube, before: dict[str, Any], after: dict[str, Any], message: str
 ) -> None:
     kube.apply(router(**before))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         kube.apply(router(**after), dry_run=True)
     assert message in str(refused.value)
 
@@ -165,7 +169,7 @@ def test_a_field_left_out_stays_unset_so_that_its_alternative_can_be_set_later(k
     ],
 )
 def test_a_name_that_the_children_could_not_carry_is_refused(kube: Kube, name: str, message: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         kube.apply(router(name), dry_run=True)
     assert message in str(refused.value)
 

@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """kubectl or helm failed; the message is what it wrote."""
 
 
@@ -39,7 +39,7 @@ def eventually(look: Callable[[], T], seconds: float = 60) -> T:
     while True:
         try:
             return look()
-        except (AssertionError, KeyError, Refused):
+        except (AssertionError, KeyError, RefusedError):
             if time.monotonic() > limit:
                 raise
         time.sleep(0.2)
@@ -53,7 +53,7 @@ class Kube:
     namespace: str = "default"
 
     def run(self, *command: str, stdin: str = "") -> str:
-        """What a command writes; Refused where it fails. `kubectl` and `helm` see this cluster only."""
+        """What a command writes; RefusedError where it fails. `kubectl` and `helm` see this cluster only."""
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
@@ -61,7 +61,7 @@ class Kube:
         }
         done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise Refused(done.stderr.strip() or done.stdout.strip())
+            raise RefusedError(done.stderr.strip() or done.stdout.strip())
         return done.stdout
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
@@ -142,7 +142,7 @@ def volumes(count: int) -> list[Manifest]:
 
 @contextmanager
 def control_plane(state: Path, port: int) -> Iterator[Kube]:
-    """A control plane with A100 nodes that kwok plays, ports from `port` on. Stopped and removed afterwards."""
+    """A control plane with A100 nodes that kwok plays, on ports from `port` on, for a while."""
     subprocess.run([HERE / "build", "control-plane"], check=True)
     environment = {**os.environ, "NODE": "0", "PORT": str(port), "CLUSTER_BIN": str(BIN)}
     try:
@@ -150,7 +150,7 @@ def control_plane(state: Path, port: int) -> Iterator[Kube]:
         kube = Kube(state / "kubeconfig")
         context = kube.run("kubectl", "config", "current-context").strip()
         if context != CONTEXT:
-            raise Refused(f"the context is {context}, not {CONTEXT}: this is not the test cluster")
+            raise RefusedError(f"the context is {context}, not {CONTEXT}: this is not the test cluster")
         kube.kubectl("apply", "--server-side", "--filename", str(HERE / "world.yaml"))
         kube.apply(*volumes(VOLUMES))
         yield kube

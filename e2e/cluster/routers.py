@@ -4,7 +4,6 @@ from typing import Any
 
 from cluster.harness import Manifest
 
-
 GONE = object()
 """In a change: the field is removed. None is a null, which the API tells apart."""
 

@@ -1,4 +1,4 @@
-"""`python -m dps_operator`: the operator where the `dps` command, which lives with the gateway, is not installed."""
+"""`python -m dps_operator`: the same as `dps operator`."""
 
 import sys
 

@@ -60,7 +60,7 @@ async def run(settings: Settings) -> None:
 
 
 def settings_from(arguments: list[str]) -> Settings:
-    """The settings of a command line; an environment variable DPS_OPERATOR_<OPTION> is the default of each."""
+    """The settings of a command line; DPS_OPERATOR_<OPTION> in the environment is the default of each."""
 
     def told(option: str, otherwise: str) -> str:
         return os.environ.get(f"DPS_OPERATOR_{option}", otherwise)

@@ -1,4 +1,4 @@
-"""The API server: server-side apply and the few other calls that reconciling needs, with one mapping of errors."""
+"""The API server: server-side apply, the few other calls that reconciling needs, their errors."""
 
 import json
 import time
@@ -56,7 +56,7 @@ class Cluster(Protocol):
 def error_of(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
     """The error that an answer of the API server stands for.
 
-    A 404 without `details.name` is about the path: the kind is not installed. A 422 or 400 is about the object.
+    A 404 without `details.name` is about the path: the kind is not installed. A 422 or 400 is the object's.
     """
     details: dict[str, Any] = {}
     message = reason
@@ -181,9 +181,7 @@ class KubernetesCluster:
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         """See Cluster."""
-        await self._call(
-            "PATCH", kind, kind.path(namespace, name), {"fieldManager": REPAIR}, change, MERGE
-        )
+        await self._call("PATCH", kind, kind.path(namespace, name), {"fieldManager": REPAIR}, change, MERGE)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See Cluster."""

@@ -30,7 +30,7 @@ class Trouble:
 
 
 def worst(troubles: list[Trouble]) -> Trouble | None:
-    """The trouble that a person should hear of first; among equals the first by name, so that it stays the same."""
+    """The trouble that a person should hear of first; among equals the first by name."""
     ranked = sorted(troubles, key=lambda one: (WORST_FIRST.index(one.reason), one.message))
     return ranked[0] if ranked else None
 

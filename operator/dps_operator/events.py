@@ -1,4 +1,4 @@
-"""Kubernetes Events: one for each change of a condition's reason that a person would want to hear of. Pure."""
+"""Kubernetes Events: one for each change that a person would want to hear of. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def events(
 ) -> list[Manifest]:
     """Events for conditions that changed. Their names follow from what they say and when the status moved.
 
-    So an operator that is killed between writing the status and posting, or a second operator, posts none twice.
+    So neither an operator that is killed half-way nor a second one posts any twice.
     """
     known = {one["type"]: one for one in before}
     made = []

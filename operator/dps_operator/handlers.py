@@ -1,4 +1,4 @@
-"""Wiring to Kopf: every event is remembered and wakes the DPSRouter that it belongs to. No work is done here."""
+"""Wiring to Kopf: every event is remembered, and wakes the DPSRouter that it belongs to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def registry(observations: Observations, queue: WorkQueue) -> kopf.OperatorRegis
 
 
 def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
-    """Kopf's settings: only objects of ours are watched, and no stream lives long enough to go stale unseen."""
+    """Kopf's settings: only objects of ours are watched, and no stream lives for long."""
     made = kopf.OperatorSettings()
     for kind in (POD, *CHILDREN):
         made.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNED_SELECTOR

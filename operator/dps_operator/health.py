@@ -11,7 +11,7 @@ from dps_operator.work_queue import WorkQueue
 
 
 def stuck(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
-    """Why the operator has to be started anew; empty while it works. An API server that is away is no reason."""
+    """Why the operator has to be started anew; empty while it works. An API server away is no reason."""
     if queue.oldest_age() > settings.stuck_after:
         return f"a pass has been running for {queue.oldest_age():.0f} s"
     overdue = time.monotonic() - resync.alive - settings.resync_seconds

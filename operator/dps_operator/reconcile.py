@@ -51,7 +51,7 @@ class _Outcome:
 
 
 class Reconciler:
-    """Reconciles DPSRouters by what `observations` holds. Level-based: a pass starts from nothing but that."""
+    """Reconciles DPSRouters by what `observations` holds. Level-based: a pass needs nothing else."""
 
     def __init__(
         self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
@@ -61,7 +61,7 @@ class Reconciler:
         self._settings = settings
         self._now = now
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
-        """By owner's uid and child: digest of what was applied, and of the fields that were ours afterwards."""
+        """By owner's uid and child: digests of what was applied and of the fields ours since."""
 
     async def reconcile(self, key: Key) -> None:
         """One pass over one DPSRouter. ClusterError where it has to be repeated."""
@@ -146,7 +146,7 @@ class Reconciler:
         raise RejectedError("an object of that name exists and is not this DPSRouter's; rename one of them")
 
     async def _secret(self, router: Router, key: Key) -> str:
-        """uid of the managed Redis' Secret, which is made once and never written again; empty where none is."""
+        """uid of the managed Redis' Secret, which is made once; empty where there is none."""
         if managed(router) is None:
             return ""
         manifest = redis_secret(router, secrets.token_urlsafe(32))
@@ -161,7 +161,7 @@ class Reconciler:
         return found.uid
 
     async def _apply(self, router: Router, key: Key, manifest: Manifest) -> None:
-        """Write one child, unless the last write still stands: wanted the same, and every field still ours."""
+        """Write one child, unless the last write still stands: the same wanted, every field still ours."""
         name = manifest["kind"], manifest["metadata"]["name"]
         wanted = digest(manifest)
         known = self._seen.children(key).get(name)
@@ -175,14 +175,14 @@ class Reconciler:
         except RejectedError:
             if found is None:
                 raise
-            # What others added to a list can make ours invalid, and apply leaves it in: write the lists whole.
+            # What others added to a list can make ours invalid, and apply leaves it in: so write lists whole.
             await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
             live = await self._cluster.apply(manifest)
         self._seen.see_child(live)
         self._applied[router.uid, name] = wanted, child(live).owned
 
     async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
-        """Let a second manager own `replicas` as it is: a field that its only owner drops falls to its default."""
+        """Let a second manager own `replicas` as it is: a dropped field falls to its default."""
         if found.replicas is None:
             return
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {

@@ -171,7 +171,7 @@ def status(router: Router, seen: Seen, before: Mapping[str, Any], now: str) -> M
 
 
 def unreadable(message: str, before: Mapping[str, Any], generation: int, now: str) -> Manifest:
-    """The status where the spec could not even be read: what was known stays, SpecValid and Ready tell why."""
+    """The status where the spec could not even be read: what was known stays, and two conditions tell why."""
     said = f"{message}; what ran before keeps running"
     found = [
         Verdict("Ready", "False", "InvalidSpec", said),

@@ -35,7 +35,7 @@ class WorkQueue:
         """When the passes that are under way began, by the monotonic clock."""
 
     def add(self, key: Key, delay: float = GATHER) -> None:
-        """Ask for a pass over `key` in `delay` seconds. A sooner request stands, a later one is brought forward."""
+        """Ask for a pass over `key` in `delay` seconds. The soonest request counts."""
         if key in self.running:
             self._again.add(key)
             return

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: a structural schema with defaults, CEL rules and columns."""
+"""The CustomResourceDefinition, made from the models: structural schema, defaults, CEL rules, columns."""
 
 from typing import Any
 
@@ -102,11 +102,11 @@ def object_schema() -> JSON:
         ),
         (
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must begin with a letter and hold only a-z, 0-9 and -: Services are named after it",
+            "metadata.name must begin with a letter and hold only a-z, 0-9 and -, as a Service's",
         ),
     )
     return {
-        "description": "A gateway that sends each turn of a session to speculative or greedy engines, and all it needs.",
+        "description": "Sends each turn of a session to speculative or greedy engines.",
         "type": "object",
         "required": ["spec"],
         "properties": {

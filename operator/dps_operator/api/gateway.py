@@ -1,4 +1,4 @@
-"""The data plane: `spec.gateway`, `spec.routing`, `spec.sessionStore`, `spec.telemetry`, `spec.networkPolicy`."""
+"""The data plane: `spec.gateway`, `routing`, `sessionStore`, `telemetry` and `networkPolicy`."""
 
 from typing import Annotated, Literal
 
@@ -52,9 +52,7 @@ class GatewayService(Model):
 class GatewayAuth(Model):
     """API keys of the clients."""
 
-    secret_name: Name = Field(
-        description="Secret whose key `keys` holds the gateway's API keys file. Without it the gateway is open."
-    )
+    secret_name: Name = Field(description="Secret whose key `keys` holds the gateway's file of API keys.")
 
 
 class GatewayIngress(Model):
@@ -122,17 +120,34 @@ class Gateway(Model):
     pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over the gateway's pods.")
 
 
-SessionKey = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^(header|body):[A-Za-z0-9_.-]+$")]
+SessionKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^(header:[A-Za-z0-9_-]+|body:[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)$",
+    ),
+]
 
 
 class Routing(Model):
     """Which turn goes to which pool. A change reaches running gateways without a restart."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
+                " ['header:authorization', 'header:proxy-authorization', 'header:cookie', 'header:x-api-key']))",
+                "a credential must not identify a session, as many sessions share it; remove it from sessionKeys",
+            )
+        )
+    )
+
     policy: Policy = Field(
         default="DeltaPrefill",
         description=(
-            "DeltaPrefill: speculative when the prompt grew by at most thresholdTokens. TotalLength: when it is at "
-            "most that long. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
+            "DeltaPrefill: speculative when the prompt grew by at most thresholdTokens. TotalLength: when it "
+            "is at most that long. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
         ),
     )
     threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -150,8 +165,8 @@ class Routing(Model):
         default=[],
         max_length=32,
         description=(
-            "Where a request's session id is looked for, in order, as `header:NAME` or `body:FIELD`; the gateway's "
-            "own list when empty."
+            "Where a request's session id is looked for, in order, as `header:NAME` or `body:FIELD`; the "
+            "gateway's own list when empty."
         ),
     )
 
@@ -166,8 +181,8 @@ class ManagedStore(Model):
                 "sessionStore.managed.size cannot be changed; make a new DPSRouter, or use urlSecretRef",
             ),
             (
-                "has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) ||"
-                " self.storageClassName == oldSelf.storageClassName)",
+                "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
+                " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
                 "sessionStore.managed.storageClassName cannot be changed; make a new DPSRouter",
             ),
         )

@@ -26,7 +26,7 @@ class ModelCache(Model):
         json_schema_extra=rules(
             (
                 "has(self.size) != has(self.existingClaim)",
-                "set either cache.size, for a volume that the operator makes, or cache.existingClaim, not both",
+                "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
             ),
             (
                 "has(self.size) || !has(self.storageClassName)",
@@ -76,8 +76,8 @@ class ServedModel(Model):
         min_length=1,
         max_length=512,
         description=(
-            "Model id on the Hugging Face hub, such as Qwen/Qwen2.5-7B-Instruct, or a path under /models on the "
-            "cache volume."
+            "Model id on the Hugging Face hub, such as Qwen/Qwen2.5-7B-Instruct, or a path under /models "
+            "on the cache volume."
         ),
     )
     served_name: str | None = Field(
@@ -130,8 +130,8 @@ class NodePool(Model):
     profile: Literal["A100-80GB", "A100-40GB", "None"] = Field(
         default="A100-80GB",
         description=(
-            "Nodes with that GPU on GKE, EKS (node groups, Karpenter, Auto Mode), AKS, or labelled by NVIDIA's "
-            "GPU feature discovery, and the usual GPU taints tolerated. None: only what stands below."
+            "Nodes with that GPU on GKE, EKS (node groups, Karpenter, Auto Mode), AKS, or labelled by "
+            "NVIDIA's GPU feature discovery, and the usual GPU taints tolerated. None: only what is below."
         ),
     )
     node_selector: dict[str, str] = Field(default={}, description="Labels that the node must have as well.")

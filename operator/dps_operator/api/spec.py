@@ -11,7 +11,7 @@ from dps_operator.api.types import Model
 from dps_operator.errors import SpecError
 
 LONGEST_NAME = 50
-"""Longest name of a DPSRouter: `<name>-speculative` must be a Service's name, with room for a pod's suffix."""
+"""Longest name of a DPSRouter: `<name>-speculative` must be a Service's name, with room for suffixes."""
 
 
 class Spec(Model):

@@ -1,4 +1,4 @@
-"""Building blocks of the API's models: the strict base, CEL rules, and the parts of Kubernetes' own types we accept."""
+"""Building blocks of the API's models: the strict base, CEL rules, parts of Kubernetes' own types."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -90,14 +90,14 @@ class TemplateMetadata(Model):
 
 
 class PodTemplate(Model):
-    """Laid over the pod template that the operator makes, as a strategic merge: lists of named things by name."""
+    """Laid over the pod template that the operator makes, as a strategic merge: named things by name."""
 
     metadata: TemplateMetadata | None = Field(
         default=None, description="Labels and annotations added to the pods."
     )
     spec: FreeObject | None = Field(
         default=None,
-        description="A pod spec; containers, volumes and environment merge by name, other lists are replaced.",
+        description="A pod spec; containers, volumes and env merge by name, other lists are replaced.",
     )
 
 

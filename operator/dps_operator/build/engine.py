@@ -28,7 +28,7 @@ def pool_of(spec: Spec, name: PoolName) -> Pool:
 
 
 def _env(spec: Spec, pool: Pool) -> list[Manifest]:
-    """The container's environment; the user's variables replace ours of the same name, the pool's the engine's."""
+    """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
     own: list[Manifest] = [
         {"name": "HF_HOME", "value": MODELS},
         # /health generates a token unless told not to, and a busy engine would be late with it. SGLang's own

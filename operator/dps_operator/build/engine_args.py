@@ -1,4 +1,4 @@
-"""The command line of SGLang: what each pool is started with, and which of a user's arguments clash with it."""
+"""The command line of SGLang: what each pool is started with, and what of a user's clashes."""
 
 import re
 from urllib.parse import urlsplit

@@ -20,19 +20,18 @@ CONFIG_FILE = "config.yaml"
 KEYS_DIR = "/etc/dps-keys"
 CACHE_DIR = "/var/cache/dps"
 USER = 65532
-DRAIN_SECONDS = 10
-STOP_SECONDS = 600
+DRAIN_SECONDS = 300
 """Streams that are under way when a replica stops have so long to end."""
 DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
 }
-RELOADED = ("routing", "session")
+RELOADED = ("routing", "session", "timeouts")
 """Sections of the configuration that a running gateway takes over; a change of the others restarts it."""
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
-    """The gateway's configuration. The URL of Redis, which holds a password, comes by DPS_REDIS_URL instead."""
+    """The gateway's configuration. The URL of Redis holds a password and comes by DPS_REDIS_URL."""
     spec = router.spec
     config: dict[str, Any] = {
         "listen": {"host": "0.0.0.0", "port": PORT, "adminPort": ADMIN_PORT},
@@ -49,6 +48,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
         },
         "routing": {"policy": spec.routing.policy, "thresholdTokens": spec.routing.threshold_tokens},
         "session": {"ttlSeconds": spec.routing.session_ttl_seconds},
+        "timeouts": {"drainSeconds": DRAIN_SECONDS},
     }
     if spec.routing.session_keys:
         config["session"]["keys"] = list(spec.routing.session_keys)
@@ -128,7 +128,6 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
         "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
         "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
         "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
-        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": restricted(USER)[1],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
@@ -148,7 +147,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
             "containers": [_container(router, settings, mounts)],
             "securityContext": restricted(USER)[0],
             "serviceAccountName": child_name(router, "gateway"),
-            "terminationGracePeriodSeconds": STOP_SECONDS,
+            "terminationGracePeriodSeconds": DRAIN_SECONDS + 30,
             "topologySpreadConstraints": spread(router, "gateway"),
             "volumes": volumes,
         },

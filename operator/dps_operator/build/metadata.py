@@ -61,7 +61,7 @@ def child(
     annotations: dict[str, str] | None = None,
     **body: Any,
 ) -> Manifest:
-    """An object owned by the router, so that it is garbage-collected with it. `body` is all beside metadata."""
+    """An object owned by the router, so that it is garbage-collected with it. `body`: all but metadata."""
     metadata: Manifest = {
         "name": child_name(router, component),
         "namespace": router.namespace,

@@ -54,7 +54,7 @@ def _policy(router: Router, component: Component, rules: list[Manifest], *, sile
 
 
 def network_policies(router: Router) -> list[Manifest]:
-    """Where the spec asks for them: engines and Redis reachable from the gateway alone, its admin port from monitors."""
+    """Where wanted: the gateway alone reaches engines and Redis, monitors its admin port."""
     wanted = router.spec.network_policy
     if wanted is None:
         return []

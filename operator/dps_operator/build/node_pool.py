@@ -85,7 +85,7 @@ def _profile_terms(profile: str) -> list[Manifest]:
 
 
 def _both(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
-    """Terms that hold where one of each side holds: Kubernetes joins terms by "or", so "and" is the product."""
+    """Terms that hold where one of each side holds: Kubernetes joins terms by "or"."""
     if not left or not right:
         return left or right
     return [

@@ -16,7 +16,7 @@ MERGE_KEYS = {
     "ports": "containerPort",
     "imagePullSecrets": "name",
 }
-"""Lists that merge by a key, as in Kubernetes' strategic merge patch of a pod spec; other lists are replaced."""
+"""Lists that merge by a key, as in a strategic merge patch of a pod spec; other lists are replaced."""
 
 CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
@@ -25,7 +25,7 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def overlay(base: Any, over: Any, key: str = "") -> Any:
-    """`over` laid on `base`: objects by field, keyed lists by key, everything else replaced. Neither is changed."""
+    """`over` laid on `base`: objects by field, keyed lists by key, the rest replaced."""
     if isinstance(base, dict) and isinstance(over, dict):
         merged = dict(base)
         for field, value in over.items():

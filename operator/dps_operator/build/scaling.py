@@ -1,4 +1,4 @@
-"""How many replicas there are, and how many a drain may take: HorizontalPodAutoscalers, PodDisruptionBudgets."""
+"""How many replicas there are, and how many a drain may take."""
 
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.build.engine import POOLS, pool_of
@@ -73,7 +73,7 @@ def fewest_replicas(router: Router, component: Component) -> int:
 
 
 def disruption_budgets(router: Router) -> list[Manifest]:
-    """A drain takes one pod at a time. With a single replica a budget would only block the drain: none then."""
+    """A drain takes one pod at a time. For a single replica there is none: it would block."""
     components: tuple[Component, ...] = (*POOLS, "gateway")
     return [
         child(

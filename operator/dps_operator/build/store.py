@@ -36,7 +36,7 @@ def redis_url_source(router: Router) -> Manifest:
 
 
 def redis_secret(router: Router, password: str) -> Manifest:
-    """The managed Redis' password, as the server and as the gateway read it. Created once, never applied again."""
+    """The managed Redis' password, as server and gateway read it. Created once, never applied."""
     host = f"{child_name(router, 'redis')}.{router.namespace}.svc"
     return child(
         router,
