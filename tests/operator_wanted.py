@@ -36,10 +36,19 @@ EVERYTHING: dict[str, Any] = {
     "pools": {
         "speculative": {
             "autoscaling": {"minReplicas": 2, "maxReplicas": 8, "targetInFlightPerReplica": 4},
-            "speculation": {"algorithm": "Eagle3", "draftModel": "head", "steps": 5, "topK": 4, "draftTokens": 16},
+            "speculation": {
+                "algorithm": "Eagle3",
+                "draftModel": "head",
+                "steps": 5,
+                "topK": 4,
+                "draftTokens": 16,
+            },
             "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
             "resources": {"requests": {"cpu": 16}, "limits": {"memory": "200Gi"}},
-            "podTemplate": {"metadata": {"annotations": {"note": "x"}}, "spec": {"priorityClassName": "high"}},
+            "podTemplate": {
+                "metadata": {"annotations": {"note": "x"}},
+                "spec": {"priorityClassName": "high"},
+            },
         },
         "greedy": {"replicas": 3, "args": ["--chunked-prefill-size", "4096"]},
     },
@@ -48,7 +57,10 @@ EVERYTHING: dict[str, Any] = {
         "image": "gateway:2",
         "service": {"type": "LoadBalancer", "port": 80, "annotations": {"lb": "internal"}},
         "ingress": {"host": "llm.example.com", "className": "nginx", "tlsSecretName": "tls"},
-        "httpRoute": {"parentRefs": [{"name": "edge", "namespace": "infra"}], "hostnames": ["llm.example.com"]},
+        "httpRoute": {
+            "parentRefs": [{"name": "edge", "namespace": "infra"}],
+            "hostnames": ["llm.example.com"],
+        },
         "auth": {"secretName": "keys"},
     },
     "routing": {
