@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
 
 from dps_operator.build.children import children
-from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
 
 HERE = Path(__file__).parent / "operator/fixtures"
 CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}

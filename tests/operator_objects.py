@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from operator_wanted import SMALLEST, router
+
 from dps_operator.build.metadata import Component, labels
 from dps_operator.diagnose import Trouble
 from dps_operator.observe import Child, Pod, Replicas
-from operator_wanted import SMALLEST, router
 
 Manifest = dict[str, Any]
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import yaml
+from operator_golden import CASES, HERE
+from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
 from dps_operator.build.children import children
 from dps_operator.build.engine import engine_deployment
@@ -11,8 +13,6 @@ from dps_operator.build.gateway import config_hash, gateway_config, gateway_depl
 from dps_operator.build.metadata import Manifest
 from dps_operator.build.store import redis_secret
 from dps_operator.kinds import CHILDREN, kind_of
-from operator_golden import CASES, HERE
-from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
 
 @pytest.mark.parametrize("case", CASES)

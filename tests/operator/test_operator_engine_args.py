@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_wanted import EVERYTHING, SMALLEST, router
 
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
@@ -21,7 +22,6 @@ from dps_operator.build.engine_args import (
     version,
 )
 from dps_operator.errors import SpecError
-from operator_wanted import EVERYTHING, SMALLEST, router
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = ("0.5.8.post1", "0.5.23")

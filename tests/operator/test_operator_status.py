@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from operator_objects import remembered_pod, replicas, workload
+from operator_wanted import SMALLEST, router, smallest
 
 from dps_operator.build.engine import engine_deployment
 from dps_operator.build.metadata import TEMPLATE_HASH
@@ -12,8 +14,6 @@ from dps_operator.events import events
 from dps_operator.observe import Child
 from dps_operator.rollout import held_back
 from dps_operator.status import Seen, status, unreadable, verdicts
-from operator_objects import remembered_pod, replicas, workload
-from operator_wanted import SMALLEST, router, smallest
 
 CRASH = Trouble("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 
