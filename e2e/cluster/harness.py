@@ -97,7 +97,7 @@ class Kube:
         router = self.get("dpsrouter", name)
         status = router.get("status", {})
         assert status.get("observedGeneration") == router["metadata"]["generation"], "not observed yet"
-        found = [one for one in status["conditions"] if one["type"] == wanted]
+        found: list[Manifest] = [one for one in status["conditions"] if one["type"] == wanted]
         assert found, f"no condition {wanted}"
         return found[0]
 

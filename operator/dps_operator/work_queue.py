@@ -83,7 +83,8 @@ class WorkQueue:
 
     def _pause(self, key: Key, asked: float | None) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 16), LONGEST_PAUSE), asked or 0)
+        pause = FIRST_PAUSE * 2.0 ** min(failures - 1, 16)
+        return max(min(pause, LONGEST_PAUSE), asked or 0.0)
 
     def oldest_age(self) -> float:
         """Seconds since the oldest pass under way began; 0 where none is."""

@@ -1,4 +1,4 @@
-"""What a DPSRouter stands for, object by object: compared whole with fixtures/*.yaml (see operator_golden)."""
+"""What a DPSRouter stands for, object by object, compared whole with fixtures (see operator_golden)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command lines of SGLang, checked against the options that its own parsers have (recorded by version)."""
+"""The command lines of SGLang, checked against the recorded options of its own parsers."""
 
 import json
 from pathlib import Path

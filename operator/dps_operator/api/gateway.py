@@ -137,8 +137,9 @@ class Routing(Model):
         json_schema_extra=rules(
             (
                 "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
-                " ['header:authorization', 'header:proxy-authorization', 'header:cookie', 'header:x-api-key']))",
-                "a credential must not identify a session, as many sessions share it; remove it from sessionKeys",
+                " ['header:authorization', 'header:proxy-authorization', 'header:cookie',"
+                " 'header:x-api-key']))",
+                "a credential must not identify a session, as many sessions share it; take it off sessionKeys",
             )
         )
     )
