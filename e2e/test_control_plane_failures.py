@@ -1,4 +1,4 @@
-"""Bad days: the API server fails, operators die, two of them run. The router converges, nothing is left or doubled."""
+"""Bad days: the API server fails, operators die, two of them run. Nothing is left or doubled."""
 
 import itertools
 from collections import Counter
@@ -7,8 +7,7 @@ import pytest
 from aiohttp import web
 
 from cluster.faults import Fault, FaultyServer
-from cluster.fixtures import StartOperator
-from cluster.harness import Kube, Manifest, eventually
+from cluster.harness import Kube, Manifest, StartOperator, eventually
 from cluster.routers import router
 
 pytest_plugins = ["cluster.fixtures"]

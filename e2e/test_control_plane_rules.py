@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a session key of no kind": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
     "a credential as a session key": (
         {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
-        "a credential must not identify a session, as many sessions share it",
+        "many sessions share a credential, which cannot identify one",
     ),
     "a sampling ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
     "an endpoint without a scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),

@@ -1,4 +1,4 @@
-"""A proxy before the API server that answers in its place when told to, so that an operator meets bad days."""
+"""A proxy before the API server that answers in its place when told to."""
 
 import asyncio
 import ssl

@@ -1,18 +1,16 @@
 """Fixtures of tests on a real API server. One control plane per run; each test in a namespace of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.harness import ROOT, Kube, Operator, control_plane, service_account_kubeconfig
+from cluster.harness import ROOT, Kube, Operator, StartOperator, control_plane, service_account_kubeconfig
 
 PORT = 27440
 SYSTEM = "dps-system"
 RELEASE = "dps"
 ACCOUNT = "dps-dps-router"
-
-StartOperator = Callable[..., Operator]
 
 
 @pytest.fixture(scope="session")

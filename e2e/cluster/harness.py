@@ -217,3 +217,7 @@ class Operator:
         finally:
             self._process.kill()
             self._log.close()
+
+
+StartOperator = Callable[..., Operator]
+"""Starts an operator with these further arguments; `server` is another way to the API server."""

@@ -139,7 +139,7 @@ class Routing(Model):
                 "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
                 " ['header:authorization', 'header:proxy-authorization', 'header:cookie',"
                 " 'header:x-api-key']))",
-                "a credential must not identify a session, as many sessions share it; take it off sessionKeys",
+                "many sessions share a credential, which cannot identify one; take it off sessionKeys",
             )
         )
     )
