@@ -1,0 +1,82 @@
+"""check_lengths.py GATEWAY_URL: does the gateway's count of every prompt equal the real engine's?
+
+    .venv/bin/python -m e2e.engine_truth.check_lengths http://127.0.0.1:8000
+
+Sends every named prompt (prompts.py) and the turns of real BFCL sessions through a gateway in front of real
+SGLang servers. Compares the header ``x-dps-prompt-tokens`` with the length in the engine's own answer, prints a
+table and exits with 1 where they differ, or where the gateway does not tell.
+"""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import aiohttp
+
+from dps_lab.workload.assets import bfcl
+from dps_lab.workload.bfcl import AnswerStyle, load_bfcl
+from e2e.engine_truth.lengths import reported_prompt_tokens
+from e2e.engine_truth.prompts import CHAT, MODEL, PromptCase, continuations, prompt_cases
+
+HEADER = "x-dps-prompt-tokens"
+BFCL_SESSIONS = 12
+"""About forty turns: three to four a session."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One request's lengths in tokens; None where the gateway did not tell, or the engine refused."""
+
+    name: str
+    status: int
+    gateway: int | None
+    engine: int | None
+
+    @property
+    def verdict(self) -> str:
+        """``equal``, ``refused`` (by the engine: there is no length to compare), or what is wrong."""
+        if self.engine is None:
+            return "refused" if self.status in (400, 500) else f"failed with {self.status}"
+        if self.gateway is None:
+            return "NOT TOLD"
+        return "equal" if self.gateway == self.engine else "DIFFERENT"
+
+
+def bfcl_cases() -> Iterator[PromptCase]:
+    """Turns of real sessions, in order within each: tools in the prompt, recorded answers as history."""
+    source = bfcl()
+    if source.source != "registry":
+        sys.exit(f"BFCL is needed, but there is only {source.description}")
+    styles: tuple[AnswerStyle, ...] = ("text", "tool_calls")
+    for answers in styles:
+        for session in islice(load_bfcl(source.path, answers), 0, None, 800 // (BFCL_SESSIONS // 2)):
+            for number, messages in enumerate(session.prompts(), start=1):
+                body = {"model": MODEL, "max_tokens": 1, "messages": messages, "tools": session.tools}
+                yield PromptCase(f"bfcl ({answers}): {session.id} turn {number}", CHAT, body)
+
+
+async def check(session: aiohttp.ClientSession, case: PromptCase) -> Check:
+    """Send one request and read both lengths."""
+    async with session.post(case.path, json=case.body) as answer:
+        body = await answer.read()
+    told = answer.headers.get(HEADER)
+    engine = reported_prompt_tokens(body, continuations(case.body)) if answer.status == 200 else None
+    return Check(case.name, answer.status, None if told is None else int(told), engine)
+
+
+async def main(url: str) -> int:
+    """Check every request against the gateway at ``url``; the exit status."""
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
+        checks = [await check(session, case) for case in (*prompt_cases(), *bfcl_cases())]
+    for one in checks:
+        print(f"{one.verdict:10} gateway {one.gateway or '-':>6} engine {one.engine or '-':>6}  {one.name}")
+    verdicts = Counter(one.verdict for one in checks)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
+    return 0 if verdicts.keys() <= {"equal", "refused"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1])))

@@ -1,0 +1,135 @@
+"""The admin port: liveness, readiness, metrics, and what this replica knows. Never a prompt, never a secret."""
+
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import orjson
+from aiohttp import web
+
+from dps_gateway.api.inference import RUNTIME
+from dps_gateway.routing.decision import Pool
+from dps_gateway.runtime import Runtime
+from dps_gateway.session.identity import SessionId
+from dps_gateway.session.record import Record
+from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.telemetry.metrics import CONTENT_TYPE
+
+
+def admin_app(runtime: Runtime) -> web.Application:
+    """The application of the admin port."""
+    app = web.Application()
+    app[RUNTIME] = runtime
+    app.router.add_get("/livez", _livez)
+    app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/pools", _pools)
+    app.router.add_get("/config", _config)
+    app.router.add_get("/sessions/{id}", _session)
+    app.router.add_delete("/sessions/{id}", _forget)
+    return app
+
+
+def session_document(session: SessionId, record: Record, source: str) -> dict[str, Any]:
+    """A session's record for people: `dps session` and /sessions/{id} show the same."""
+    return {
+        "session": session.text,
+        "source": source,
+        "turn": record.turn,
+        "points": [
+            {
+                "turn": point.turn,
+                "promptTokens": point.length,
+                "digest": point.digest,
+                "bytes": point.offset,
+                "pools": sorted(point.pools),
+            }
+            for point in record.points
+        ],
+    }
+
+
+def redacted(url: str | None) -> str | None:
+    """A URL without its password."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{hosts}" if at else hosts))
+
+
+def _json(document: Any, status: int = 200) -> web.Response:
+    body = orjson.dumps(document, option=orjson.OPT_INDENT_2)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def _livez(request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    runtime = request.app[RUNTIME]
+    if runtime.ready:
+        return web.Response(text="ok\n")
+    reason = "draining" if runtime.draining else "no engine has answered yet"
+    return web.Response(status=503, text=f"{reason}\n")
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    runtime = request.app[RUNTIME]
+    for name, pool in runtime.pools.items():
+        runtime.metrics.in_flight.labels(name.value).set(pool.in_flight)
+        runtime.metrics.queued.labels(name.value).set(pool.queued)
+        runtime.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
+    return web.Response(body=runtime.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _pools(request: web.Request) -> web.Response:
+    runtime = request.app[RUNTIME]
+    return _json({name.value: _pool_document(runtime, name) for name in Pool})
+
+
+def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
+    pool = runtime.pools[name]
+    view = pool.view(uncached_tokens=0)
+    return {
+        "readyReplicas": view.ready_replicas,
+        "inFlight": view.in_flight,
+        "queued": view.queued,
+        "timeToFirstTokenSeconds": view.time_to_first_token_seconds,
+        "timePerOutputTokenSeconds": view.time_per_output_token_seconds,
+        "replicas": [
+            {"url": replica.url, "ready": replica.ready, "inFlight": replica.in_flight}
+            for replica in pool.replicas.values()
+        ],
+    }
+
+
+async def _config(request: web.Request) -> web.Response:
+    document = request.app[RUNTIME].config.model_dump(mode="json", by_alias=True)
+    document["session"]["redisUrl"] = redacted(document["session"]["redisUrl"])
+    return _json(document)
+
+
+def _named(request: web.Request) -> tuple[Runtime, Any, SessionId]:
+    """The session of /sessions/{id}?tenant=NAME: an id of ours, or one that a client sends."""
+    runtime = request.app[RUNTIME]
+    scope = runtime.scope(request.query.get("tenant", ""))
+    return runtime, scope, SessionId.of_client(scope, request.match_info["id"])
+
+
+async def _session(request: web.Request) -> web.Response:
+    runtime, scope, session = _named(request)
+    snapshot = await runtime.turns.store.read(scope, session)
+    if snapshot.record is None:
+        return _json({"error": f"there is no session {session.text}", "source": snapshot.source.value}, 404)
+    return _json(session_document(session, snapshot.record, snapshot.source.value))
+
+
+async def _forget(request: web.Request) -> web.Response:
+    runtime, scope, session = _named(request)
+    try:
+        known = await runtime.turns.store.delete(scope, session)
+    except StoreUnavailable as error:
+        return _json({"error": f"Redis did not answer: {error}"}, 503)
+    return _json({"session": session.text, "deleted": known}, 200 if known else 404)

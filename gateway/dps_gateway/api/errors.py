@@ -1,0 +1,89 @@
+"""From what can go wrong to an HTTP status and an OpenAI error object: the one place where this is decided."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.pool import PoolEmpty, PoolFull
+
+RETRY_AFTER_SECONDS: Final = 1
+
+
+class BadRequest(Exception):
+    """The client's request cannot be understood; the message says what to change."""
+
+
+class Unauthorized(Exception):
+    """The client gave no API key, or one that is not known."""
+
+
+class BodyTooLarge(Exception):
+    """The request's body is over limits.maxBodyBytes."""
+
+
+class Draining(Exception):
+    """This replica is going away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    status: int
+    type: str
+    code: str
+    retry: bool = False
+
+
+_PROBLEMS: Final[dict[type[Exception], _Problem]] = {
+    BadRequest: _Problem(400, "invalid_request_error", "bad_request"),
+    Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
+    BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
+    PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
+    UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
+    UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
+    PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
+    Draining: _Problem(503, "server_error", "draining", retry=True),
+}
+_UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")
+
+
+def _problem(error: Exception) -> _Problem:
+    return next((_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS), _UNEXPECTED)
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether this is a way to fail that the gateway knows, rather than a bug."""
+    return _problem(error) is not _UNEXPECTED
+
+
+def error_object(error: Exception) -> bytes:
+    """The error as OpenAI's clients read it. An unexpected one does not show its insides."""
+    problem = _problem(error)
+    message = str(error) if problem is not _UNEXPECTED else "the gateway failed; its log has the details"
+    return orjson.dumps(
+        {"error": {"message": message, "type": problem.type, "param": None, "code": problem.code}}
+    )
+
+
+def error_event(error: Exception) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    return b"data: " + error_object(error) + b"\n\n"
+
+
+def error_response(error: Exception) -> web.Response:
+    """The answer to a request that failed before anything was sent."""
+    problem = _problem(error)
+    if isinstance(error, UpstreamFailed) and error.answer is not None:
+        status, said = error.answer
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else None
+        return web.Response(
+            status=status, body=said or error_object(error), headers=headers, content_type="application/json"
+        )
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if problem.retry else {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(
+        status=problem.status, body=error_object(error), headers=headers, content_type="application/json"
+    )

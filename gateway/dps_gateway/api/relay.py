@@ -1,0 +1,75 @@
+"""The rest of the engines' API: relayed as it is, without a session, to whoever has least to do."""
+
+import time
+import uuid
+
+from aiohttp import web
+
+from dps_gateway.api.dispatch import place
+from dps_gateway.api.errors import Draining, error_event, error_response, is_expected
+from dps_gateway.api.inference import RUNTIME, least_loaded, log, read_body
+from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.session.record import History
+from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
+
+
+async def relayed(request: web.Request) -> web.StreamResponse:
+    """Any other route of the engines: /v1/models, /v1/embeddings, /v1/responses, /v1/messages and so on."""
+    runtime = request.app[RUNTIME]
+    request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+    started = time.perf_counter()
+    status = 499
+    try:
+        if runtime.draining:
+            raise Draining("this replica is shutting down; try again")
+        runtime.tenant(request.headers)
+        body = await read_body(request) if request.can_read_body else None
+        trace = runtime.tracing.propagate(runtime.tracing.server_span(request.path, {}), request.headers)
+        placed = await place(
+            runtime,
+            Decision(least_loaded(runtime), Reason.FIXED),
+            None,
+            request.raw_path,
+            body,
+            lambda api_key: forwarded_headers(request.headers, api_key, trace, request_id),
+            started,
+            whole=False,
+            method=request.method,
+        )
+        try:
+            response = web.StreamResponse(status=placed.answer.status, headers=placed.answer.headers())
+            response.headers.update(
+                {
+                    "x-request-id": request_id,
+                    "x-dps-pool": placed.pool.name.value,
+                    "x-dps-reason": placed.reason.value,
+                    "x-dps-history": History.STATELESS.value,
+                }
+            )
+            await response.prepare(request)
+            await response.write(placed.answer.first)
+            try:
+                async for chunk in placed.answer.rest():
+                    await response.write(chunk)
+            except UpstreamBroken as error:
+                if not placed.answer.streams:
+                    raise ConnectionResetError(str(error)) from error  # cut: a short body must not look whole
+                await response.write(error_event(error))
+            await response.write_eof()
+        finally:
+            placed.close()
+        status = response.status
+        return response
+    except ConnectionResetError:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=status)
+    except Exception as error:
+        if not is_expected(error):
+            log.exception("request %s failed", request_id)
+        refusal = error_response(error)
+        refusal.headers["x-request-id"] = request_id
+        status = refusal.status
+        return refusal
+    finally:
+        runtime.metrics.requests.labels("relayed", str(status)).inc()

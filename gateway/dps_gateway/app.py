@@ -1,0 +1,139 @@
+"""The gateway's wiring: applications, background tasks, and `dps gateway`."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from dps_gateway.api.admin import admin_app
+from dps_gateway.api.inference import ROUTES, RUNTIME, routed
+from dps_gateway.api.relay import relayed
+from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
+from dps_gateway.reload import watch_config
+from dps_gateway.routing.decision import Pool
+from dps_gateway.runtime import Runtime
+from dps_gateway.upstream.discovery import ApiServer, watch_service
+from dps_gateway.upstream.health import watch_health
+
+log = logging.getLogger(__name__)
+
+
+def public_app(runtime: Runtime) -> web.Application:
+    """The application that clients talk to."""
+    app = web.Application(client_max_size=runtime.config.limits.max_body_bytes)
+    app[RUNTIME] = runtime
+    for route in ROUTES:
+        app.router.add_post(route.path, routed(route))
+    app.router.add_route("*", "/v1/{rest:.*}", relayed)
+    return app
+
+
+@asynccontextmanager
+async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
+    """Health checks, discovery and the configuration file's watcher, for as long as the gateway runs.
+
+    Raises ConfigError if a pool names a service and this is not a cluster.
+    """
+    first_round = asyncio.Event()
+    tasks = [
+        asyncio.create_task(
+            watch_health(
+                runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds, first_round
+            )
+        )
+    ]
+    services = {name: runtime.config.pools[name].service for name in Pool}
+    if any(services.values()):
+        api = ApiServer.of_pod()
+        for name, service in services.items():
+            if service is not None:
+                found = runtime.pools[name].set_endpoints
+                tasks.append(asyncio.create_task(watch_service(api, service, found)))
+    if config_file is not None:
+        tasks.append(asyncio.create_task(watch_config(config_file, runtime)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(
+    config: GatewayConfig, tokenizer: Tokenizer, config_file: Path | None, *, reuse_port: bool = False
+) -> None:
+    """Run one gateway process until SIGTERM or SIGINT, then drain it."""
+    runtime = Runtime(config, tokenizer)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    # Handlers are cancelled when their client leaves, and with them the generation upstream.
+    public = web.AppRunner(
+        public_app(runtime),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=config.timeouts.drain_seconds,
+    )
+    admin = web.AppRunner(admin_app(runtime), access_log=None)
+    await public.setup()
+    await admin.setup()
+    listen = config.listen
+    try:
+        async with background(runtime, config_file):
+            await web.TCPSite(admin, listen.host, listen.admin_port, reuse_port=reuse_port).start()
+            await web.TCPSite(public, listen.host, listen.port, reuse_port=reuse_port, backlog=1024).start()
+            log.info("listening on %s:%d, admin on :%d", listen.host, listen.port, listen.admin_port)
+            await stop.wait()
+            log.info("draining")
+            runtime.draining = True
+            await asyncio.sleep(runtime.config.timeouts.drain_delay_seconds)
+            await public.cleanup()
+    finally:
+        await public.cleanup()
+        await admin.cleanup()
+        await runtime.close()
+
+
+def main(argv: list[str]) -> int:
+    """`dps gateway --config FILE`: 0 after a clean stop, 2 for a configuration that cannot be used."""
+    parser = argparse.ArgumentParser(prog="dps gateway", description="Run the gateway.")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration (YAML)")
+    parser.add_argument(
+        "--check", action="store_true", help="read the configuration, say what is wrong, and stop"
+    )
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    try:
+        config = load_config(arguments.config)
+        if arguments.check:
+            print(f"{arguments.config} can be used")
+            return 0
+        if config.listen.workers > 1:
+            from dps_gateway.workers import run_workers
+
+            return run_workers(arguments.config, config.listen.workers, arguments.log_level)
+        return run_worker(config, arguments.config)
+    except (ConfigError, TokenizerError) as error:
+        print(f"dps gateway: {error}", file=sys.stderr)
+        return 2
+
+
+def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> int:
+    """One gateway process, start to end. Raises ConfigError or TokenizerError before it listens."""
+    import uvloop
+
+    tokenizer = Tokenizer.load(config.model.tokenizer)
+    with suppress(KeyboardInterrupt):
+        uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))
+    return 0

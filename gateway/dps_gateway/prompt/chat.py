@@ -1,0 +1,194 @@
+"""From a chat request to what the engine gives its chat template. Pure.
+
+Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_template`; `jinja_template_utils.py`;
+`protocol.py`), because a field more or less in a tool's schema is a token more or less in L_t.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import jinja2
+import orjson
+from jinja2 import nodes
+
+from dps_gateway.prompt.tool_schema import normalized_schema
+
+ContentFormat = Literal["string", "openai"]
+
+_MESSAGE_FIELDS: Final = (
+    "role", "content", "tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix",
+)  # fmt: skip
+_FUNCTION_FIELDS: Final = ("description", "name", "parameters", "strict", "defer_loading")
+_OMITTED_WHEN_NULL: Final = ("strict", "defer_loading")
+_MULTIMODAL_WORDS: Final = ("image", "audio", "video", "vision")
+_MEDIA_PARTS: Final = {
+    "image_url": "image", "input_image": "image", "video_url": "video",
+    "audio_url": "audio", "input_audio": "audio",
+}  # fmt: skip
+
+
+MAX_REMEMBERED_TOOLS_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """The chat template's input. `continuation` is text that the engine appends after the generation prompt."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    continuation: str = ""
+
+
+def content_format(chat_template: str) -> ContentFormat:
+    """Whether the template iterates over content parts ('openai') or expects one string."""
+    if any(word in chat_template for word in _MULTIMODAL_WORDS):
+        return "openai"
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        tree = environment.parse(chat_template)
+    except jinja2.TemplateError:
+        return "string"
+    loops = (loop.iter for loop in tree.find_all(nodes.For))
+    return "openai" if any(_is_content(node) for node in loops) else "string"
+
+
+def chat_input(body: dict[str, Any], expects: ContentFormat) -> ChatInput:
+    """What the template of this request's engine is rendered with.
+
+    Raises KeyError, TypeError or ValueError for a request that the engine will refuse.
+    """
+    messages = [_message(message, expects) for message in body["messages"]]
+    continuation = ""
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and isinstance(last["content"], str):
+        if body.get("continue_final_message"):
+            continuation = last["content"]
+            del messages[-1]
+        else:
+            messages[-1] = {"role": "user", "content": last["content"]}
+    return ChatInput(messages, _tools(body), _variables(body), continuation)
+
+
+def _message(message: dict[str, Any], expects: ContentFormat) -> dict[str, Any]:
+    role, content = message["role"], message.get("content")
+    if role == "user":
+        result = {"role": role, "content": content}
+    else:
+        role = role.lower()
+        result = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
+        result |= {"role": role, "content": "" if content is None else content}
+        if "tool_calls" in result:
+            result["tool_calls"] = [_tool_call(call, role) for call in result["tool_calls"]]
+        if "tools" in result:
+            result["tools"] = [_tool(tool) for tool in result["tools"]]
+    if isinstance(content, list):
+        result["content"] = _parts(content, expects)
+    if role == "tool":
+        result["content"] = _tool_result(result["content"])
+    return result
+
+
+def _parts(parts: list[dict[str, Any]], expects: ContentFormat) -> str | list[dict[str, Any]]:
+    if expects == "string":
+        return " ".join(part["text"] for part in parts if part.get("type") in ("text", "input_text"))
+    result: list[dict[str, Any]] = []
+    for part in parts:
+        kind = part.get("type")
+        if kind in ("text", "input_text"):
+            result.append({"type": "text", "text": part["text"]})
+        elif kind in _MEDIA_PARTS:
+            result.append({"type": _MEDIA_PARTS[kind]})
+        elif kind == "tool_reference":
+            result.append(part)
+    return result
+
+
+def _tool_result(content: Any) -> Any:
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        return " ".join(part.get("text", "") for part in content)
+    return content
+
+
+def _tool_call(call: dict[str, Any], role: str) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    if role == "assistant" and isinstance(arguments, str):
+        arguments = orjson.loads(arguments)
+    return {
+        "id": call.get("id"),
+        "index": call.get("index"),
+        "type": call.get("type", "function"),
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }
+
+
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if not tools or choice == "none":
+        return None
+    if isinstance(choice, dict):
+        named = choice["function"]["name"]
+        tools = [tool for tool in tools if tool["function"]["name"] == named]
+    given = orjson.dumps(tools)
+    if len(given) > MAX_REMEMBERED_TOOLS_BYTES:
+        return [_tool(tool) for tool in tools]
+    return _remembered_tools(given) or None
+
+
+@lru_cache(maxsize=256)
+def _remembered_tools(given: bytes) -> list[dict[str, Any]]:
+    """A session sends the same tools with every turn, and so do all sessions of an agent."""
+    return [_tool(tool) for tool in orjson.loads(given)]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's schema, in the client's order, with the fields that the engine's own model adds."""
+    given, deferred = tool["function"], tool.get("defer_loading")
+    function = {name: value for name, value in given.items() if name in _FUNCTION_FIELDS}
+    for name in _FUNCTION_FIELDS:
+        function.setdefault(name, None)
+    function["parameters"] = normalized_schema(function["parameters"])
+    if deferred is not None and function["defer_loading"] is None:
+        function["defer_loading"] = deferred
+    for name in _OMITTED_WHEN_NULL:
+        if function[name] is None:
+            del function[name]
+    return {"type": tool.get("type", "function"), "function": function, "defer_loading": deferred}
+
+
+def _variables(body: dict[str, Any]) -> dict[str, Any]:
+    """The template's extra variables: chat_template_kwargs, and what reasoning settings turn into."""
+    reasoning = body.get("reasoning")
+    effort = body.get("reasoning_effort")
+    thinking: bool | None = None
+    if isinstance(reasoning, dict):
+        asked = reasoning.get("effort", reasoning.get("reasoning_effort"))
+        effort = asked if asked is not None else effort
+        enabled = reasoning.get("enabled", reasoning.get("enable"))
+        if isinstance(enabled, str):
+            enabled = enabled.strip().lower() in {"1", "true", "yes", "y", "on"}
+        thinking = True if enabled else None
+    if effort is not None:
+        thinking = effort != "none"
+    variables = {} if effort is None else {"reasoning_effort": effort}
+    variables |= body.get("chat_template_kwargs") or {}
+    if thinking is not None:
+        variables.setdefault("thinking", thinking)
+        variables.setdefault("enable_thinking", thinking)
+    return variables
+
+
+def _is_content(node: nodes.Node, names: tuple[str, ...] = ("message", "msg", "m")) -> bool:
+    """Whether a loop runs over `message.content` or `message['content']`, filtered or sliced or not."""
+    if isinstance(node, nodes.Filter | nodes.Test):
+        return node.node is not None and _is_content(node.node)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content" and isinstance(node.node, nodes.Name) and node.node.name in names
+    if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Slice):
+            return _is_content(node.node)
+        is_key = isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return is_key and isinstance(node.node, nodes.Name) and node.node.name in names
+    return False

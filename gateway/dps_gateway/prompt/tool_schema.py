@@ -1,0 +1,93 @@
+"""SGLang rewrites non-standard type names in tool schemas (`dict`, `float`, `varchar(255)`), and the
+rewritten schema is what the prompt shows. This is `normalize_json_schema_types` of SGLang 0.5.23's
+function_call/utils.py.
+"""
+
+from typing import Any
+
+STANDARD_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+ALIASES = {
+    **dict.fromkeys(
+        [
+            "str",
+            "text",
+            "varchar",
+            "char",
+            "enum",
+            "uuid",
+            "date",
+            "datetime",
+            "time",
+            "timestamp",
+            "binary",
+            "blob",
+            "bytea",
+            "bytes",
+            "varbinary",
+        ],
+        "string",
+    ),
+    "bool": "boolean",
+    **dict.fromkeys(("bigint", "smallint", "tinyint"), "integer"),
+    **dict.fromkeys(("double", "decimal", "real", "numeric"), "number"),
+    **dict.fromkeys(("arr", "tuple", "set"), "array"),
+    "map": "object",
+}
+PREFIXES = {
+    **dict.fromkeys(("int", "uint", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("num", "float"), "number"),
+    "list": "array",
+    "dict": "object",
+}
+AFTER_PREFIX = frozenset("0123456789[<( \t")
+
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMAS = (
+    "items",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+
+
+def normalized_schema(schema: Any) -> Any:
+    """`schema` with every known alias of a JSON Schema type replaced by the type; key order is kept."""
+    if isinstance(schema, list):
+        return [normalized_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _normalized_entry(key, value) for key, value in schema.items()}
+
+
+def _normalized_entry(key: str, value: Any) -> Any:
+    if key == "type" and isinstance(value, str):
+        return _normalized_type(value)
+    if key == "type" and isinstance(value, list):
+        types = [_normalized_type(item) for item in value]
+        return [item for index, item in enumerate(types) if item not in types[:index]]
+    if key in SCHEMAS_BY_NAME and isinstance(value, dict):
+        return {name: normalized_schema(item) for name, item in value.items()}
+    if key in SCHEMAS or (key in SCHEMA_LISTS and isinstance(value, list)):
+        return normalized_schema(value)
+    return value
+
+
+def _normalized_type(name: Any) -> Any:
+    if not isinstance(name, str) or name in STANDARD_TYPES:
+        return name
+    base = name.split("(", 1)[0].strip().lower()
+    if base in STANDARD_TYPES:
+        return base
+    if base in ALIASES:
+        return ALIASES[base]
+    for prefix, standard in PREFIXES.items():
+        if base == prefix or (base.startswith(prefix) and base[len(prefix)] in AFTER_PREFIX):
+            return standard
+    return name

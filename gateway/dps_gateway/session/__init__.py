@@ -1,0 +1,1 @@
+"""Session state: who is talking (identity), what is remembered (record), and where (Redis, mirror)."""

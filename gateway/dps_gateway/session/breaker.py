@@ -1,0 +1,42 @@
+"""A circuit breaker: after a few failures in a row, do not ask for a while, then ask once."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+FAILURES_TO_OPEN: Final = 3
+FIRST_PAUSE_SECONDS: Final = 0.5
+LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class Breaker:
+    """Closed: calls pass. Open: none does. After the pause, one call probes, and its outcome decides."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._pause = FIRST_PAUSE_SECONDS
+        self._retry_at = 0.0
+
+    @property
+    def open(self) -> bool:
+        return self._failures >= FAILURES_TO_OPEN
+
+    def allows(self) -> bool:
+        """Whether a call may be made now. Being allowed while open makes the caller the probe."""
+        if not self.open:
+            return True
+        if self._clock() < self._retry_at:
+            return False
+        self._retry_at = self._clock() + self._pause
+        return True
+
+    def succeeded(self) -> None:
+        self._failures = 0
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def failed(self) -> None:
+        self._failures += 1
+        if self.open:
+            self._retry_at = self._clock() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,62 @@
+"""`dps session`: look at a session's record in Redis, or delete it."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import orjson
+
+from dps_gateway.api.admin import session_document
+from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.session.identity import Scope, SessionId
+from dps_gateway.session.mirror import Mirror
+from dps_gateway.session.redis import RedisBackend, connect
+from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
+
+PATIENCE_SECONDS = 5.0
+
+
+def main(argv: list[str]) -> int:
+    """`dps session show|delete ID --config FILE`: 0 if the session was there, 1 if not, 2 if that cannot be known."""
+    parser = argparse.ArgumentParser(prog="dps session", description=__doc__)
+    parser.add_argument("action", choices=["show", "delete"])
+    parser.add_argument("id", help="the id that the client sends, or the one in x-dps-session")
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the gateway's configuration"
+    )
+    parser.add_argument("--tenant", default="", help="whose session it is, where API keys are in use")
+    arguments = parser.parse_args(argv)
+    try:
+        config = load_config(arguments.config)
+        if config.session.redis_url is None:
+            raise ConfigError(
+                f"{arguments.config}: session.redisUrl is not set: records live in the gateway alone"
+            )
+        return asyncio.run(_run(config, arguments.action, arguments.id, arguments.tenant))
+    except (ConfigError, StoreUnavailable, ValueError) as error:
+        print(f"dps session: {error}", file=sys.stderr)
+        return 2
+
+
+async def _run(config: GatewayConfig, action: str, client_id: str, tenant: str) -> int:
+    assert config.session.redis_url is not None
+    backend = RedisBackend(connect(config.session.redis_url, PATIENCE_SECONDS), PATIENCE_SECONDS)
+    store = SessionStore(backend, Mirror(0), config.session.ttl_seconds)
+    scope = Scope.of(config.model.name, tenant)
+    session = SessionId.of_client(scope, client_id)
+    try:
+        snapshot = await store.read(scope, session)
+        if snapshot.source is not StateSource.REDIS:
+            raise StoreUnavailable("Redis does not answer; see session.redisUrl")
+        if snapshot.record is None:
+            print(f"there is no session {session.text}", file=sys.stderr)
+            return 1
+        document = session_document(session, snapshot.record, snapshot.source.value)
+        print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        if action == "delete":
+            await store.delete(scope, session)
+            print(f"deleted {session.text}", file=sys.stderr)
+        return 0
+    finally:
+        await backend.close()

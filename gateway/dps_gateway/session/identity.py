@@ -1,0 +1,155 @@
+"""Which session a request belongs to, from what clients already send. Pure.
+
+The order is a list of sources, each `header:NAME` or `body:FIELD[.FIELD]`; the first that holds a usable
+value wins. Neither Authorization nor an address ever identifies a session: one key or one proxy serves many.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from multidict import istr
+
+MAX_SESSION_ID_CHARS: Final = 255
+
+DEFAULT_SESSION_KEYS: Final = (
+    "header:x-session-id",
+    "header:x-claude-code-session-id",
+    "header:session-id",
+    "header:session_id",
+    "header:x-opencode-session",
+    "header:x-session-affinity",
+    "header:x-amp-thread-id",
+    "header:x-dynamo-session-id",
+    "header:x-litellm-session-id",
+    "header:x-bf-session-id",
+    "header:x-grok-conv-id",
+    "header:agent-session-id",
+    "header:x-conversation-id",
+    "header:x-thread-id",
+    "body:prompt_cache_key",
+    "body:conversation",
+    "body:previous_response_id",
+    "body:metadata.session_id",
+)
+
+_FORBIDDEN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+_OPAQUE_PREFIX: Final = "dps-"
+_OPAQUE_CHARS: Final = frozenset("0123456789abcdef")
+TAG_CHARS: Final = 8
+_REST_CHARS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderKey:
+    """A request header that may hold the session's id."""
+
+    name: istr
+
+
+@dataclass(frozen=True, slots=True)
+class BodyKey:
+    """A path in the JSON body that may hold the session's id."""
+
+    path: tuple[str, ...]
+
+
+SessionKey = HeaderKey | BodyKey
+
+
+@lru_cache(maxsize=256)
+def parse_session_key(text: str) -> SessionKey:
+    """Read `header:NAME` or `body:FIELD[.FIELD]`. Raises ValueError with a sentence that says what to write."""
+    kind, _, name = text.partition(":")
+    if kind == "header" and name:
+        if name.lower() in _FORBIDDEN_HEADERS:
+            raise ValueError(f"'{text}' must not identify a session: many sessions share one credential")
+        return HeaderKey(istr(name.lower()))
+    if kind == "body" and name and all(name.split(".")):
+        return BodyKey(tuple(name.split(".")))
+    raise ValueError(f"'{text}' is not a session key: write header:NAME or body:FIELD")
+
+
+def client_session_id(
+    keys: tuple[SessionKey, ...], headers: Mapping[str, str], body: Mapping[str, Any]
+) -> str | None:
+    """The id the client gave this session, or None. Empty, overlong and non-text values do not count."""
+    for key in keys:
+        value: Any
+        if isinstance(key, HeaderKey):
+            value = headers.get(key.name)
+        else:
+            value = body
+            for part in key.path:
+                value = value.get(part) if isinstance(value, dict) else None
+            if isinstance(value, dict):  # the Responses API allows conversation: {"id": …}
+                value = value.get("id")
+        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS:
+            return value
+    return None
+
+
+def _letters(*parts: bytes, size: int) -> str:
+    framed = b"".join(len(part).to_bytes(4) + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=20).hexdigest()[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What separates one tenant's sessions of one model from everybody else's in a shared store."""
+
+    name: str
+
+    @classmethod
+    def of(cls, model: str, tenant: str) -> "Scope":
+        return cls(_letters(b"scope", model.encode(), tenant.encode(), size=10))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionId:
+    """An opaque session id (header `x-dps-session`): never the client's own id, which is hashed into it.
+
+    The first letters are a tag. Everything that belongs together shares it, and with it a Redis Cluster slot.
+    """
+
+    text: str
+
+    @property
+    def tag(self) -> str:
+        return self.text[len(_OPAQUE_PREFIX) :][:TAG_CHARS]
+
+    @classmethod
+    def of_client(cls, scope: Scope, client_id: str) -> "SessionId":
+        """The session a client names; an id that this gateway handed out earlier names itself."""
+        known = cls.parse(client_id)
+        if known is not None:
+            return known
+        return cls(
+            _OPAQUE_PREFIX
+            + _letters(b"client", scope.name.encode(), client_id.encode(), size=TAG_CHARS + _REST_CHARS)
+        )
+
+    @classmethod
+    def of_history(cls, tag: str, digest: bytes, parent: "SessionId | None" = None) -> "SessionId":
+        """A session recognised by its history: minted from the first prompt, or where it leaves its parent's.
+
+        Deterministic, so that a retry, another replica or a restarted one mints the same id.
+        """
+        origin = parent.text.encode() if parent else b""
+        return cls(_OPAQUE_PREFIX + tag + _letters(b"history", origin, digest, size=_REST_CHARS))
+
+    @classmethod
+    def parse(cls, text: str) -> "SessionId | None":
+        """The id if `text` has the form of one, else None."""
+        rest = text.removeprefix(_OPAQUE_PREFIX)
+        if rest != text and len(rest) == TAG_CHARS + _REST_CHARS and _OPAQUE_CHARS.issuperset(rest):
+            return cls(text)
+        return None
+
+
+@lru_cache(maxsize=4096)
+def history_tag(root_digest: bytes) -> str:
+    """The tag of all sessions that start with the same first message."""
+    return _letters(b"tag", root_digest, size=TAG_CHARS)

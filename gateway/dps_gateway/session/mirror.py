@@ -1,0 +1,63 @@
+"""A bounded copy, in this process, of the session state it has seen: what is left when Redis is away."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: bytes
+    expires: float
+    written: bool
+
+
+class Mirror:
+    """Least recently used entries go first; an entry is as old as its TTL allows. Not shared, not durable."""
+
+    def __init__(self, max_entries: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_entries = max_entries
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._unwritten = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> bytes | None:
+        entry = self._entries.get(key)
+        if entry is None or entry.expires < self._clock():
+            return None
+        return entry.value
+
+    def unwritten(self, key: str) -> bytes | None:
+        """The value, if it could not be written to the authoritative store."""
+        if not self._unwritten:
+            return None
+        entry = self._entries.get(key)
+        return None if entry is None or entry.written or entry.expires < self._clock() else entry.value
+
+    def put(
+        self, key: str, value: bytes, pointer: tuple[str, bytes] | None, ttl_seconds: int, *, written: bool
+    ) -> None:
+        expires = self._clock() + ttl_seconds
+        self._put(key, _Entry(value, expires, written))
+        if pointer is not None:
+            self._put(pointer[0], _Entry(pointer[1], expires, written))
+
+    def delete(self, key: str) -> bool:
+        entry = self._entries.pop(key, None)
+        self._count(entry, -1)
+        return entry is not None
+
+    def _put(self, key: str, entry: _Entry) -> None:
+        self._count(self._entries.pop(key, None), -1)
+        self._entries[key] = entry
+        self._count(entry, +1)
+        while len(self._entries) > self._max_entries:
+            self._count(self._entries.popitem(last=False)[1], -1)
+
+    def _count(self, entry: _Entry | None, change: int) -> None:
+        if entry is not None and not entry.written:
+            self._unwritten += change

@@ -1,0 +1,238 @@
+"""Session state in Redis (6.2 to 8, Valkey): one round trip to read a turn's state, one script to commit it."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from dps_gateway.session.breaker import Breaker
+from dps_gateway.session.store import Hit, StoreUnavailable
+
+MAX_CONNECTIONS: Final = 64
+
+# Looking up by history: the first pointer that exists names the session whose record is wanted too. All keys
+# share a hash tag, so that the record, whose key only the pointer knows, is on the same cluster node.
+_FIND: Final = """
+local pointers = redis.call('MGET', unpack(KEYS))
+for rank, pointer in ipairs(pointers) do
+  if pointer then
+    local session = string.match(pointer, '^%["([^"]+)"')
+    return {rank - 1, pointer, session and redis.call('GET', ARGV[1] .. session) or false}
+  end
+end
+return false
+"""
+
+# Compare and set. An empty reply means done; a value (perhaps empty) is what is there instead.
+_SWAP: Final = """
+local current = redis.call('GET', KEYS[1]) or ''
+if current ~= ARGV[1] then return {current} end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+if KEYS[2] then redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3]) end
+return {}
+"""
+
+
+class _Script:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+_FIND_SCRIPT: Final = _Script(_FIND)
+_SWAP_SCRIPT: Final = _Script(_SWAP)
+
+Client = Redis | RedisCluster
+
+
+def connect(url: str, timeout_seconds: float) -> Client:
+    """A client for redis://, rediss://, redis+sentinel://HOST:PORT[,…]/DB?service=NAME or redis+cluster://.
+
+    Connects on first use. Raises ValueError for a URL that is none of these.
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        # A connection that Redis closed (a restart) deserves one new one; waiting longer is the breaker's job.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+    }
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    if scheme not in ("redis", "rediss", "unix") or kind not in ("", "sentinel", "cluster"):
+        raise ValueError(
+            f"session.redisUrl: '{parts.scheme}://' is not understood: use redis://, rediss://, "
+            "redis+sentinel:// or redis+cluster://"
+        )
+    if kind == "sentinel":
+        return _sentinel(parts.netloc, parts.path, dict(parse_qsl(parts.query)), scheme == "rediss", options)
+    plain = urlunsplit((scheme, *parts[1:]))
+    if kind == "cluster":
+        return RedisCluster.from_url(plain, **options)
+    return Redis.from_url(plain, max_connections=MAX_CONNECTIONS, **options)
+
+
+def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options: dict[str, Any]) -> Redis:
+    service = query.pop("service", None)
+    if service is None:
+        raise ValueError("session.redisUrl: redis+sentinel:// needs ?service=NAME, the name of the master")
+    credentials, _, hosts = netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    nodes = [
+        (host, int(port or 26379)) for host, _, port in (node.partition(":") for node in hosts.split(","))
+    ]
+    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    sentinel_password = query.pop("sentinel_password", None)
+    if query:
+        raise ValueError(f"session.redisUrl: unknown option {urlencode(query)}")
+    sentinel: Any = Sentinel  # the library leaves its constructor untyped
+    manager = sentinel(nodes, sentinel_kwargs={"password": sentinel_password, **timeouts})
+    master: Redis = manager.master_for(
+        service,
+        db=int(path.strip("/") or 0),
+        username=username or None,
+        password=password or None,
+        ssl=tls,
+        **options,
+    )
+    return master
+
+
+class RedisBackend:
+    """The authoritative store. Commands of one event-loop turn travel together; a breaker bounds the waiting."""
+
+    def __init__(
+        self, client: Client, timeout_seconds: float, on_error: Callable[[str], None] = lambda kind: None
+    ) -> None:
+        self._client = client
+        self._timeout = timeout_seconds
+        self._on_error = on_error
+        self._breaker = Breaker()
+        self._refused = False
+        self._batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def degraded(self) -> bool:
+        """Whether state is not being kept in Redis at the moment."""
+        return self._breaker.open or self._refused
+
+    async def get(self, key: str) -> bytes | None:
+        value: bytes | None = await self._call("GET", key)
+        return value
+
+    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
+        if not pointer_keys:
+            return None
+        reply = await self._eval(_FIND_SCRIPT, pointer_keys, [record_prefix])
+        return Hit(int(reply[0]), reply[1], reply[2] or None) if reply else None
+
+    async def swap(
+        self,
+        key: str,
+        expected: bytes | None,
+        value: bytes,
+        ttl_seconds: int,
+        pointer: tuple[str, bytes] | None,
+    ) -> tuple[bool, bytes | None]:
+        keys, arguments = [key], [expected or b"", value, ttl_seconds]
+        if pointer is not None:
+            keys.append(pointer[0])
+            arguments.append(pointer[1])
+        try:
+            reply = await self._eval(_SWAP_SCRIPT, keys, arguments)
+        except StoreUnavailable:
+            self._refused = True
+            raise
+        self._refused = False
+        return not reply, (reply[0] or None) if reply else None
+
+    async def delete(self, key: str) -> bool:
+        return bool(await self._call("DEL", key))
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable if Redis does not answer."""
+        await self._call("PING")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._client.aclose()
+
+    async def _eval(self, script: _Script, keys: list[str], arguments: list[Any]) -> Any:
+        try:
+            return await self._call("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:  # a Redis that restarted, or was failed over to
+            return await self._call("EVAL", script.text, len(keys), *keys, *arguments)
+
+    async def _call(self, *command: Any) -> Any:
+        if not self._breaker.allows():
+            raise StoreUnavailable("the circuit breaker is open")
+        try:
+            reply = await self._send(command)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        self._breaker.succeeded()
+        return reply
+
+    def _unavailable(self, error: Exception) -> Exception:
+        if isinstance(error, NoScriptError):
+            self._breaker.succeeded()
+            return error
+        self._on_error(type(error).__name__)
+        if isinstance(error, ResponseError):
+            self._breaker.succeeded()  # Redis is there and says no: full, read-only, loading
+        else:
+            self._breaker.failed()
+        return StoreUnavailable(str(error) or type(error).__name__)
+
+    async def _send(self, command: tuple[Any, ...]) -> Any:
+        if isinstance(self._client, RedisCluster):
+            async with asyncio.timeout(self._timeout):
+                return await _execute(self._client, command)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        if not self._batch:
+            loop.call_soon(self._flush)
+        self._batch.append((command, future))
+        return await future
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        task = asyncio.create_task(self._exchange(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
+        assert isinstance(self._client, Redis)
+        replies: list[Any]
+        try:
+            async with asyncio.timeout(self._timeout):
+                if len(batch) == 1:
+                    replies = [await _execute(self._client, batch[0][0])]
+                else:
+                    pipeline = self._client.pipeline(transaction=False)
+                    for command, _ in batch:
+                        pipeline.execute_command(*command)
+                    replies = await pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError, TimeoutError) as error:
+            replies = [error] * len(batch)
+        except asyncio.CancelledError:  # the gateway is closing
+            replies = [RedisConnectionError("closed")] * len(batch)
+        for (_, future), reply in zip(batch, replies, strict=True):
+            if future.done():  # its caller gave up waiting
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+
+async def _execute(client: Any, command: tuple[Any, ...]) -> Any:
+    return await client.execute_command(*command)

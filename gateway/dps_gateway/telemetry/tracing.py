@@ -1,0 +1,123 @@
+"""OpenTelemetry: one SERVER span a request, `dps.route` under it, and the CLIENT span of the upstream call.
+
+Every OTEL_* variable works; the configuration file fills in what they leave open.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, inject
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from dps_gateway.config import Telemetry
+
+INSTRUMENTATION: Final = "dps_gateway"
+
+_TRACE_HEADERS: Final = ("traceparent", "tracestate", "baggage")
+
+
+class Tracing:
+    """The tracer of this process. Without an endpoint no span is recorded and none is paid for."""
+
+    def __init__(self, settings: Telemetry) -> None:
+        self._provider = _provider(settings)
+        self._tracer: Tracer = (
+            self._provider.get_tracer(INSTRUMENTATION) if self._provider else trace.NoOpTracer()
+        )
+
+    @property
+    def enabled(self) -> bool:
+        return self._provider is not None
+
+    def server_span(self, route: str, headers: Mapping[str, str]) -> Span:
+        """The span of a request, child of the caller's."""
+        if self._provider is None:
+            return trace.INVALID_SPAN
+        return self._tracer.start_span(f"POST {route}", extract(headers), SpanKind.SERVER)
+
+    def child(
+        self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
+    ) -> Span:
+        """A span under `parent`."""
+        if self._provider is None:
+            return trace.INVALID_SPAN
+        return self._tracer.start_span(name, trace.set_span_in_context(parent), kind, links=links)
+
+    def propagate(self, span: Span, incoming: Mapping[str, str]) -> dict[str, str]:
+        """The W3C headers for the upstream request: ours, or the caller's where nothing is recorded."""
+        if self._provider is None:
+            return {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
+        carrier: dict[str, str] = {}
+        inject(carrier, trace.set_span_in_context(span, extract(incoming)))
+        return carrier
+
+    def shutdown(self) -> None:
+        """Flush what is buffered, within the exporter's own bounds."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def span_reference(span: Span) -> str:
+    """The span as a W3C traceparent, to be kept in the session's record; empty if nobody will see it."""
+    if not span.is_recording():
+        return ""
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier.get("traceparent", "")
+
+
+def links_to(reference: str) -> list[Link]:
+    """A link to the span that `span_reference` wrote down."""
+    parts = reference.split("-")
+    if len(parts) != 4:
+        return []
+    try:
+        context = SpanContext(int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3], 16)))
+    except ValueError:
+        return []
+    return [Link(NonRecordingSpan(context).get_span_context(), {"dps.link": "previous_turn"})]
+
+
+def _provider(settings: Telemetry) -> TracerProvider | None:
+    environment = os.environ
+    endpoint_set = any(
+        environment.get(name)
+        for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    )
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if not endpoint_set and settings.otlp_endpoint is None:
+        return None
+    name = environment.get("OTEL_SERVICE_NAME", settings.service_name)
+    sampler: Sampler | None = None  # None: the SDK reads OTEL_TRACES_SAMPLER
+    if "OTEL_TRACES_SAMPLER" not in environment:
+        sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
+    provider = TracerProvider(sampler=sampler, resource=Resource.create({SERVICE_NAME: name}))
+    provider.add_span_processor(BatchSpanProcessor(_exporter(settings, endpoint_set)))
+    return provider
+
+
+def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", settings.protocol
+    )
+    options: dict[str, Any] = {} if endpoint_set else {"endpoint": settings.otlp_endpoint}
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        if not endpoint_set and str(settings.otlp_endpoint).startswith("http://"):
+            options["insecure"] = True
+        return GrpcExporter(**options)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    if not endpoint_set:
+        options["endpoint"] = f"{str(settings.otlp_endpoint).rstrip('/')}/v1/traces"
+    return HttpExporter(**options)

@@ -1,0 +1,175 @@
+"""One HTTP exchange with one replica: the request sent, the answer up to its first bytes, and what failed."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from dps_gateway.config import Timeouts
+
+RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""The engine, or what stands before it, did not take the request: another replica may."""
+
+_HOP_BY_HOP: Final = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade",
+})  # fmt: skip
+_NOT_FORWARDED: Final = _HOP_BY_HOP | {
+    "host", "content-length", "accept-encoding", "authorization", "x-api-key", "cookie", "expect",
+    "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id",
+}  # fmt: skip
+_NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
+
+
+class UpstreamFailed(Exception):
+    """A replica did not begin to answer. `kind` is a metric label; `answer` what it said, if it said anything."""
+
+    def __init__(self, kind: str, message: str, answer: "tuple[int, bytes] | None" = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.answer = answer
+
+
+class UpstreamBroken(Exception):
+    """A replica began to answer and did not finish."""
+
+
+class Answer:
+    """A replica's answer that has begun: status and headers, and the body as it comes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, timeouts: Timeouts) -> None:
+        self._response = response
+        self._timeouts = timeouts
+        self._deadline = time.monotonic() + timeouts.total_seconds
+        self.first = first
+        self.status = response.status
+        self.streams = response.content_type == "text/event-stream"
+        if response.connection is not None and response.connection.protocol is not None:
+            # Until here the engine was thinking; from here on silence means something else.
+            response.connection.protocol.read_timeout = timeouts.idle_seconds
+
+    def headers(self) -> CIMultiDict[str]:
+        """The headers that belong to the client."""
+        return _without(self._response.headers, _NOT_RETURNED)
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """The chunks after the first. Raises UpstreamBroken if the replica goes away, falls silent or goes on
+        for longer than timeouts.totalSeconds."""
+        content = self._response.content
+        try:
+            while chunk := await content.readany():
+                yield chunk
+                if time.monotonic() > self._deadline:
+                    raise UpstreamBroken(f"the answer took longer than {self._timeouts.total_seconds:g} s")
+        except TimeoutError as error:
+            raise UpstreamBroken(f"the engine sent nothing for {self._timeouts.idle_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken("the engine closed the connection in mid-answer") from error
+
+    async def body(self) -> bytes:
+        """The whole body. Raises UpstreamBroken."""
+        if self._response.content.at_eof():
+            return self.first
+        return b"".join([self.first, *[chunk async for chunk in self.rest()]])
+
+    def close(self) -> None:
+        """Let go of the connection: reused if the answer is complete, else cut, which aborts the generation."""
+        self._response.release() if self._response.content.at_eof() else self._response.close()
+
+
+class Upstream:
+    """The client side towards the engines: one connection pool for all of them."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.configure(timeouts)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def configure(self, timeouts: Timeouts) -> None:
+        """Take on timeouts, for the requests to come."""
+        self.timeouts = timeouts
+        self._limits = aiohttp.ClientTimeout(
+            total=None,  # a timer for every request; `Answer.rest` looks at the clock instead
+            sock_connect=timeouts.connect_seconds,
+            sock_read=timeouts.first_byte_seconds,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(
+        self,
+        base_url: str,
+        path: str,
+        body: bytes | None,
+        headers: CIMultiDict[str],
+        method: str = "POST",
+    ) -> Answer:
+        """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed."""
+        try:
+            response = await self._session.request(
+                method,
+                _url(base_url, path),
+                data=body,
+                headers=headers,
+                timeout=self._limits,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamFailed("connect", "the engine cannot be reached") from error
+        except TimeoutError as error:
+            raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamFailed("disconnect", "the engine closed the connection") from error
+        try:
+            first = await response.content.readany()
+        except TimeoutError as error:
+            response.close()
+            raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            response.close()
+            raise UpstreamFailed("disconnect", "the engine closed the connection") from error
+        except BaseException:
+            response.close()
+            raise
+        answer = Answer(response, first, self.timeouts)
+        if response.status in RETRYABLE_STATUSES:
+            try:
+                said = await answer.body()
+            except UpstreamBroken:
+                said = b""
+            finally:
+                answer.close()
+            raise UpstreamFailed(
+                f"status_{response.status}", f"the engine answered {response.status}", (response.status, said)
+            )
+        return answer
+
+
+@lru_cache(maxsize=1024)
+def _url(base_url: str, path: str) -> URL:
+    return URL(base_url + path, encoded=True)
+
+
+def forwarded_headers(
+    incoming: "CIMultiDictProxy[str]", api_key: str | None, trace: Mapping[str, str], request_id: str
+) -> CIMultiDict[str]:
+    """The request headers for an engine: the client's without its credentials, with the gateway's own."""
+    headers = _without(incoming, _NOT_FORWARDED)
+    headers["Accept-Encoding"] = "identity"  # the usage in the answer has to be readable
+    headers["x-request-id"] = request_id
+    headers.update(trace)
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return headers
+
+
+def _without(headers: "CIMultiDictProxy[str] | CIMultiDict[str]", names: frozenset[str]) -> CIMultiDict[str]:
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in names)

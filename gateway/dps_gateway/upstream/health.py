@@ -1,0 +1,51 @@
+"""Which replicas answer: asked regularly, so that one that failed gets requests again when it is back."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import aiohttp
+
+from dps_gateway.upstream.pool import EnginePool, Replica
+
+log = logging.getLogger(__name__)
+
+HEALTH_PATH: Final = "/v1/models"
+"""Not /health, for which SGLang generates a token and takes a second."""
+
+
+async def watch_health(
+    pools: Iterable[EnginePool], interval_seconds: Callable[[], float], first_round: asyncio.Event
+) -> None:
+    """Ask every replica every interval, for ever. `first_round` is set when each was asked once."""
+    pools = list(pools)
+    async with aiohttp.ClientSession() as session:
+        while True:
+            limits = aiohttp.ClientTimeout(total=max(1.0, interval_seconds()))
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    for replica in list(pool.replicas.values()):
+                        group.create_task(_ask(session, pool, replica, limits))
+            first_round.set()
+            waiting = any(not replica.ready for pool in pools for replica in pool.replicas.values())
+            await asyncio.sleep(min(1.0, interval_seconds()) if waiting else interval_seconds())
+
+
+async def _ask(
+    session: aiohttp.ClientSession, pool: EnginePool, replica: Replica, limits: aiohttp.ClientTimeout
+) -> None:
+    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
+    try:
+        async with session.get(replica.url + HEALTH_PATH, headers=headers, timeout=limits) as response:
+            healthy = response.status < 500
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        healthy = False
+    if healthy != replica.ready:
+        log.info(
+            "replica %s of the %s pool is %s", replica.url, pool.name, "ready" if healthy else "not ready"
+        )
+    if healthy:
+        replica.succeeded()
+    else:
+        replica.failed()

@@ -1,0 +1,89 @@
+"""`python -m dps_lab.bench`: the request path beside its peers, in one run. Prints Markdown."""
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_lab.bench import metrics, peers, runner, table
+from dps_lab.bench.processes import StartError
+from dps_lab.bench.summary import Round, summarise
+from dps_lab.bench.traffic import Cell, Content
+from dps_lab.bench.wire import WireError
+from dps_lab.workload import assets
+
+_COUNTERS = (
+    "dps_route_decisions_total",
+    "dps_history_total",
+    "dps_token_count_mismatch_total",
+    "dps_state_errors_total",
+    "dps_state_degraded",
+)
+
+
+def main() -> int:
+    """Exit status 0, or 1 with a sentence when something that is measured cannot be run."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in which everybody takes a turn (5)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
+    )
+    arguments = parser.parse_args()
+    try:
+        run(arguments.rounds, arguments.seconds, assets.qwen_tokenizer())
+    except (StartError, WireError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"make bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
+    """Measure everything and print the report."""
+    began = time.monotonic()
+    peers_python = peers.install_peers(assets.cache_dir())
+    count = Tokenizer.load(str(tokenizer.path)).count
+    results: dict[Cell, dict[str, list[Round]]] = {cell: {} for cell in runner.CELLS}
+    low: dict[Content, list[runner.LowLoad]] = {content: [] for content in runner.CONTENTS}
+    with (
+        tempfile.TemporaryDirectory(prefix="dps-bench-") as directory,
+        runner.started(Path(directory), peers_python, tokenizer.path, count) as bench,
+    ):
+        for number in range(rounds):
+            _progress(f"round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s")
+            for content in runner.CONTENTS:
+                low[content].append(runner.measure_low_load(bench, content, number))
+            for cell in runner.CELLS:
+                for name, measured in runner.measure_throughput(bench, cell, number, seconds).items():
+                    results[cell].setdefault(name, []).append(measured)
+        said = metrics.scrape(bench.gateway_admin_port)
+    order = [contender.name for contender in bench.contenders]
+    print(_heading(rounds, seconds, tokenizer.description, time.monotonic() - began))
+    for cell, measured_rounds in results.items():
+        print(table.throughput(cell, summarise({name: measured_rounds[name] for name in order})), end="\n\n")
+    added = {content: runner.spread_of_added(each) for content, each in low.items()}
+    overhead = {content: runner.overhead(each) for content, each in low.items()}
+    print(f"### One connection, unary\n\n{table.added_time(added, overhead)}\n")
+    for counter in _COUNTERS:
+        print(table.counts(counter, metrics.rise({}, said, counter)))
+
+
+def _heading(rounds: int, seconds: float, tokenizer: str, took: float) -> str:
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("aiohttp", "uvloop", "redis", "fastokens"))
+    return (
+        f"## make bench\n\n{rounds} rounds of at most {seconds:g} s, {runner.CONNECTIONS} connections, "
+        f"each router on one core of {platform.machine()}; {', '.join(peers.REQUIREMENTS)}; "
+        f"Python {platform.python_version()}, {libraries}; {tokenizer}. {took:.0f} s in all.\n"
+    )
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

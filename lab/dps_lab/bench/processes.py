@@ -1,0 +1,97 @@
+"""The benchmark's processes: started on a core of their own, watched, and ended."""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class StartError(Exception):
+    """A process of the benchmark did not start; the message has the end of its output."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(
+    command: Sequence[str], core: int, ready: str | None, log: Path, patience: float = 90
+) -> Iterator[int]:
+    """Run `command` on `core` alone while the context lasts; gives its process id.
+
+    With `ready`, the context is entered once a GET of that URL gives a 200; a StartError after `patience`
+    seconds or when the process ends. Its output goes to `log`.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=partial(os.sched_setaffinity, 0, {core}),
+        )
+    try:
+        if ready is not None:
+            _wait(process, ready, log, patience)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = log.read_text(errors="replace")[-2000:]
+            raise StartError(f"{' '.join(map(str, process.args))} is not ready:\n{tail}")  # type: ignore[arg-type]
+        time.sleep(0.1)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process and its descendants have used, user and system, dead threads included.
+
+    From /proc/PID/stat (proc(5)): fields 14 and 15, in clock ticks, of every process of the tree. Its
+    resolution is one tick, 10 ms as a rule, so it needs runs of some length.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) * _TICK
+    return own + sum(cpu_seconds(child) for child in _children(pid))
+
+
+def core_seconds(core: int) -> float:
+    """The time that a core has spent on anything, other guests of the machine included; from /proc/stat."""
+    line = next(
+        line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} ")
+    )
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, line.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) * _TICK
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children += map(int, (task / "children").read_text().split())
+    return children

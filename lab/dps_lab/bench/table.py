@@ -1,0 +1,84 @@
+"""The report as Markdown. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from dps_lab.bench.summary import Spread, Summary
+from dps_lab.bench.traffic import Cell, Content
+
+_MICRO = 1e6
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with its columns aligned, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), line(rule), *map(line, rows)])
+
+
+def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
+    """One cell: a row for each contender."""
+    header = [
+        "router",
+        "req/s",
+        "min–max",
+        "x vllm",
+        "min–max",
+        "CPU µs/req",
+        "x vllm by CPU",
+        "p50 ms",
+        "core lost",
+    ]
+    rows = [
+        [
+            name,
+            f"{summary.rate.median:,.0f}",
+            _span(summary.rate, ",.0f"),
+            f"{summary.ratio.median:.2f}",
+            _span(summary.ratio, ".2f"),
+            f"{summary.cpu * _MICRO:.0f}",
+            f"{summary.cpu_ratio:.2f}",
+            f"{summary.latency * 1e3:.2f}",
+            f"{summary.lost * 100:.0f} %",
+        ]
+        for name, summary in summaries.items()
+    ]
+    return f"### {cell}\n\n{markdown(header, rows)}"
+
+
+def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[Content, float]) -> str:
+    """Microseconds before the upstream request, a row for each router; seconds go in.
+
+    `overhead` is the gateway's own figure, the mean of its histogram.
+    """
+    contents = list(added)
+    names = list(next(iter(added.values())))
+    rows = [
+        [
+            name,
+            *(
+                f"{added[content][name].median * _MICRO:.0f} ({_span(added[content][name], '.0f', _MICRO)})"
+                for content in contents
+            ),
+        ]
+        for name in names
+    ]
+    if overhead:
+        said = [f"{overhead[content] * _MICRO:.0f}" for content in contents]
+        rows.append(["dps_gateway_overhead_seconds", *said])
+    return markdown(["added before the upstream, µs", *map(str, contents)], rows)
+
+
+def counts(title: str, values: Mapping[str, float]) -> str:
+    """A line of what the gateway counted, by labels."""
+    parts = [f"{labels or 'in all'} {value:,.0f}" for labels, value in values.items()]
+    return f"{title}: {', '.join(parts) or 'none'}"
+
+
+def _span(spread: Spread, form: str, factor: float = 1.0) -> str:
+    return f"{spread.low * factor:{form}}–{spread.high * factor:{form}}"

@@ -1,0 +1,123 @@
+"""Processes of our own: started on free ports, waited for, ended by pid, and never left behind."""
+
+import asyncio
+import ctypes
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+POLL_SECONDS = 0.03
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class ChildError(Exception):
+    """A process ended or did not get ready; the message has the end of its log."""
+
+
+class Child:
+    """One process, which can be started again after it was killed. Its output goes to a log file."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, ready: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """ready: asked until it says True, once the process runs."""
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self._ready = ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises ChildError if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            raise ChildError(f"{self.name} does not run")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, without waiting. In a session of its own, so that Ctrl-C reaches only its parent."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    async def wait_ready(self, seconds: float = 90.0) -> None:
+        """Wait until it is ready. Raises ChildError if it ends first or takes longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not await self._ready():
+            if self._process is None or self._process.poll() is not None:
+                status = None if self._process is None else self._process.returncode
+                raise ChildError(f"{self.name} ended with status {status}\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise ChildError(f"{self.name} was not ready within {seconds:.0f} s\n{self.tail()}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal. Raises ChildError if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            raise ChildError(f"{self.name} does not run")
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def stop(self, seconds: float = 5.0) -> None:
+        """SIGTERM, and SIGKILL if that does not end it within `seconds`."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(f"  {self.name}| {line}" for line in text.splitlines()[-lines:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct TCP ports of 127.0.0.1 that nobody listens on.
+
+    Below the range that outgoing connections draw from, so that no connection can take one of them between
+    now and the bind, or while a process that listened on it is down.
+    """
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(10_240, _first_ephemeral_port()), 2_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError(f"no {count} free ports on 127.0.0.1")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return max(16_384, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
+    except OSError:
+        return 32_768
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

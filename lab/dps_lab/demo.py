@@ -1,0 +1,211 @@
+"""`dps demo`: real sessions through two gateways, one of them killed in mid-run, next to the static policies."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from dps_lab.children import ChildError
+from dps_lab.local import LocalStack, StackOptions, until_signal
+from dps_lab.plots import DemoPlot, Outage, draw_demo
+from dps_lab.replay.client import ReplayOptions
+from dps_lab.replay.oracle import PromptCounter, expected_by_session
+from dps_lab.replay.progress import Progress
+from dps_lab.replay.records import ReplayResult, TurnRecord
+from dps_lab.replay.report import Comparison, compare, summarize
+from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.replay.source import load_asset
+from dps_lab.replay.tables import lengths_table, routes_table, runs_table
+from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.sessions import Session, Turn
+
+THRESHOLD_TOKENS = 128
+CONCURRENCY = 8
+GATEWAYS = 2
+KILLED = 1
+"""The index of the gateway that is killed."""
+KILL_AT = 0.25
+"""How far into the run, as a share of its turns."""
+OUTAGE_SECONDS = 0.5
+LONGEST_ANSWER = 256
+"""Tokens of an answer at most, so that one very long recorded answer does not decide a run."""
+
+POLICIES = {
+    f"DPS, τ = {THRESHOLD_TOKENS}": "DeltaPrefill",
+    "greedy": "AlwaysGreedy",
+    "always speculative": "AlwaysSpeculative",
+}
+
+
+@dataclass
+class _Fault:
+    """Kills a gateway when enough turns are done and starts it again; knows when, and what it did afterwards."""
+
+    stack: LocalStack
+    progress: Progress
+    turns: int
+    done: int = 0
+    answered_since: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    outage: Outage | None = None
+
+    def turn_ended(self, record: TurnRecord) -> None:
+        self.progress.turn_ended(record)
+        self.done += 1
+        if self.done >= self.turns * KILL_AT:
+            self.reached.set()
+        if self.outage is not None and record.url == self.outage.url:
+            self.answered_since += 1
+
+    async def strike(self) -> None:
+        began = time.perf_counter()
+        await self.reached.wait()
+        name = f"gateway {KILLED + 1}"
+        killed = time.perf_counter() - began
+        self.stack.kill_gateway(KILLED)
+        self.progress.event(f"{name} killed with SIGKILL, after {self.done} of {self.turns} turns")
+        await asyncio.sleep(OUTAGE_SECONDS)
+        await self.stack.start_gateway(KILLED)
+        self.outage = Outage(self.stack.urls[KILLED], killed, time.perf_counter() - began)
+        self.progress.event(f"{name} is back, {self.outage.ended - killed:.1f} s later")
+
+
+def choose(sessions: Sequence[Session], count: int, counter: PromptCounter) -> list[Session]:
+    """So many sessions, spread evenly over all of them, each turn asking for as many tokens as its answer has."""
+    count = min(count, len(sessions))
+    chosen = [sessions[index * len(sessions) // count] for index in range(count)]
+    return [
+        session.model_copy(update={"turns": [_bounded(turn, counter) for turn in session.turns]})
+        for session in chosen
+    ]
+
+
+def _bounded(turn: Turn, counter: PromptCounter) -> Turn:
+    return turn.model_copy(update={"max_tokens": min(LONGEST_ANSWER, counter.answer_tokens(turn.answer))})
+
+
+def verdict(result: ReplayResult, comparison: Comparison, lost: int) -> tuple[bool, list[str]]:
+    """Whether the demo went as it must, and the lines that say so."""
+    decided = comparison.same + len(comparison.repeated) + len(comparison.differing)
+    lines = [
+        f"decisions that differ from an uninterrupted run: {len(comparison.differing)} of {decided}",
+        f"requests lost after client retries: {lost} of {result.planned_turns}",
+    ]
+    if comparison.repeated:
+        lines.append(
+            f"decisions that the killed gateway took with it, answered on repetition with ΔL = 0: "
+            f"{len(comparison.repeated)}"
+        )
+    for record, truth in comparison.differing[:5]:
+        lines.append(f"  {record.session}, turn {record.turn}: {record.verdict}, expected {truth}")
+    return lost == 0 and not comparison.differing, lines
+
+
+async def _run(
+    label: str, sessions: Sequence[Session], options: StackOptions, console: Console, *, fault: bool
+) -> tuple[ReplayResult, _Fault]:
+    turns = sum(len(session.turns) for session in sessions)
+    async with LocalStack(options) as stack:
+        request = ReplayOptions(urls=stack.urls, model=options.model, extra_body={"ignore_eos": True})
+        with Progress(console, label, turns) as progress:
+            observer = _Fault(stack, progress, turns)
+            async with asyncio.TaskGroup() as tasks:
+                if fault:
+                    tasks.create_task(observer.strike())
+                result = await replay(
+                    sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=observer.turn_ended
+                )
+    return result, observer
+
+
+async def _demo(arguments: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    tokenizer, data = qwen_tokenizer(), bfcl()
+    counter = PromptCounter(tokenizer.path)
+    sessions = choose(load_asset(data), arguments.sessions, counter)
+    name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
+    serialized = "one request at a time" if arguments.serialized_speculation else "in batches"
+    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} times as fast as in reality"
+    for line in (
+        f"sessions: {len(sessions)} of {data.description}",
+        f"tokenizer: {tokenizer.description}",
+        "engines: emulated, no GPU; timed like Qwen2.5-7B-Instruct on one A100 80 GB each, drafting with "
+        f"Qwen2.5-1.5B-Instruct {serialized}; {pace}",
+        f"load: {CONCURRENCY} sessions at once through {GATEWAYS} gateways that share one Redis",
+    ):
+        console.print(line, markup=False)
+
+    expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
+    results: list[ReplayResult] = []
+    faults: list[_Fault] = []
+    for label, policy in POLICIES.items():
+        options = StackOptions(
+            tokenizer=tokenizer.path,
+            gateways=GATEWAYS,
+            policy=policy,
+            threshold_tokens=THRESHOLD_TOKENS,
+            speed=arguments.speed,
+            serialized_speculation=arguments.serialized_speculation,
+        )
+        result, fault = await _run(label, sessions, options, console, fault=policy == "DeltaPrefill")
+        results.append(result)
+        faults.append(fault)
+
+    summaries = [summarize(result, arguments.speed) for result in results]
+    console.print()
+    console.print(routes_table(summaries[0]), lengths_table(summaries[0]))
+    console.print(
+        runs_table(summaries, "the same sessions by each policy, in seconds of the emulated hardware")
+    )
+    console.print(
+        "The pools share no KV cache: a session that moves from one to the other has its prompt prefilled there "
+        "again, which is what a static τ costs where sessions are short.\n"
+    )
+    draw_demo(
+        DemoPlot(
+            runs=results,
+            threshold_tokens=THRESHOLD_TOKENS,
+            time_scale=arguments.speed,
+            urls=faults[0].stack.urls,
+            outage=faults[0].outage,
+            subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} at once, on emulated engines "
+            f"(A100 80 GB, Qwen2.5-7B-Instruct, speculation {serialized})",
+        ),
+        arguments.plot,
+    )
+    fine, lines = verdict(results[0], compare(results[0].turns, expected), sum(s.lost for s in summaries))
+    console.print(f"gateway {KILLED + 1} answered again after it was back: {faults[0].answered_since} turns")
+    for line in lines:
+        console.print(line, markup=False)
+    console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)
+    return 0 if fine else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `dps demo`."""
+    result = argparse.ArgumentParser(prog="dps demo", description=__doc__)
+    result.add_argument("--sessions", type=int, default=80, metavar="N", help="how many (default: 80)")
+    result.add_argument(
+        "--speed", type=float, default=1.0, help="of the emulated engines' clock (default: 1)"
+    )
+    result.add_argument(
+        "--serialized-speculation",
+        action="store_true",
+        help="the speculative engine takes one request at a time, as in the paper's Table 2",
+    )
+    result.add_argument("--plot", type=Path, default=Path("build/demo.png"), metavar="FILE", help="where to")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    """Run `dps demo`: 1 when a request was lost, a decision differed, or something did not start."""
+    try:
+        return asyncio.run(until_signal(_demo(parser().parse_args(argv))))
+    except ChildError as error:
+        print(f"dps demo: {error}", file=sys.stderr)
+        return 1

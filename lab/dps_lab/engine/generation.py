@@ -1,0 +1,123 @@
+"""What an emulated model says: a seeded, deterministic answer, planned in full when the request arrives.
+
+The answer is a pure function of the prompt's tokens, the sampling parameters and the engine's seed. Two
+engines with one seed give one answer, speculative or not, as lossless speculation does.
+"""
+
+import hashlib
+import math
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The sampling parameters that matter without logits; SGLang's names, defaults of its native API.
+
+    `max_new_tokens` None means up to the context length. `temperature` and `top_p` are only checked.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    n: int = 1
+    sampling_seed: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def problem(self) -> str | None:
+        """What SGLang's sampling_params.py says against these values."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            return f"temperature must be a non-negative finite number, got {self.temperature}."
+        if not 0 < self.top_p <= 1:
+            return f"top_p must be in (0, 1], got {self.top_p}."
+        if self.min_new_tokens < 0:
+            return f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            return f"max_new_tokens must be at least 0, got {self.max_new_tokens}."
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            longest = self.max_new_tokens
+            return f"min_new_tokens must be in [0, max_new_tokens({longest})], got {self.min_new_tokens}."
+        return None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens to speak with: their texts concatenate to what the tokenizer decodes, and encodes again."""
+
+    token_ids: tuple[int, ...]
+    pieces: Mapping[int, str]
+    eos_token_id: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer before it is given: after `k` tokens, the text is `text[:text_ends[k - 1]]`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    text_ends: tuple[int, ...]
+    finish_reason: dict[str, Any]
+
+    def text_after(self, tokens: int) -> str:
+        """The text of the first `tokens` tokens."""
+        return self.text[: self.text_ends[tokens - 1]] if tokens else ""
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Plans answers. `mean_tokens` is the mean length of an answer that ends by itself (geometric)."""
+
+    vocabulary: Vocabulary
+    seed: int
+    mean_tokens: float
+
+    def plan(self, prompt: Sequence[int], params: SamplingParams, room: int, choice: int) -> Plan:
+        """The answer to `prompt`, at most `room` tokens long; `choice` tells the n parallel answers apart."""
+        limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
+        rng = random.Random(self._digest(prompt, params, choice))
+        natural = max(1 + int(rng.expovariate(1 / self.mean_tokens)), params.min_new_tokens)
+        ends = not params.ignore_eos and natural < limit
+        words = rng.choices(self.vocabulary.token_ids, k=natural - 1 if ends else limit)
+        token_ids = [*words, self.vocabulary.eos_token_id] if ends else words
+        finish: dict[str, Any] = (
+            {"type": "stop", "matched": self.vocabulary.eos_token_id}
+            if ends
+            else {"type": "length", "length": limit}
+        )
+        for index, token in enumerate(token_ids[: limit - 1]):
+            if token in params.stop_token_ids:
+                token_ids, finish = token_ids[: index + 1], {"type": "stop", "matched": token}
+                break
+        return self._spoken(token_ids, finish, params)
+
+    def _spoken(self, token_ids: list[int], finish: dict[str, Any], params: SamplingParams) -> Plan:
+        text, text_ends = "", []
+        silent = {finish["matched"]} if finish["type"] == "stop" else set()
+        for token in token_ids:
+            text += "" if token in silent else self.vocabulary.pieces.get(token, "")
+            text_ends.append(len(text))
+        found = [(at + len(stop), at, stop) for stop in params.stop if stop and (at := text.find(stop)) >= 0]
+        if found:
+            end, start, stop = min(found)
+            tokens = next(index for index, reached in enumerate(text_ends) if reached >= end) + 1
+            if tokens < len(token_ids) or finish["type"] == "stop":
+                visible = text_ends[tokens - 1] if params.no_stop_trim else start
+                return Plan(
+                    tuple(token_ids[:tokens]),
+                    text[:visible],
+                    tuple(min(reached, visible) for reached in text_ends[:tokens]),
+                    {"type": "stop", "matched": stop},
+                )
+        return Plan(tuple(token_ids), text, tuple(text_ends), finish)
+
+    def _digest(self, prompt: Sequence[int], params: SamplingParams, choice: int) -> int:
+        digest = hashlib.blake2b(array("L", prompt).tobytes(), digest_size=8)
+        digest.update(repr((self.seed, params.sampling_seed, choice)).encode())
+        return int.from_bytes(digest.digest(), "big")

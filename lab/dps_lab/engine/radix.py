@@ -1,0 +1,145 @@
+"""The radix cache: which token prefixes have their KV cache in memory. Pure, token by token (page size 1).
+
+After SGLang's RadixAttention (Zheng et al., 2024): a tree whose edges are runs of tokens, shared by every
+request with the same prefix; the least recently used leaf goes first; what a running request stands on is
+locked.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A run of tokens after its parent's; `locks` counts the requests that stand on it or below it."""
+
+    tokens: tuple[int, ...]
+    parent: "Node | None"
+    last_used: int
+    locks: int = 0
+    children: "dict[int, Node]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: its length in tokens, and the node it ends at."""
+
+    length: int
+    node: Node
+
+
+class RadixCache:
+    """Token prefixes with least-recently-used eviction of unlocked leaves."""
+
+    def __init__(self) -> None:
+        self._root = Node((), None, 0)
+        self._uses = 0
+        self._size = 0
+        self._locked = 0
+
+    @property
+    def size(self) -> int:
+        """Tokens held."""
+        return self._size
+
+    @property
+    def evictable(self) -> int:
+        """Tokens held that no request stands on."""
+        return self._size - self._locked
+
+    def match(self, tokens: Sequence[int]) -> Match:
+        """The longest prefix of `tokens` that is cached; it counts as used now."""
+        self._uses += 1
+        node, position = self._root, 0
+        while position < len(tokens):
+            child = node.children.get(tokens[position])
+            if child is None:
+                break
+            shared = _shared_prefix(child.tokens, tokens, position)
+            node = self._split(child, shared) if shared < len(child.tokens) else child
+            node.last_used = self._uses
+            position += shared
+            if node is not child:
+                break
+        return Match(position, node)
+
+    def insert(self, tokens: Sequence[int]) -> Node:
+        """Cache all of `tokens`; the node they end at."""
+        match = self.match(tokens)
+        if match.length == len(tokens):
+            return match.node
+        leaf = Node(tuple(tokens[match.length :]), match.node, self._uses)
+        match.node.children[leaf.tokens[0]] = leaf
+        self._size += len(leaf.tokens)
+        return leaf
+
+    def lock(self, node: Node) -> None:
+        """Keep `node` and the prefix it stands on from eviction, until `unlock`."""
+        for ancestor in self._path(node):
+            if ancestor.locks == 0:
+                self._locked += len(ancestor.tokens)
+            ancestor.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Take back one `lock` of `node`."""
+        for ancestor in self._path(node):
+            ancestor.locks -= 1
+            if ancestor.locks == 0:
+                self._locked -= len(ancestor.tokens)
+
+    def evict(self, tokens: int) -> int:
+        """Drop least recently used leaves until `tokens` are freed or none is left; the tokens freed."""
+        if tokens <= 0:
+            return 0
+        leaves = [(leaf.last_used, id(leaf), leaf) for leaf in self._unlocked_leaves()]
+        heapq.heapify(leaves)
+        freed = 0
+        while leaves and freed < tokens:
+            _, _, leaf = heapq.heappop(leaves)
+            parent = leaf.parent
+            assert parent is not None
+            del parent.children[leaf.tokens[0]]
+            freed += len(leaf.tokens)
+            if parent is not self._root and not parent.children and parent.locks == 0:
+                heapq.heappush(leaves, (parent.last_used, id(parent), parent))
+        self._size -= freed
+        return freed
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut `node` in two; the upper half, which takes its place."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.tokens[:at], parent, node.last_used, node.locks, {node.tokens[at]: node})
+        parent.children[upper.tokens[0]] = upper
+        node.tokens = node.tokens[at:]
+        node.parent = upper
+        return upper
+
+    def _path(self, node: Node) -> Iterator[Node]:
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def _unlocked_leaves(self) -> Iterator[Node]:
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(node.children.values())
+            elif node.locks == 0:
+                yield node
+
+
+def _shared_prefix(run: tuple[int, ...], tokens: Sequence[int], start: int) -> int:
+    """How many tokens of `run` equal `tokens[start:]`: whole-run comparison first, then by halves."""
+    low, high = 0, min(len(run), len(tokens) - start)
+    if run[:high] == tuple(tokens[start : start + high]):
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if run[low:middle] == tuple(tokens[start + low : start + middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,1 @@
+"""Recorded sessions sent again: a client, what it saw, and what it should have seen."""

@@ -1,0 +1,119 @@
+"""`dps replay`: recorded sessions against any OpenAI-compatible base URL."""
+
+import argparse
+import asyncio
+import json
+import secrets
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from dps_lab.replay.client import ReplayOptions
+from dps_lab.replay.progress import Progress
+from dps_lab.replay.records import ReplayResult
+from dps_lab.replay.report import summarize
+from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
+from dps_lab.replay.source import NAMED_SOURCES, load_source
+from dps_lab.replay.tables import lengths_table, routes_table, runs_table
+from dps_lab.workload.sessions import Session, SessionFormatError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `dps replay`."""
+    result = argparse.ArgumentParser(
+        prog="dps replay",
+        description="Send recorded sessions to an OpenAI-compatible server and tell what was seen.",
+    )
+    result.add_argument(
+        "urls", nargs="+", metavar="URL", help="base URL (http://HOST:PORT/v1); several take turns"
+    )
+    result.add_argument(
+        "--sessions",
+        default="bfcl",
+        metavar="NAME|FILE",
+        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file (docs/replay.md); default: bfcl",
+    )
+    result.add_argument("--limit", type=_positive, metavar="N", help="only the first N sessions")
+    result.add_argument("--model", default="Qwen/Qwen2.5-7B-Instruct", help="what to send as model")
+    result.add_argument("--label", default="replay", help="a name for this run in tables and JSON")
+    loop = result.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency", type=_positive, default=8, metavar="N", help="closed loop: N sessions at once"
+    )
+    loop.add_argument(
+        "--rate", type=float, metavar="R", help="open loop: R sessions a second arrive, as Poisson's"
+    )
+    result.add_argument("--seed", type=int, default=0, help="of the open loop's arrivals")
+    result.add_argument(
+        "--answers", choices=["recorded", "model"], default="recorded", help="what is fed back"
+    )
+    result.add_argument(
+        "--session-ids", choices=["header", "none"], default="header", help="send x-session-id, or not"
+    )
+    result.add_argument(
+        "--max-tokens", type=_positive, metavar="N", help="for turns that do not say it themselves"
+    )
+    result.add_argument("--no-stream", action="store_true", help="ask for whole answers")
+    result.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    result.add_argument(
+        "--extra-body", type=_object, default={}, metavar="JSON", help="added to every request body"
+    )
+    result.add_argument("--json", type=Path, metavar="FILE", help="write everything that was seen")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    """Run `dps replay`: 0 if every turn was answered, 1 if not, 2 for a call that cannot be done."""
+    arguments = parser().parse_args(argv)
+    try:
+        name, sessions = load_source(arguments.sessions)
+    except (OSError, SessionFormatError) as error:
+        print(f"dps replay: {error}", file=sys.stderr)
+        return 2
+    console = Console()
+    console.print(f"sessions: {name}", markup=False, highlight=False)
+    result = asyncio.run(_replay(sessions[: arguments.limit], arguments, console))
+    summary = summarize(result)
+    if summary.routes:
+        console.print(routes_table(summary), lengths_table(summary))
+    console.print(runs_table([summary], "times in seconds"))
+    for record in [record for record in result.turns if record.error is not None][:5]:
+        console.print(f"lost: {record.session}, turn {record.turn}: {record.error}", markup=False)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result.as_json(), indent=1))
+    return 1 if summary.lost else 0
+
+
+async def _replay(sessions: list[Session], arguments: argparse.Namespace, console: Console) -> ReplayResult:
+    options = ReplayOptions(
+        urls=arguments.urls,
+        model=arguments.model,
+        stream=not arguments.no_stream,
+        answers=arguments.answers,
+        session_ids=arguments.session_ids,
+        run=f"{secrets.token_hex(4)}-",
+        max_tokens=arguments.max_tokens,
+        extra_body=arguments.extra_body,
+        api_key=arguments.api_key,
+    )
+    pace = OpenLoop(arguments.rate, arguments.seed) if arguments.rate else ClosedLoop(arguments.concurrency)
+    with Progress(console, arguments.label, sum(len(session.turns) for session in sessions)) as progress:
+        return await replay(sessions, options, pace, label=arguments.label, on_turn=progress.turn_ended)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value

@@ -1,0 +1,111 @@
+"""What the gateway must decide, computed from the recorded sessions alone.
+
+Independent of the gateway on purpose: every prompt is rendered whole and tokenized whole, as engines do it.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dps_lab.workload.sessions import Message, Session
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided for one turn: the pool, ΔL and L in tokens, and the number of the turn, from 1."""
+
+    pool: str
+    delta_tokens: int
+    prompt_tokens: int
+    turn: int
+
+
+class PromptCounter:
+    """Counts a chat prompt's tokens by whole rendering and whole tokenization with `transformers`."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        """tokenizer: a folder with `tokenizer.json` and a chat template. Raises OSError if it has none."""
+        self._folder = tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no PyTorch
+        from transformers import AutoTokenizer  # seconds to import, and not needed to replay
+
+        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
+    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """L: tokens of the rendered prompt, with tools and generation prompt."""
+        text: str = self._tokenizer.apply_chat_template(
+            [_as_rendered(message) for message in messages],
+            tools=[_tool_as_rendered(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return self.text_tokens(text)
+
+    def text_tokens(self, text: str) -> int:
+        """Tokens of a text as it stands."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def answer_tokens(self, answer: Message) -> int:
+        """Tokens a model generates for this answer, near enough: its content and its calls as JSON."""
+        calls = [json.dumps(call["function"]) for call in answer.get("tool_calls") or ()]
+        return max(1, self.text_tokens("\n".join([answer.get("content") or "", *calls])))
+
+
+def delta_prefill_pool(delta_tokens: int, threshold_tokens: float) -> str:
+    """`speculative` if ΔL <= τ, else `greedy` (paper, Eq. 2); τ = inf is all speculative."""
+    return "speculative" if delta_tokens <= threshold_tokens else "greedy"
+
+
+def expected_decisions(
+    session: Session, counter: PromptCounter, threshold_tokens: float = math.inf
+) -> Iterator[Decision]:
+    """The decision of each turn of an undisturbed session: L_0 = 0, ΔL_t = L_t - L_{t-1} (paper, Eq. 1)."""
+    previous = 0
+    for turn, messages in enumerate(session.prompts(), start=1):
+        length = counter.prompt_tokens(messages, session.tools)
+        delta = length - previous
+        yield Decision(delta_prefill_pool(delta, threshold_tokens), delta, length, turn)
+        previous = length
+
+
+def expected_by_session(
+    sessions: Iterable[Session], counter: PromptCounter, threshold_tokens: float
+) -> dict[str, list[Decision]]:
+    """`expected_decisions` of every session, by session id."""
+    return {session.id: list(expected_decisions(session, counter, threshold_tokens)) for session in sessions}
+
+
+def _tool_as_rendered(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool as SGLang 0.5.23 hands it to the template: its own fields alone, in the client's order.
+
+    Source: `Tool` and `Function` of SGLang's entrypoints/openai/protocol.py, dumped whole.
+    """
+    given = tool["function"]
+    function = {
+        key: value
+        for key, value in given.items()
+        if key in ("description", "name", "parameters") or (key == "strict" and value is not None)
+    }
+    absent = {key: None for key in ("description", "parameters") if key not in given}
+    return {"type": "function", "function": function | absent, "defer_loading": None}
+
+
+def _as_rendered(message: Message) -> Message:
+    """The message as an engine hands it to the template: no null content, arguments parsed."""
+    rendered = {key: value for key, value in message.items() if value is not None} | {
+        "content": message.get("content") or ""
+    }
+    if calls := message.get("tool_calls"):
+        rendered["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return rendered

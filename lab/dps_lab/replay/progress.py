@@ -1,0 +1,63 @@
+"""A replay's live progress: a bar on a terminal, a line now and then elsewhere."""
+
+from collections import Counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from dps_lab.replay.records import TurnRecord
+
+LINES = 5
+"""How many lines tell of a whole replay where there is no terminal."""
+
+
+class Progress:
+    """Counts turns as they end; a context manager."""
+
+    def __init__(self, console: Console, label: str, turns: int) -> None:
+        self._console = console
+        self._label = label
+        self._turns = turns
+        self._pools: Counter[str] = Counter()
+        self._retries = 0
+        self._done = 0
+        self._bar = RichProgress(
+            TextColumn("{task.description:<20}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("turns"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[told]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(label, total=turns, told="")
+
+    def turn_ended(self, record: TurnRecord) -> None:
+        """Take note of one more turn."""
+        self._done += 1
+        self._retries += record.attempts - 1
+        if record.verdict.pool is not None:
+            self._pools[record.verdict.pool] += 1
+        self._bar.update(self._task, advance=1, told=self._told())
+        if not self._console.is_terminal and self._done % max(1, self._turns // LINES) == 0:
+            self._console.print(f"{self._label}: {self._done} of {self._turns} turns, {self._told()}")
+
+    def event(self, text: str) -> None:
+        """Say what happens meanwhile, above the bar."""
+        self._console.print(text)
+
+    def _told(self) -> str:
+        counts = [f"{count} {pool}" for pool, count in sorted(self._pools.items())]
+        return ", ".join([*counts, f"{self._retries} retries"])
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

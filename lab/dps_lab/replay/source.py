@@ -1,0 +1,37 @@
+"""Sessions by name: what `--sessions` understands."""
+
+from pathlib import Path
+
+from dps_lab.replay.oracle import PromptCounter
+from dps_lab.workload.assets import Asset, bfcl, bundled_sessions, qwen_tokenizer
+from dps_lab.workload.bfcl import load_bfcl
+from dps_lab.workload.sessions import Session, load_sessions
+from dps_lab.workload.toolbench import toolbench_sessions
+
+NAMED_SOURCES = ("bfcl", "toolbench", "sample")
+
+
+def load_asset(asset: Asset) -> list[Session]:
+    """The sessions of what `assets.bfcl` brought: BFCL's own files, or the bundled sample."""
+    return load_bfcl(asset.path) if asset.source == "registry" else load_sessions(asset.path)
+
+
+def load_source(name: str) -> tuple[str, list[Session]]:
+    """What it is, in words, and the sessions of one of NAMED_SOURCES or of a JSONL file.
+
+    Raises OSError for a file that cannot be read, SessionFormatError for one that is not sessions.
+    """
+    match name:
+        case "bfcl":
+            asset = bfcl()
+            return asset.description, load_asset(asset)
+        case "toolbench":
+            tokenizer = qwen_tokenizer()
+            return (
+                f"ToolBench-shaped synthetic sessions, sized by {tokenizer.description}",
+                toolbench_sessions(PromptCounter(tokenizer.path)),
+            )
+        case "sample":
+            return "the bundled sample sessions", load_sessions(bundled_sessions())
+        case file:
+            return file, load_sessions(Path(file))

@@ -1,0 +1,67 @@
+"""A replay's figures as tables for a terminal."""
+
+from collections.abc import Callable, Sequence
+
+from rich import box
+from rich.table import Table
+
+from dps_lab.replay.report import Quantiles, Summary
+
+
+def routes_table(summary: Summary) -> Table:
+    """Turns by pool and reason."""
+    table = _table(f"{summary.label}: turns by pool and reason", "pool", "reason", "turns", "share")
+    decided = sum(summary.routes.values())
+    for (pool, reason), count in sorted(summary.routes.items(), reverse=True):
+        table.add_row(pool, reason, f"{count:,}", f"{count / decided:.1%}")
+    return table
+
+
+def lengths_table(summary: Summary) -> Table:
+    """The distributions of ΔL and L, in tokens."""
+    table = _table(f"{summary.label}: lengths in tokens", "", "min", "p25", "median", "p75", "p95", "max")
+    for name, length in (("ΔL", summary.delta_tokens), ("L", summary.prompt_tokens)):
+        if length is not None:
+            quantiles = (
+                length.minimum,
+                length.p25,
+                length.median,
+                length.p75,
+                length.p95,
+                length.maximum,
+            )
+            table.add_row(name, *(f"{value:,.0f}" for value in quantiles))
+    return table
+
+
+def runs_table(summaries: Sequence[Summary], title: str) -> Table:
+    """Runs side by side: latency, throughput, and what went wrong."""
+    table = _table(title, "", *(summary.label for summary in summaries))
+    rows: list[tuple[str, Callable[[Summary], str]]] = [
+        ("sessions", lambda s: f"{s.sessions:,}"),
+        ("turns", lambda s: f"{s.turns:,}"),
+        ("speculative", lambda s: f"{s.speculative_share:.1%}" if s.routes else "-"),
+        ("session latency, median", lambda s: _time(s.session_latency, lambda q: q.median)),
+        ("session latency, p95", lambda s: _time(s.session_latency, lambda q: q.p95)),
+        ("time to first token, median", lambda s: _time(s.ttft, lambda q: q.median)),
+        ("time to first token, p95", lambda s: _time(s.ttft, lambda q: q.p95)),
+        ("prompt tokens cached", lambda s: f"{s.cached_share:.1%}"),
+        ("tokens/s", lambda s: f"{s.tokens_per_second:,.1f}"),
+        ("whole run", lambda s: f"{s.wall_seconds:,.1f} s"),
+        ("retries", lambda s: f"{s.retries:,}"),
+        ("lost", lambda s: f"{s.lost:,}"),
+    ]
+    for name, value in rows:
+        table.add_row(name, *map(value, summaries))
+    return table
+
+
+def _time(quantiles: Quantiles | None, pick: Callable[[Quantiles], float]) -> str:
+    return "-" if quantiles is None else f"{pick(quantiles):,.3f} s"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 or column == "reason" else "right")
+    return table

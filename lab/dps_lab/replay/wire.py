@@ -1,0 +1,89 @@
+"""Reads one chat completion, streamed or not, from any OpenAI-compatible server."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from dps_lab.replay.records import Usage
+from dps_lab.workload.sessions import Message
+
+
+class BrokenAnswerError(Exception):
+    """An answer ended before its end, or turned into an error half way."""
+
+
+@dataclass
+class Answer:
+    """An assistant message that grows, and the engine's count of it."""
+
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+    def message(self) -> Message:
+        """The message to send back as history."""
+        if not self.tool_calls:
+            return {"role": "assistant", "content": self.content}
+        return {"role": "assistant", "content": self.content or None, "tool_calls": self.tool_calls}
+
+    def add(self, delta: dict[str, Any]) -> bool:
+        """Take in a chunk's delta; True if it brought anything that a reader would see."""
+        text = delta.get("content") or ""
+        self.content += text
+        calls = delta.get("tool_calls") or []
+        for part in calls:
+            index = part.get("index", len(self.tool_calls))
+            while index >= len(self.tool_calls):
+                self.tool_calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+            call = self.tool_calls[index]
+            if part.get("id"):
+                call["id"] = part["id"]
+            for key, value in (part.get("function") or {}).items():
+                call["function"][key] = call["function"].get(key, "") + (value or "")
+        return bool(text or calls)
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> Answer:
+    """The answer of a response without streaming. Raises BrokenAnswerError if it is not a chat completion."""
+    try:
+        body = json.loads(await response.read())
+        message = body["choices"][0]["message"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise BrokenAnswerError(f"not a chat completion: {error!r}") from None
+    return Answer(
+        message.get("content") or "", message.get("tool_calls") or [], Usage.of(body.get("usage") or {})
+    )
+
+
+async def read_stream(response: aiohttp.ClientResponse, on_first_token: Callable[[], None]) -> Answer:
+    """The answer of a streamed response; `on_first_token` is called at its first visible content.
+
+    Raises BrokenAnswerError for an error event, and for a stream that ends without `[DONE]`.
+    """
+    answer = Answer()
+    first = True
+    async for data in _events(response):
+        if data == "[DONE]":
+            return answer
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            raise BrokenAnswerError(f"not JSON: {data[:80]}") from None
+        if "error" in chunk:
+            raise BrokenAnswerError(f"error event: {chunk['error']}")
+        if chunk.get("usage"):
+            answer.usage = Usage.of(chunk["usage"])
+        for choice in chunk.get("choices") or []:
+            if answer.add(choice.get("delta") or {}) and first:
+                first = False
+                on_first_token()
+    raise BrokenAnswerError("the stream ended without [DONE]")
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode()

@@ -1,0 +1,53 @@
+"""API keys: who is let in, as whom, and what never shows."""
+
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from dps_gateway.api.auth import Keys
+from dps_gateway.api.errors import Unauthorized
+from dps_gateway.config import ConfigError
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    path = tmp_path / "keys"
+    path.write_text("# two tenants\nteam-a: sk-one\nteam-a:sk-two\n\nteam-b:sk:with:colons\n")
+    return Keys.load(path)
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        ({"Authorization": "Bearer sk-one"}, "team-a"),
+        ({"authorization": "bearer sk-two"}, "team-a"),
+        ({"x-api-key": "sk:with:colons"}, "team-b"),
+    ],
+)
+def test_a_key_names_its_tenant(keys: Keys, headers: dict[str, str], tenant: str) -> None:
+    assert keys.tenant(CIMultiDict(headers)) == tenant
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        pytest.param({}, "an API key is needed", id="none"),
+        pytest.param({"Authorization": "Basic sk-one"}, "an API key is needed", id="another scheme"),
+        pytest.param({"Authorization": "Bearer sk-on"}, "not known", id="a prefix of one"),
+        pytest.param({"Authorization": "Bearer team-a:sk-one"}, "not known", id="the whole line"),
+        pytest.param({"Authorization": "Bearer \udcff"}, "not known", id="not text"),
+    ],
+)
+def test_anything_else_is_refused(keys: Keys, headers: dict[str, str], message: str) -> None:
+    with pytest.raises(Unauthorized, match=message):
+        keys.tenant(CIMultiDict(headers))
+
+
+@pytest.mark.parametrize("line", ["sk-secret", ":sk-secret", "team-a:"])
+def test_a_wrong_line_is_named_and_its_key_is_not(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# keys\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2: write TENANT:KEY") as error:
+        Keys.load(path)
+    assert "sk-secret" not in str(error.value)

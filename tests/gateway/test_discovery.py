@@ -1,0 +1,101 @@
+"""Replicas found through EndpointSlices: what counts as ready, and what survives a watch that ends."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dps_gateway.config import ConfigError, ServiceRef
+from dps_gateway.upstream.discovery import ApiServer, replica_urls, watch_service
+
+ONE = "http://10.0.0.1:30000"
+SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)
+
+
+def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extra: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 30000}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}} for address in addresses],
+    } | extra
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([endpoint_slice("a", "10.0.0.2", "10.0.0.1")], [ONE, "http://10.0.0.2:30000"], id="sorted"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", ready=False)], [], id="not ready"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", ready=None)], [ONE], id="absent means ready"),
+        pytest.param([endpoint_slice("a", "10.0.0.1"), endpoint_slice("b", "10.0.0.1")], [ONE], id="once"),
+        pytest.param([endpoint_slice("a", "fd00::1", addressType="IPv6")], ["http://[fd00::1]:30000"], id="IPv6"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", ports=[{"port": 9}, {"port": 30000}])], [ONE], id="ports"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", ports=[{"port": 8080}])], ["http://10.0.0.1:8080"], id="target port"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", ports=None, endpoints=None)], [], id="an empty slice"),
+    ],
+)  # fmt: skip
+def test_ready_endpoints(slices: list[dict[str, Any]], expected: list[str]) -> None:
+    assert replica_urls(slices, 30000) == expected
+
+
+class FakeApiServer:
+    """Lists `slices`, then sends whatever is put into `events`; None ends the watch."""
+
+    def __init__(self) -> None:
+        self.slices: list[dict[str, Any]] = []
+        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.lists = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == "Bearer token-of-the-pod"
+        assert request.query["labelSelector"] == "kubernetes.io/service-name=demo-greedy"
+        if "watch" not in request.query:
+            self.lists += 1
+            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": self.slices})
+        assert request.query["resourceVersion"] == "7"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while (event := await self.events.get()) is not None:
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+
+async def test_the_watch_is_followed_and_begun_again(tmp_path: Path) -> None:
+    fake = FakeApiServer()
+    fake.slices = [endpoint_slice("a", "10.0.0.1")]
+    app = web.Application()
+    app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices", fake.handle)
+    (tmp_path / "token").write_text("token-of-the-pod\n")
+    found: asyncio.Queue[list[str]] = asyncio.Queue()
+    async with TestServer(app) as server:
+        api = ApiServer(str(server.make_url("")).rstrip("/"), tmp_path / "token", tmp_path / "ca.crt")
+        watching = asyncio.create_task(watch_service(api, SERVICE, found.put_nowait))
+        try:
+            assert await found.get() == ["http://10.0.0.1:30000"]
+            fake.events.put_nowait({"type": "ADDED", "object": endpoint_slice("b", "10.0.0.2")})
+            assert await found.get() == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
+            fake.events.put_nowait({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})
+            fake.events.put_nowait({"type": "DELETED", "object": endpoint_slice("a")})
+            assert await found.get() == ["http://10.0.0.2:30000"]
+            fake.slices = [endpoint_slice("c", "10.0.0.3")]
+            fake.events.put_nowait(
+                {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+            )
+            assert await found.get() == ["http://10.0.0.3:30000"]
+            fake.events.put_nowait(None)
+            assert await found.get() == ["http://10.0.0.3:30000"]
+            assert fake.lists == 3
+        finally:
+            watching.cancel()
+
+
+def test_outside_of_a_cluster_a_service_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'service' works in a Kubernetes pod .* elsewhere give 'endpoints'"
+    ):
+        ApiServer.of_pod({}, tmp_path)

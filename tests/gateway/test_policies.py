@@ -1,0 +1,96 @@
+"""The routing rule: Eq. 2 of the paper, its ends, its ablation and its controls."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.routing.decision import Decision, Pool, Reason, Turn
+from dps_gateway.routing.policies import (
+    POLICIES,
+    AlwaysGreedy,
+    AlwaysSpeculative,
+    DeltaPrefill,
+    Random,
+    TotalLength,
+    policy_named,
+)
+from dps_lab.workload.toolbench import toolbench_shaped
+
+WITHIN = Decision(Pool.SPECULATIVE, Reason.WITHIN_THRESHOLD)
+OVER = Decision(Pool.GREEDY, Reason.OVER_THRESHOLD)
+
+tokens = st.integers(min_value=0, max_value=1_000_000)
+
+
+def turn(delta: int, length: int | None = None, draw: float = 0.0) -> Turn:
+    return Turn(prompt_tokens=delta if length is None else length, delta_tokens=delta, draw=draw)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "delta", "expected"),
+    [
+        pytest.param(128, 127, WITHIN, id="below"),
+        pytest.param(128, 128, WITHIN, id="equal is within"),
+        pytest.param(128, 129, OVER, id="above"),
+        pytest.param(0, 1, OVER, id="zero is all greedy"),
+        pytest.param(0, 0, OVER, id="zero is all greedy, a repeated turn included"),
+        pytest.param(1, 0, WITHIN, id="a repeated turn adds nothing"),
+        pytest.param(None, 10**9, WITHIN, id="no upper bound is all speculative"),
+    ],
+)
+def test_delta_prefill(threshold: int | None, delta: int, expected: Decision) -> None:
+    assert DeltaPrefill(threshold).decide(turn(delta, length=10**6)) == expected
+
+
+@given(threshold=st.integers(min_value=1, max_value=100_000), delta=tokens, length=tokens)
+def test_delta_prefill_is_equation_2_whatever_the_length(threshold: int, delta: int, length: int) -> None:
+    speculates = DeltaPrefill(threshold).decide(turn(delta, length)).pool is Pool.SPECULATIVE
+    assert speculates == (delta <= threshold)
+
+
+@given(low=tokens, high=tokens, delta=tokens)
+def test_a_larger_threshold_never_takes_a_turn_from_speculation(low: int, high: int, delta: int) -> None:
+    low, high = sorted((low, high))
+    if DeltaPrefill(low).decide(turn(delta)).pool is Pool.SPECULATIVE:
+        assert DeltaPrefill(high).decide(turn(delta)).pool is Pool.SPECULATIVE
+
+
+@given(threshold=tokens, delta=tokens, length=tokens)
+def test_total_length_is_the_same_rule_on_the_whole_prompt(threshold: int, delta: int, length: int) -> None:
+    assert TotalLength(threshold).decide(turn(delta, length)) == DeltaPrefill(threshold).decide(turn(length))
+
+
+@given(delta=tokens)
+def test_fixed_policies_ignore_the_turn(delta: int) -> None:
+    assert AlwaysSpeculative().decide(turn(delta)) == Decision(Pool.SPECULATIVE, Reason.FIXED)
+    assert AlwaysGreedy().decide(turn(delta)) == Decision(Pool.GREEDY, Reason.FIXED)
+
+
+@given(draw=st.floats(min_value=0, max_value=1, exclude_max=True), delta=tokens)
+def test_random_is_a_fair_split_of_the_draw(draw: float, delta: int) -> None:
+    expected = Pool.SPECULATIVE if draw < 0.5 else Pool.GREEDY
+    assert Random().decide(turn(delta, draw=draw)) == Decision(expected, Reason.FIXED)
+
+
+TABLE_3 = {
+    0: 0.0, 32: 0.0, 64: 0.2, 128: 1.9, 256: 30.9, 384: 41.9, 512: 53.0, 768: 68.4,
+    1024: 75.7, 1536: 86.5, 2048: 94.4, 4096: 100.0, None: 100.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("threshold", "percent"), TABLE_3.items())
+def test_table_3_share_of_speculative_turns(threshold: int | None, percent: float) -> None:
+    """The `Spec %` column, on ΔL distributed as the paper reports of ToolBench."""
+    policy = DeltaPrefill(threshold)
+    turns = [turn(delta) for session in toolbench_shaped() for delta in session]
+    speculative = sum(policy.decide(each).pool is Pool.SPECULATIVE for each in turns)
+    assert round(100 * speculative / len(turns), 1) == percent
+
+
+def test_every_policy_has_a_name() -> None:
+    assert [type(policy_named(name, 1)).__name__ for name in POLICIES] == list(POLICIES)
+
+
+def test_an_unknown_policy_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"there is no policy 'Deltaprefill'; choose one of DeltaPrefill, "):
+        policy_named("Deltaprefill", 128)

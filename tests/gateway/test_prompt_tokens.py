@@ -1,0 +1,252 @@
+"""L_t: equal to what the engine counts, at the cost of what was added."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from dps_gateway.api.inference import prompts_of
+from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
+from dps_gateway.prompt.boundaries import MAX_LOOKUPS
+from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
+from dps_gateway.routing.decision import Pool
+from dps_gateway.session.record import Point
+from dps_lab.workload.assets import bfcl, bundled_tokenizer, qwen_tokenizer
+from dps_lab.workload.bfcl import load_bfcl
+from dps_lab.workload.sessions import Session, load_sessions
+
+RECORDED = json.loads((Path(__file__).parent / "fixtures" / "prompt_tokens_sglang_0_5_23.json").read_text())
+
+THINKING_TEMPLATE = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
+    "{%- if message.role == 'assistant' and '</think>' in message.content and not loop.last -%}"
+    "{{ message.content.split('</think>')[-1].lstrip('\n') }}"
+    "{%- else -%}{{ message.content }}{%- endif -%}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n<think>\n"
+    "{%- if enable_thinking is defined and enable_thinking is false -%}\n</think>\n\n{%- endif -%}{%- endif -%}"
+)
+
+
+def real_tokenizer() -> str:
+    """Qwen2.5's own, or a skip that says so."""
+    asset = qwen_tokenizer()
+    if asset.source != "registry":
+        pytest.skip(f"needs Qwen2.5's tokenizer; there is {asset.description}")
+    return str(asset.path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(real_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def accountant(tokenizer: Tokenizer) -> Accountant:
+    return Accountant(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The plain Hugging Face tokenizer: whole prompts, as an engine tokenizes them."""
+    return AutoTokenizer.from_pretrained(real_tokenizer())
+
+
+def remembered(prompt: Prompt, length: int, boundary_tokens: int) -> Point:
+    """What the session's record keeps of a prompt."""
+    return Point(1, prompt.digest, prompt.offset, boundary_tokens, length, frozenset({Pool.GREEDY}))
+
+
+def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:
+    if path == "/v1/chat/completions":
+        return accountant.chat(body).count(None)[0]
+    return accountant.total(prompts_of(path, body) or [])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in RECORDED if case["prompt_tokens"] is not None], ids=lambda case: case["name"]
+)
+def test_every_kind_of_request_counts_as_the_real_sglang_reports(
+    accountant: Accountant, case: dict[str, Any]
+) -> None:
+    """Recorded from SGLang 0.5.23; e2e/engine_truth asks it again."""
+    assert length_of(accountant, case["path"], case["body"]) == case["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in RECORDED if case["prompt_tokens"] is None], ids=lambda case: case["name"]
+)
+def test_what_the_engine_refuses_is_counted_or_refused_but_never_an_accident(
+    accountant: Accountant, case: dict[str, Any]
+) -> None:
+    with suppress(Uncountable):
+        length_of(accountant, case["path"], case["body"])
+
+
+def sessions() -> list[Session]:
+    asset = bfcl()
+    return load_bfcl(asset.path) if asset.source == "registry" else load_sessions(asset.path)
+
+
+@pytest.mark.timeout(600)  # tokenizing all of BFCL whole is the slow half
+def test_bfcl_turn_by_turn_equals_whole_prompt_tokenization(accountant: Accountant, reference: Any) -> None:
+    """Every turn of every session, each counted from the point that the turn before it left."""
+    turns = 0
+    for session in sessions():
+        base: Point | None = None
+        prompts, lengths = [], []
+        for messages in session.prompts():
+            body = {"messages": messages} | ({"tools": session.tools} if session.tools else {})
+            prompt = accountant.chat(body)
+            if base is not None:
+                assert prompt.starts_with(base), f"{session.id}: the turn before is not a prefix"
+            length, boundary_tokens = prompt.count(base)
+            base = remembered(prompt, length, boundary_tokens)
+            prompts.append(prompt.data.decode())
+            lengths.append(length)
+        whole = reference.backend_tokenizer.encode_batch_fast(prompts, add_special_tokens=False)
+        assert lengths == [len(encoding) for encoding in whole], session.id
+        turns += len(lengths)
+    assert turns > 20
+
+
+def test_only_what_was_added_is_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    plain = tokenizer.count
+
+    def spy(text: str) -> int:
+        counted.append(text)
+        return plain(text)
+
+    monkeypatch.setattr(tokenizer, "count", spy)
+    accountant = Accountant(tokenizer)
+    history = [
+        {"role": "user", "content": "a long beginning " * 500},
+        {"role": "assistant", "content": "yes"},
+    ]
+    first = accountant.chat({"messages": history[:1]})
+    base = remembered(first, *first.count(None))
+    counted.clear()
+    accountant.chat({"messages": [*history, {"role": "user", "content": "and now?"}]}).count(base)
+    assert sum(map(len, counted)) < 200
+
+
+# Text that tries to break additivity: special tokens, halves of them, marks that join what is before them.
+nasty = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "<|im_", "start|>", "<|endoftext|>", "<tool_call>",
+         "</think>", " ", "\n\n", "\r\n", "\u0301", "e\u0301", "👩‍👩‍👧", "한글", "\u200d", "'S", "  \t", "12345"]
+    ),
+)  # fmt: skip
+content = st.lists(nasty, max_size=6).map("".join)
+role = st.sampled_from(["user", "assistant", "system", "tool"])
+message = st.fixed_dictionaries({"role": role, "content": content})
+history = st.lists(message, min_size=1, max_size=6)
+
+
+def edits(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Histories that follow `first`: grown, truncated, edited in the middle, and anything else."""
+    yield first + second
+    yield first[: len(first) // 2] + second
+    yield [*first[:-1], {**first[-1], "content": first[-1]["content"] + "x"}, *second]
+    yield second
+
+
+@pytest.fixture(scope="module")
+def thinking_accountant() -> Accountant:
+    hf = AutoTokenizer.from_pretrained(real_tokenizer())
+    hf.chat_template = THINKING_TEMPLATE
+    return Accountant(Tokenizer(hf))
+
+
+class TestAdversarialHistories:
+    """Whatever the history, counting from a remembered prefix equals counting everything."""
+
+    @staticmethod
+    def check(accountant: Accountant, reference: Any, first: Any, second: Any, **extra: Any) -> None:
+        before = accountant.chat({"messages": first, **extra})
+        base = remembered(before, *before.count(None))
+        for messages in edits(first, second):
+            prompt = accountant.chat({"messages": messages, **extra})
+            usable = base if prompt.starts_with(base) else None
+            length, boundary_tokens = prompt.count(usable)
+            text = prompt.data.decode()
+            assert length == len(reference.encode(text, add_special_tokens=False))
+            if boundary_tokens:
+                cut = prompt.data[: prompt.offset].decode()
+                assert boundary_tokens == len(reference.encode(cut, add_special_tokens=False))
+            assert len(prompt.lookups()) <= MAX_LOOKUPS
+
+    @given(first=history, second=history)
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_qwen(self, accountant: Accountant, reference: Any, first: Any, second: Any) -> None:
+        self.check(accountant, reference, first, second)
+
+    @given(first=history, second=history, thinking=st.booleans())
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_template_that_strips_thinking(
+        self, thinking_accountant: Accountant, reference: Any, first: Any, second: Any, thinking: bool
+    ) -> None:
+        kwargs = {"chat_template_kwargs": {"enable_thinking": thinking}}
+        self.check(thinking_accountant, reference, first, second, **kwargs)
+
+    @given(text=st.lists(nasty, max_size=12).map("".join), more=st.lists(nasty, max_size=6).map("".join))
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_plain_text_grows_without_a_boundary(
+        self, accountant: Accountant, reference: Any, text: str, more: str
+    ) -> None:
+        try:
+            before, after = accountant.text(text), accountant.text(text + more)
+        except Uncountable:
+            return
+        base = remembered(before, *before.count(None))
+        assert after.starts_with(base)
+        assert after.count(base)[0] == len(reference.encode(text + more))
+
+
+def test_stripped_thinking_is_still_the_same_session() -> None:
+    """The generation prompt's `<think>` is not in the next prompt; what precedes it is."""
+    hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
+    hf.chat_template = THINKING_TEMPLATE
+    accountant = Accountant(Tokenizer(hf))
+    first = [{"role": "user", "content": "why?"}]
+    answered = [
+        *first,
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nso"},
+        {"role": "user", "content": "?"},
+    ]
+    before = accountant.chat({"messages": first})
+    assert accountant.chat({"messages": answered}).starts_with(remembered(before, *before.count(None)))
+
+
+def test_the_bundled_tokenizer_is_counted_incrementally_too() -> None:
+    tokenizer = Tokenizer.load(str(bundled_tokenizer()))
+    assert tokenizer.message_start is not None
+
+
+def test_a_tokenizer_whose_tokens_overlap_is_counted_whole() -> None:
+    """`<|a|><|b|>` as one token: cutting before `<|b|>` would break it."""
+    hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
+    start = Tokenizer(hf).message_start
+    assert start is not None
+    hf.add_tokens([f"x{start.decode()}"], special_tokens=True)
+    assert not Tokenizer(hf).splits_before(start.decode())
+
+
+@pytest.mark.parametrize("source", ["./no-such-folder", "/no/such/folder"])
+def test_a_tokenizer_that_is_not_there_stops_the_start(source: str) -> None:
+    with pytest.raises(
+        TokenizerError, match=r"there is no folder .*; give a folder that holds tokenizer.json"
+    ):
+        Tokenizer.load(source)
+
+
+def test_a_folder_without_a_tokenizer_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"cannot be loaded .*; give a folder that holds tokenizer.json"):
+        Tokenizer.load(str(tmp_path))

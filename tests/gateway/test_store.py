@@ -1,0 +1,241 @@
+"""Reading and committing session state, with a backend that comes and goes."""
+
+import pytest
+
+from dps_gateway.routing.decision import Pool
+from dps_gateway.session.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
+from dps_gateway.session.identity import Scope, SessionId
+from dps_gateway.session.mirror import Mirror
+from dps_gateway.session.record import Point, Record
+from dps_gateway.session.store import Hit, SessionStore, StateSource, StoreUnavailable
+
+SCOPE = Scope.of("model", "")
+SESSION = SessionId.of_client(SCOPE, "session")
+
+
+class FakeBackend:
+    """A dictionary that can be away, be full, or be overtaken by another gateway between a read and a commit."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.away = False
+        self.full = False
+
+    async def get(self, key: str) -> bytes | None:
+        self._check()
+        return self.values.get(key)
+
+    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
+        self._check()
+        for rank, key in enumerate(pointer_keys):
+            if key in self.values:
+                session = self.values[key].split(b'"')[1].decode()
+                return Hit(rank, self.values[key], self.values.get(record_prefix + session))
+        return None
+
+    async def swap(
+        self,
+        key: str,
+        expected: bytes | None,
+        value: bytes,
+        ttl_seconds: int,
+        pointer: tuple[str, bytes] | None,
+    ) -> tuple[bool, bytes | None]:
+        self._check()
+        if self.full:
+            raise StoreUnavailable("OOM")
+        if self.values.get(key) != expected:
+            return False, self.values.get(key)
+        self.values[key] = value
+        if pointer is not None:
+            self.values[pointer[0]] = pointer[1]
+        return True, None
+
+    async def delete(self, key: str) -> bool:
+        self._check()
+        return self.values.pop(key, None) is not None
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+
+
+def point(turn: int, digest: str = "") -> Point:
+    return Point(turn, digest or f"d{turn}", 100 * turn, 25 * turn, 25 * turn, frozenset({Pool.GREEDY}))
+
+
+class Gateway:
+    """One gateway's store, and turns of one session taken through it."""
+
+    def __init__(self, backend: FakeBackend | None, mirror_entries: int = 100) -> None:
+        self.store = SessionStore(backend, Mirror(mirror_entries), ttl_seconds=60)
+
+    async def turns(self) -> tuple[StateSource, list[int]]:
+        snapshot = await self.store.read(SCOPE, SESSION)
+        return snapshot.source, [p.turn for p in snapshot.record.points] if snapshot.record else []
+
+    async def take(self, turn: int, digest: str = "") -> None:
+        snapshot = await self.store.read(SCOPE, SESSION)
+        base = snapshot.record or Record(())
+        await self.store.commit(SCOPE, snapshot, SESSION, base, point(turn, digest))
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+async def test_any_gateway_continues_what_another_began(backend: FakeBackend) -> None:
+    await Gateway(backend).take(1)
+    await Gateway(backend).take(2)
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
+
+
+async def test_concurrent_turns_are_both_committed(backend: FakeBackend) -> None:
+    one, two = Gateway(backend), Gateway(backend)
+    await one.take(1)
+    seen_by_one = await one.store.read(SCOPE, SESSION)
+    seen_by_two = await two.store.read(SCOPE, SESSION)
+    for gateway, snapshot, digest in ((one, seen_by_one, "a"), (two, seen_by_two, "b")):
+        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(2, digest))
+    snapshot = await one.store.read(SCOPE, SESSION)
+    assert snapshot.record is not None
+    assert [p.digest for p in snapshot.record.points] == ["a", "b", "d1"]
+
+
+async def test_while_redis_is_away_the_mirror_remembers(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    backend.away = True
+    assert await gateway.turns() == (StateSource.MIRROR, [1])
+    await gateway.take(2)
+    assert await gateway.turns() == (StateSource.MIRROR, [2, 1])
+    backend.away = False
+    assert await gateway.turns() == (StateSource.REDIS, [2, 1])
+    await gateway.take(3)
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [3, 2, 1])
+
+
+async def test_a_gateway_that_has_never_seen_the_session_knows_nothing_of_it(backend: FakeBackend) -> None:
+    await Gateway(backend).take(1)
+    backend.away = True
+    assert await Gateway(backend).turns() == (StateSource.NONE, [])
+
+
+async def test_a_full_redis_still_reads_and_the_mirror_adds_what_it_refused(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    backend.full = True
+    await gateway.take(2)
+    assert await gateway.turns() == (StateSource.REDIS, [2, 1])
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [1])
+
+
+async def test_a_redis_that_lost_its_data_is_written_anew(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    snapshot = await gateway.store.read(SCOPE, SESSION)
+    backend.values.clear()
+    assert snapshot.record is not None
+    await gateway.store.commit(SCOPE, snapshot, SESSION, snapshot.record, point(2))
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
+
+
+async def test_a_record_that_cannot_be_read_is_replaced(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    (key,) = backend.values
+    backend.values[key] = b"rubbish"
+    await gateway.take(2)
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [2])
+
+
+async def test_without_redis_this_process_is_all_there_is() -> None:
+    gateway = Gateway(None)
+    assert await gateway.turns() == (StateSource.MIRROR, [])
+    await gateway.take(1)
+    assert await gateway.turns() == (StateSource.MIRROR, [1])
+
+
+async def test_a_session_is_found_by_the_longest_prefix_that_was_written(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    for turn in (1, 2):
+        snapshot = await gateway.store.read(SCOPE, SESSION)
+        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(turn), pointed=True)
+    for away in (False, True):
+        backend.away = away
+        found = await gateway.store.find(SCOPE, SESSION.tag, ["unknown", "d2", "d1"])
+        assert (found.session, found.point) == (SESSION, point(2))
+        assert (await gateway.store.find(SCOPE, SESSION.tag, ["unknown"])).session is None
+
+
+async def test_tenants_do_not_find_each_others_sessions(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    snapshot = await gateway.store.read(SCOPE, SESSION)
+    await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(1), pointed=True)
+    other = Scope.of("model", "somebody else")
+    assert (await gateway.store.find(other, SESSION.tag, ["d1"])).session is None
+
+
+async def test_the_mirror_is_bounded() -> None:
+    gateway = Gateway(None, mirror_entries=2)
+    for number in range(5):
+        session = SessionId.of_client(SCOPE, str(number))
+        snapshot = await gateway.store.read(SCOPE, session)
+        await gateway.store.commit(SCOPE, snapshot, session, Record(()), point(1))
+    known = [await gateway.store.read(SCOPE, SessionId.of_client(SCOPE, str(number))) for number in range(5)]
+    assert [snapshot.record is not None for snapshot in known] == [False, False, False, True, True]
+
+
+async def test_deleting_forgets_everywhere(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    assert await gateway.store.delete(SCOPE, SESSION)
+    assert await gateway.turns() == (StateSource.REDIS, [])
+    assert not await gateway.store.delete(SCOPE, SESSION)
+
+
+class TestMirrorEntries:
+    def test_are_as_old_as_their_ttl_allows(self) -> None:
+        now = 0.0
+        mirror = Mirror(10, clock=lambda: now)
+        mirror.put("k", b"v", None, ttl_seconds=60, written=False)
+        assert (mirror.get("k"), mirror.unwritten("k")) == (b"v", b"v")
+        now = 61.0
+        assert (mirror.get("k"), mirror.unwritten("k")) == (None, None)
+
+    def test_are_no_longer_unwritten_once_written(self) -> None:
+        mirror = Mirror(10)
+        mirror.put("k", b"v", ("p", b"w"), 60, written=False)
+        mirror.put("k", b"v", None, 60, written=True)
+        assert (mirror.unwritten("k"), mirror.unwritten("p")) == (None, b"w")
+
+
+class TestBreaker:
+    def test_opens_after_failures_in_a_row_and_lets_one_call_probe(self) -> None:
+        now = 0.0
+        breaker = Breaker(clock=lambda: now)
+        for _ in range(FAILURES_TO_OPEN):
+            assert breaker.allows()
+            breaker.failed()
+        assert (breaker.open, breaker.allows()) == (True, False)
+        now = FIRST_PAUSE_SECONDS
+        assert [breaker.allows(), breaker.allows()] == [True, False]
+        breaker.succeeded()
+        assert (breaker.open, breaker.allows()) == (False, True)
+
+    def test_waits_longer_each_time_up_to_a_bound(self) -> None:
+        now = 0.0
+        breaker = Breaker(clock=lambda: now)
+        for _ in range(20):
+            breaker.failed()
+        now = LONGEST_PAUSE_SECONDS
+        assert breaker.allows()
+
+    def test_a_success_between_failures_keeps_it_closed(self) -> None:
+        breaker = Breaker()
+        for _ in range(10):
+            breaker.failed()
+            breaker.failed()
+            breaker.succeeded()
+        assert not breaker.open

@@ -1,0 +1,104 @@
+"""Reading usage from answers, and relaying events without touching what is not ours."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.api.usage import Dialect, EventRelay, Usage, read_usage
+
+ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant"}}],"usage":null}\n\n'
+TEXT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"\\"usage\\":{ is just text"}}]}\n\n'
+USAGE = (
+    b'data: {"id":"c","model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,'
+    b'"prompt_tokens_details":{"cached_tokens":7}}}\n\n'
+)
+RUNNING = b'data: {"id":"c","choices":[{"index":0,"delta":{}}],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
+
+
+def relay(
+    stream: bytes, sizes: list[int], *, hide: bool, dialect: Dialect = "openai"
+) -> tuple[bytes, bytes, Usage | None]:
+    """(what was passed on before the closing event, the rest, the usage) of a stream that comes in pieces."""
+    events, closing, at = EventRelay(dialect, hide_usage=hide), b"", 0
+    passed = b""
+    while at < len(stream):
+        size = sizes.pop(0) if sizes else len(stream)
+        now, done = events.feed(stream[at : at + size])
+        passed, closing, at = passed + closing + now, done, at + size
+    return passed, closing + events.finish(), events.usage
+
+
+@given(pieces)
+def test_bytes_pass_as_they_are_when_the_client_asked_for_usage(sizes: list[int]) -> None:
+    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=False)
+    assert passed + closing == ROLE + TEXT + USAGE + DONE
+    assert usage == Usage(9, 4, cached_tokens=7, response_id="c", model="m")
+
+
+@given(pieces)
+def test_usage_that_only_the_gateway_asked_for_is_taken_out(sizes: list[int]) -> None:
+    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=True)
+    assert passed + closing == ROLE + TEXT + DONE
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens) == (9, 7)
+
+
+def test_the_closing_event_is_handed_over_apart() -> None:
+    assert relay(ROLE + DONE, [], hide=False)[:2] == (ROLE, DONE)
+
+
+def test_usage_beside_a_choice_stays() -> None:
+    passed, closing, usage = relay(RUNNING + DONE, [], hide=True)
+    assert passed + closing == RUNNING + DONE
+    assert usage is not None
+
+
+def test_a_stream_with_other_line_ends_passes_too() -> None:
+    stream = (ROLE + USAGE + DONE).replace(b"\n", b"\r\n")
+    passed, closing, usage = relay(stream, [], hide=True)
+    assert passed + closing == (ROLE + DONE).replace(b"\n", b"\r\n")
+    assert usage is not None
+
+
+def test_half_an_event_at_the_end_is_passed_on() -> None:
+    passed, closing, _ = relay(ROLE + b'data: {"id"', [], hide=True)
+    assert passed + closing == ROLE + b'data: {"id"'
+
+
+def test_an_endless_event_is_not_hoarded() -> None:
+    events = EventRelay("openai", hide_usage=True)
+    passed, _ = events.feed(b"data: " + b"x" * 2_000_000)
+    assert len(passed) > 2_000_000
+
+
+def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
+    first = b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+    last = (
+        b'data: {"text":"ab","meta_info":{"id":"r","prompt_tokens":3,"completion_tokens":2,"cached_tokens":1,'
+        b'"finish_reason":{"type":"stop"}}}\n\n'
+    )
+    passed, closing, usage = relay(first + last + DONE, [], hide=False, dialect="native")
+    assert passed + closing == first + last + DONE
+    assert usage == Usage(3, 2, cached_tokens=1, finish_reason="stop", response_id="r")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param(b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', Usage(1, 2), id="plain"),
+        pytest.param(
+            b'{"usage":{"prompt_tokens":1,"completion_tokens":2,"prompt_tokens_details":null}}',
+            Usage(1, 2),
+            id="0.5.8",
+        ),
+        pytest.param(b'{"choices":[]}', None, id="none"),
+        pytest.param(b'{"usage":null}', None, id="null"),
+        pytest.param(b"[1]", None, id="a list"),
+        pytest.param(b"<html>", None, id="not JSON"),
+    ],
+)
+def test_usage_of_a_whole_answer(document: bytes, expected: Usage | None) -> None:
+    assert read_usage(document, "openai") == expected

@@ -1,0 +1,115 @@
+"""Session state outlives gateways: three replicas die at random under load, and no decision changes."""
+
+import asyncio
+import random
+
+import pytest
+import yaml
+
+from dps_lab.local import LocalStack, StackOptions
+from dps_lab.replay.client import ReplayOptions
+from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
+from dps_lab.replay.records import ReplayResult, TurnRecord
+from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.replay.source import load_asset
+from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.sessions import Session
+
+SESSIONS = 200
+CONCURRENCY = 8
+REPLICAS = 3
+THRESHOLD_TOKENS = 128
+TURNS_BETWEEN_KILLS = 80
+MAX_ANSWER_TOKENS = 16
+
+
+def spread(sessions: list[Session], count: int) -> list[Session]:
+    """So many of the sessions, evenly over all categories."""
+    return [sessions[index * len(sessions) // count] for index in range(min(count, len(sessions)))]
+
+
+class Murderer:
+    """Every few turns a replica gets SIGKILL, in the middle of what it does, and is started again.
+
+    It does not wait for the one before to be back: at times no replica is left.
+    """
+
+    def __init__(self, stack: LocalStack, rng: random.Random) -> None:
+        self.kills = 0
+        self._stack = stack
+        self._rng = rng
+        self._turns = 0
+        self._alive = set(range(REPLICAS))
+        self._restarts: set[asyncio.Task[None]] = set()
+
+    def turn_ended(self, record: TurnRecord) -> None:
+        self._turns += 1
+        if self._turns % TURNS_BETWEEN_KILLS == 0 and self._alive:
+            victim = self._rng.choice(sorted(self._alive))
+            self._alive.remove(victim)
+            self._stack.kill_gateway(victim)
+            self.kills += 1
+            self._restarts.add(asyncio.create_task(self._restart(victim)))
+
+    async def _restart(self, victim: int) -> None:
+        await self._stack.start_gateway(victim)
+        self._alive.add(victim)
+
+    async def leave(self) -> None:
+        """Wait until all are back. Raises ChildError if one did not come back."""
+        await asyncio.gather(*self._restarts)
+
+
+def patient(stack: LocalStack) -> None:
+    """Redis is well here: a machine that is merely busy must not look like its absence."""
+    for file in stack.folder.glob("gateway-*.yaml"):
+        configuration = yaml.safe_load(file.read_text())
+        configuration["session"]["redisTimeoutSeconds"] = 10
+        file.write_text(yaml.safe_dump(configuration))
+
+
+def seen(result: ReplayResult) -> dict[str, list[Decision | None]]:
+    """The decision in the first response headers of every turn; None for a turn that never got any."""
+
+    def decision(record: TurnRecord) -> Decision | None:
+        verdict = record.verdict
+        if (
+            verdict.pool is None
+            or verdict.delta_tokens is None
+            or verdict.prompt_tokens is None
+            or verdict.turn is None
+        ):
+            return None
+        return Decision(verdict.pool, verdict.delta_tokens, verdict.prompt_tokens, verdict.turn)
+
+    return {session: [decision(record) for record in turns] for session, turns in result.by_session().items()}
+
+
+@pytest.mark.timeout(300)
+async def test_sessions_are_routed_as_if_no_gateway_had_ever_died() -> None:
+    tokenizer = qwen_tokenizer().path
+    sessions = spread(load_asset(bfcl()), SESSIONS)
+    stack = LocalStack(
+        StackOptions(tokenizer, gateways=REPLICAS, threshold_tokens=THRESHOLD_TOKENS, speed=1000.0)
+    )
+    patient(stack)
+    async with stack:
+        oracle = asyncio.create_task(
+            asyncio.to_thread(expected_by_session, sessions, PromptCounter(tokenizer), THRESHOLD_TOKENS)
+        )
+        murderer = Murderer(stack, random.Random(20))
+        result = await replay(
+            sessions,
+            ReplayOptions(
+                urls=stack.urls, model=stack.options.model, max_tokens=MAX_ANSWER_TOKENS, attempts=40
+            ),
+            ClosedLoop(CONCURRENCY),
+            on_turn=murderer.turn_ended,
+        )
+        await murderer.leave()
+        expected = await oracle
+
+    assert [record for record in result.turns if record.error is not None] == []
+    assert seen(result) == expected
+    assert murderer.kills >= REPLICAS
+    assert sum(record.attempts > 1 for record in result.turns) > 0, "no request was under way at any kill"

@@ -1,0 +1,212 @@
+"""Redis goes away under traffic, in every way it can: no request notices, and state comes back."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.site import Engine, Gateway, RedisServer, Site, eventually, status_of
+from support.talks import decided, expected, play, talks
+
+from dps_lab.local import MODEL
+from dps_lab.replay.client import Client, ReplayOptions
+from dps_lab.replay.records import TurnRecord
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+REDIS_TIMEOUT_SECONDS = 1.0
+"""Long for a store, so that a busy machine does not look like a fault."""
+LONGEST_WAIT_SECONDS = 30.0
+"""A request that waited for a Redis which does not come back would wait longer."""
+
+BEFORE, STRUCK, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
+TURNS = AFTER[-1]
+
+NAMED, UNNAMED = talks(4, TURNS, "named"), talks(4, TURNS, "unnamed")
+EXPECTED = expected([*NAMED, *UNNAMED])
+
+
+Step = Callable[[RedisServer], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to Redis, how it ends, and where turns find their state meanwhile (`x-dps-state`)."""
+
+    name: str
+    strike: Step
+    heal: Step
+    state: str
+    arguments: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+async def stop(server: RedisServer) -> None:
+    await server.child.stop()
+
+
+async def start(server: RedisServer) -> None:
+    server.child.start()
+    await server.child.wait_ready()
+
+
+async def freeze(server: RedisServer) -> None:
+    server.child.signal(signal.SIGSTOP)
+
+
+async def thaw(server: RedisServer) -> None:
+    server.child.signal(signal.SIGCONT)
+
+
+async def fill(server: RedisServer) -> None:
+    async with server.client() as redis:
+        await redis.config_set("maxmemory-policy", "noeviction")
+        await redis.config_set("maxmemory", 1)
+
+
+async def make_room(server: RedisServer) -> None:
+    async with server.client() as redis:
+        await redis.config_set("maxmemory", 0)
+
+
+async def flush(server: RedisServer) -> None:
+    async with server.client() as redis:
+        await redis.flushall()
+
+
+async def restart_empty(server: RedisServer) -> None:
+    server.child.kill()
+    await start(server)
+
+
+OUTAGES = [
+    Fault("stopped", stop, start, state="mirror", arguments=("--save", "3600 1")),
+    Fault("frozen", freeze, thaw, state="mirror"),
+    Fault("full", fill, make_room, state="redis"),
+]
+
+
+class Traffic:
+    """Eight sessions at once on one gateway: four say who they are, four are recognised by their history."""
+
+    def __init__(self, http: aiohttp.ClientSession, gateway: Gateway) -> None:
+        options = ReplayOptions([f"{gateway.url}/v1"], MODEL, attempts=1, read_seconds=LONGEST_WAIT_SECONDS)
+        self.named = Client(http, options)
+        self.unnamed = Client(http, replace(options, session_ids="none"))
+        self.records: list[TurnRecord] = []
+
+    async def run(self, turns: Sequence[int]) -> list[TurnRecord]:
+        played = await asyncio.gather(
+            *(play(self.named, session, turns) for session in NAMED),
+            *(play(self.unnamed, session, turns) for session in UNNAMED),
+        )
+        records = [record for session in played for record in session]
+        self.records += records
+        return records
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, engines: tuple[Engine, Engine], arguments: Sequence[str]
+) -> AsyncIterator[tuple[Traffic, RedisServer, Gateway]]:
+    async with Site(folder) as site, aiohttp.ClientSession() as http:
+        server = await site.redis(*arguments)
+        session = {"redisUrl": server.url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
+        gateway = await site.gateway([engines[0]], [engines[1]], {"session": session})
+        try:
+            yield Traffic(http, gateway), server, gateway
+        finally:
+            server.child.signal(signal.SIGCONT)
+
+
+async def recovery(traffic: Traffic, gateway: Gateway) -> None:
+    """Wait until the gateway has found Redis again, which it does by the turns that come."""
+    probe = talks(1, 1, "probe")[0]
+
+    async def recovered() -> bool:
+        (record,) = await play(traffic.named, probe, [1])
+        return record.verdict.state == "redis" and await gateway.metric("dps_state_degraded") == 0
+
+    await eventually(recovered, "state is in Redis again")
+
+
+def states(records: Iterable[TurnRecord]) -> set[str | None]:
+    return {record.verdict.state for record in records}
+
+
+def wrong(records: Iterable[TurnRecord]) -> list[TurnRecord]:
+    """The turns that were not decided as the oracle says."""
+    return [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]
+
+
+@pytest.mark.parametrize("fault", OUTAGES, ids=str)
+async def test_an_outage_changes_no_decision_and_is_told(
+    fault: Fault, engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    newcomer = talks(1, 3, "newcomer")[0]
+    async with running(tmp_path, engines, fault.arguments) as (traffic, server, gateway):
+        assert states(await traffic.run(BEFORE)) == {"redis"}
+        assert await gateway.metric("dps_state_degraded") == 0
+
+        async with asyncio.TaskGroup() as under_traffic:
+            under_traffic.create_task(traffic.run(STRUCK))
+            under_traffic.create_task(fault.strike(server))
+        errors = await gateway.metric("dps_state_errors_total")
+        without = await traffic.run(WITHOUT)
+        first, second = await play(traffic.unnamed, newcomer, [1, 2])
+
+        assert states(without) == {fault.state}
+        assert (first.verdict.state, second.verdict.state) == {
+            "redis": ("redis", "redis"),
+            "mirror": ("none", "mirror"),
+        }[fault.state]
+        assert await gateway.metric("dps_state_degraded") == 1
+        assert await status_of(f"{gateway.admin}/readyz") == 200
+        assert errors > 0
+        if fault.state == "mirror":
+            # Each turn calls Redis twice. The breaker lets but a probe now and then through.
+            assert await gateway.metric("dps_state_errors_total") - errors < len(without)
+
+        async with asyncio.TaskGroup() as under_traffic:
+            under_traffic.create_task(traffic.run(HEALED))
+            under_traffic.create_task(fault.heal(server))
+        await recovery(traffic, gateway)
+        assert states(await traffic.run(AFTER)) == {"redis"}
+        (third,) = await play(traffic.unnamed, newcomer, [3])
+
+        assert wrong(traffic.records) == []
+        assert [decided(record) for record in (first, second, third)] == expected([newcomer])[newcomer.id]
+        assert await status_of(f"{gateway.admin}/readyz") == 200
+
+
+@pytest.mark.parametrize("lose", [flush, restart_empty], ids=["flushed", "restarted-without-data"])
+async def test_lost_data_costs_a_session_one_turn_at_most(
+    lose: Step, engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with running(tmp_path, engines, ()) as (traffic, server, gateway):
+        await traffic.run(BEFORE)
+        async with asyncio.TaskGroup() as under_traffic:
+            under_traffic.create_task(traffic.run(STRUCK))
+            under_traffic.create_task(lose(server))
+        await traffic.run(WITHOUT)
+        await traffic.run(HEALED)
+        await recovery(traffic, gateway)
+        after = await traffic.run(AFTER)
+
+        assert states(after) == {"redis"}
+        assert await status_of(f"{gateway.admin}/readyz") == 200
+        for session in [*NAMED, *UNNAMED]:
+            told = [decided(record) for record in traffic.records if record.session == session.id]
+            forgotten = [
+                turn
+                for turn, truth in zip(told, EXPECTED[session.id], strict=True)
+                if (turn.delta_tokens, turn.prompt_tokens) != (truth.delta_tokens, truth.prompt_tokens)
+            ]
+            assert len(forgotten) <= 1
+            assert all(turn.delta_tokens == turn.prompt_tokens for turn in forgotten)

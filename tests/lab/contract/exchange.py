@@ -1,0 +1,66 @@
+"""Sending the contract's requests: the same way to a real server and to the emulated one."""
+
+import asyncio
+import json
+
+import aiohttp
+from lab.contract.cases import CHAT, JSON, MODEL, Case
+from lab.contract.observe import Answer
+from prometheus_client.parser import text_string_to_metric_families
+
+
+async def send(session: aiohttp.ClientSession, case: Case) -> Answer:
+    """The whole answer to ``case`` from the server at the session's base URL."""
+    raw = isinstance(case.body, bytes)
+    body = case.body if raw or case.body is None else json.dumps(case.body).encode()
+    headers = case.headers if raw or case.body is None else JSON
+    async with session.request(case.method, case.path, data=body, headers=headers) as answer:
+        return Answer(
+            answer.status,
+            {name.lower(): value for name, value in answer.headers.items()},
+            await answer.read(),
+        )
+
+
+async def leave(session: aiohttp.ClientSession, *, stream: bool) -> None:
+    """Ask for a long answer and hang up: after a stream's first bytes, or once the request is running."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Leave {stream}"}], "stream": stream}
+    asked = asyncio.create_task(session.post(CHAT, json=body | {"max_tokens": 4000, "ignore_eos": True}))
+    if stream:
+        answer = await asked
+        await answer.content.readany()
+        answer.close()
+        return
+    while await running(session) == 0:  # noqa: ASYNC110 - another process's state has no event
+        await asyncio.sleep(0.05)
+    asked.cancel()
+    await asyncio.wait([asked])
+
+
+async def aborted(session: aiohttp.ClientSession) -> float:
+    """Requests that the server says it aborted, so far."""
+    name = "sglang:num_aborted_requests_total"
+    families = text_string_to_metric_families(await exposition(session))
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+async def running(session: aiohttp.ClientSession) -> int:
+    """Requests that the server decodes or keeps waiting, by its own account."""
+    async with session.get("/v1/loads") as answer:
+        loads = (await answer.json())["loads"]
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
+async def after_leaving(session: aiohttp.ClientSession, *, stream: bool) -> dict[str, float]:
+    """What the server tells of a client that left in mid-answer: requests aborted, and still running."""
+    before = await aborted(session)
+    await leave(session, stream=stream)
+    while (left := await running(session)) or await aborted(session) == before:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.05)
+    return {"aborted": await aborted(session) - before, "running": left}
+
+
+async def exposition(session: aiohttp.ClientSession) -> str:
+    """The server's metrics as Prometheus text."""
+    async with session.get("/metrics") as answer:
+        return await answer.text()

@@ -1,0 +1,112 @@
+"""What of an answer belongs to the contract: status, headers, shape, and the values its request determines.
+
+A shape is the answer's JSON with values left out: ``"<str>"``, ``"<int>"``, ``"<float>"`` stand for values
+that time, chance or the model decide. Runs of equal shapes (list items, stream events) are written once.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Shape = Any
+"""JSON with placeholders for values."""
+
+COUNTS = frozenset(
+    {"prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"}
+)
+DETERMINED = COUNTS | {
+    "object", "role", "index", "type", "code", "param", "model", "matched_stop", "finish_reason", "length",
+    "success", "error", "detail", "weight_version", "max_model_len", "message",
+}  # fmt: skip
+FREE_HEADERS = frozenset(
+    {"date", "content-length", "server", "connection", "keep-alive", "transfer-encoding"}
+)
+VALIDATION = re.compile(r"\d+ validation error|\[\{'type'|.*Expecting|.*JSON decode", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer; header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def describe(answer: Answer) -> dict[str, Shape]:
+    """The part of an answer that two servers must have in common."""
+    headers = {name: value for name, value in sorted(answer.headers.items()) if name not in FREE_HEADERS}
+    told: dict[str, Shape] = {"status": answer.status, "headers": headers}
+    if headers.get("content-type", "").startswith("text/event-stream"):
+        return told | {"events": stream(answer.body)}
+    try:
+        return told | {"json": shape(json.loads(answer.body))}
+    except ValueError:
+        return told | {"text": answer.body.decode() if len(answer.body) < 200 else "<str>"}
+
+
+def stream(body: bytes) -> list[Shape]:
+    """Shapes of a stream's events by choice, runs written once; ValueError unless framed as SGLang does."""
+    *frames, rest = body.split(b"\n\n")
+    if rest or not all(frame.startswith(b"data: ") for frame in frames):
+        raise ValueError(f"not framed as server-sent events of one data line: {body[:200]!r}")
+    payloads = [frame.removeprefix(b"data: ").decode() for frame in frames]
+    events = [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+    return _runs([_event(event) for event in sorted(events, key=_choice)])
+
+
+def metrics(exposition: str) -> dict[str, Shape]:
+    """Type and label names of every metric of SGLang's that has a value, from Prometheus text."""
+    return {
+        family.name: {
+            "type": family.type,
+            "labels": sorted({label for s in family.samples for label in s.labels}),
+        }
+        for family in sorted(text_string_to_metric_families(exposition), key=lambda family: family.name)
+        if family.name.startswith("sglang:") and family.samples
+    }
+
+
+def shape(value: Any, key: str = "", settled: bool = True) -> Shape:
+    """A value's shape; ``settled`` is false while a stream's counts still grow."""
+    match value:
+        case dict():
+            return {name: shape(item, name, settled) for name, item in value.items()}
+        case list():
+            return _runs([shape(item, key, settled) for item in value])
+        case None | bool() | "":
+            return value
+        case str() if key == "message" and VALIDATION.match(value):
+            return "<str>"
+        case _ if key in DETERMINED and (settled or key not in COUNTS):
+            return value
+        case _:
+            return f"<{type(value).__name__}>"
+
+
+def _event(event: Any) -> Shape:
+    if not isinstance(event, dict):
+        return event
+    choices = event.get("choices") or [event.get("meta_info", {})]
+    growing = event.get("choices") != [] and all(choice.get("finish_reason") is None for choice in choices)
+    return shape(event, settled=not growing)
+
+
+def _choice(event: Any) -> tuple[int, int]:
+    # Choices of one request interleave as they are decoded: only the order within each is defined.
+    match event:
+        case {"choices": [{"index": int(index)}, *_]} | {"index": int(index)}:
+            return 0, index
+        case {"meta_info": _}:
+            return 0, 0
+        case _:
+            return 1, 0
+
+
+def _runs(shapes: list[Shape]) -> list[Shape]:
+    return [item for item, _ in groupby(shapes)]

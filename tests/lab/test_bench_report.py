@@ -1,0 +1,86 @@
+"""From measured rounds to the printed table."""
+
+from dps_lab.bench import metrics, table
+from dps_lab.bench.peers import BARE, VLLM
+from dps_lab.bench.summary import Round, Spread, Summary, summarise
+from dps_lab.bench.traffic import Cell, Content
+
+
+def test_ratios_are_taken_within_each_round_and_cpu_over_all_rounds() -> None:
+    rounds = {
+        VLLM: [
+            Round(rate=1000, latency=0.010, cpu_seconds=0.125, requests=1024, lost=0.0),
+            Round(rate=100, latency=0.030, cpu_seconds=0.375, requests=1024, lost=0.5),
+            Round(rate=900, latency=0.011, cpu_seconds=0.25, requests=1024, lost=0.1),
+        ],
+        BARE: [
+            Round(rate=500, latency=0.020, cpu_seconds=1.0, requests=2048, lost=0.0),
+            Round(rate=60, latency=0.050, cpu_seconds=0.0, requests=0, lost=0.2),
+            Round(rate=450, latency=0.021, cpu_seconds=0.5, requests=1024, lost=0.4),
+        ],
+    }
+    assert summarise(rounds) == {
+        VLLM: Summary(Spread(900, 100, 1000), Spread(1, 1, 1), 0.011, cpu=2**-12, cpu_ratio=1.0, lost=0.1),
+        BARE: Summary(
+            Spread(450, 60, 500), Spread(0.5, 0.5, 0.6), 0.021, cpu=2**-11, cpu_ratio=0.5, lost=0.2
+        ),
+    }
+
+
+def test_the_throughput_table() -> None:
+    summaries = {
+        "vllm-router": Summary(Spread(5300, 5000, 5600.4), Spread(1, 1, 1), 0.0021, 60e-6, 1.0, 0.0),
+        "dps gateway": Summary(Spread(1590, 1400, 1700), Spread(0.3, 0.28, 0.31), 0.01, 240e-6, 0.25, 0.126),
+    }
+    assert (
+        table.throughput(Cell(True, Content(4096, "growing")), summaries)
+        == """\
+### 32-chunk stream, 4 KB, growing sessions
+
+| router      | req/s |     min–max | x vllm |   min–max | CPU µs/req | x vllm by CPU | p50 ms | core lost |
+| :---------- | ----: | ----------: | -----: | --------: | ---------: | ------------: | -----: | --------: |
+| vllm-router | 5,300 | 5,000–5,600 |   1.00 | 1.00–1.00 |         60 |          1.00 |   2.10 |       0 % |
+| dps gateway | 1,590 | 1,400–1,700 |   0.30 | 0.28–0.31 |        240 |          0.25 |  10.00 |      13 % |"""
+    )
+
+
+def test_the_table_of_added_time_ends_with_what_the_gateway_says_itself() -> None:
+    content = Content(32768, "distinct")
+    added = {content: {"dps gateway": Spread(0.0009, 0.0008, 0.001)}}
+    assert (
+        table.added_time(added, {content: 0.0007})
+        == """\
+| added before the upstream, µs | 32 KB, distinct sessions |
+| :---------------------------- | -----------------------: |
+| dps gateway                   |           900 (800–1000) |
+| dps_gateway_overhead_seconds  |                      700 |"""
+    )
+
+
+BEFORE = """\
+# TYPE dps_history_total counter
+dps_history_total{kind="new"} 5.0
+# TYPE dps_gateway_overhead_seconds histogram
+dps_gateway_overhead_seconds_bucket{le="+Inf"} 10.0
+dps_gateway_overhead_seconds_sum 1.0
+dps_gateway_overhead_seconds_count 10.0
+"""
+AFTER = """\
+# TYPE dps_history_total counter
+dps_history_total{kind="new"} 5.0
+dps_history_total{kind="grown"} 7.0
+# TYPE dps_gateway_overhead_seconds histogram
+dps_gateway_overhead_seconds_bucket{le="+Inf"} 14.0
+dps_gateway_overhead_seconds_sum 1.5
+dps_gateway_overhead_seconds_count 14.0
+"""
+
+
+def test_what_the_gateway_counted_between_two_scrapes() -> None:
+    before, after = metrics.parse(BEFORE), metrics.parse(AFTER)
+    assert metrics.mean_between(before, after, "dps_gateway_overhead_seconds") == 0.125
+    assert metrics.rise(before, after, "dps_history_total") == {"kind=grown": 7.0}
+    assert table.counts("dps_history_total", metrics.rise({}, after, "dps_history_total")) == (
+        "dps_history_total: kind=grown 7, kind=new 5"
+    )
+    assert table.counts("dps_nothing_total", {}) == "dps_nothing_total: none"

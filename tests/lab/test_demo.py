@@ -1,0 +1,70 @@
+"""What the demo chooses to replay, and what it concludes."""
+
+import pytest
+
+from dps_lab.demo import LONGEST_ANSWER, choose, verdict
+from dps_lab.replay.oracle import Decision, PromptCounter
+from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
+from dps_lab.replay.report import Comparison
+from dps_lab.workload.assets import bundled_tokenizer
+from dps_lab.workload.sessions import Session, Turn
+
+SEEN = Verdict("greedy", "over_threshold", 100, 100, 1, "new", "redis")
+TURN = TurnRecord(
+    session="s",
+    turn=1,
+    url="http://a/v1",
+    status=200,
+    verdict=SEEN,
+    attempts=1,
+    blind=0,
+    started=0.0,
+    ttft=0.1,
+    latency=0.2,
+    usage=Usage(),
+)
+TRUTH = Decision("speculative", 100, 100, 1)
+
+
+def sessions(count: int, answer: str = "ok") -> list[Session]:
+    turn = Turn(messages=[{"role": "user", "content": "?"}], answer={"role": "assistant", "content": answer})
+    return [Session(id=str(number), turns=[turn]) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("available", "count", "chosen"),
+    [(10, 5, "0 2 4 6 8"), (10, 3, "0 3 6"), (3, 3, "0 1 2"), (2, 80, "0 1")],
+)
+def test_sessions_are_chosen_evenly_from_all(available: int, count: int, chosen: str) -> None:
+    counter = PromptCounter(bundled_tokenizer())
+    assert [session.id for session in choose(sessions(available), count, counter)] == chosen.split()
+
+
+def test_a_turn_asks_for_as_many_tokens_as_its_recorded_answer_has() -> None:
+    counter = PromptCounter(bundled_tokenizer())
+    answers = ["The result of the request.", "word " * 2 * LONGEST_ANSWER]
+    assert [
+        turn.max_tokens for text in answers for turn in choose(sessions(1, text), 1, counter)[0].turns
+    ] == [counter.text_tokens(answers[0]), LONGEST_ANSWER]
+
+
+def test_it_went_well_when_nothing_was_lost_and_nothing_differs() -> None:
+    assert verdict(ReplayResult("DPS", 7, 1.0), Comparison(7, [], []), lost=0) == (
+        True,
+        [
+            "decisions that differ from an uninterrupted run: 0 of 7",
+            "requests lost after client retries: 0 of 7",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("comparison", "lost", "fine"),
+    [
+        (Comparison(6, [(TURN, TRUTH)], []), 0, True),
+        (Comparison(6, [], [(TURN, TRUTH)]), 0, False),
+        (Comparison(7, [], []), 1, False),
+    ],
+)
+def test_a_loss_or_a_difference_is_a_failure(comparison: Comparison, lost: int, fine: bool) -> None:
+    assert verdict(ReplayResult("DPS", 7, 1.0), comparison, lost)[0] is fine

@@ -1,0 +1,332 @@
+"""The replay client against servers that answer, break, refuse and disappear."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from dps_lab.replay.cli import main
+from dps_lab.replay.client import ReplayOptions
+from dps_lab.replay.records import TurnRecord, Usage, Verdict
+from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
+from dps_lab.workload.sessions import Session, Turn, dump_sessions
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+HEADERS = {
+    "x-dps-pool": "greedy",
+    "x-dps-reason": "over_threshold",
+    "x-dps-delta-tokens": "9",
+    "x-dps-prompt-tokens": "9",
+    "x-dps-turn": "1",
+    "x-dps-history": "new",
+    "x-dps-state": "redis",
+}
+FIRST = Verdict("greedy", "over_threshold", 9, 9, 1, "new", "redis")
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def sse(*events: Any) -> str:
+    return "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events)
+
+
+def chunk(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta}]}
+
+
+WHOLE = sse(
+    chunk(role="assistant", content=""),
+    chunk(content="he"),
+    chunk(content="llo"),
+    {"choices": [], "usage": USAGE},
+    "[DONE]",
+)
+
+
+async def stream(request: web.Request, text: str, headers: dict[str, str] = HEADERS) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
+    await response.prepare(request)
+    await response.write(text.encode())
+    await response.write_eof()
+    return response
+
+
+async def answering(request: web.Request) -> web.StreamResponse:
+    return await stream(request, WHOLE)
+
+
+class Script:
+    """A server that handles its requests by a list of handlers in turn, the last one for good, and notes them."""
+
+    def __init__(self, *handlers: Handler) -> None:
+        self.handlers = list(handlers)
+        self.bodies: list[dict[str, Any]] = []
+        self.sessions: list[str | None] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.sessions.append(request.headers.get("x-session-id"))
+        handler = self.handlers.pop(0) if len(self.handlers) > 1 else self.handlers[0]
+        return await handler(request)
+
+
+Serve = Callable[[Script], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    async with AsyncExitStack() as stack:
+
+        async def serve(script: Script) -> str:
+            app = web.Application()
+            app.router.add_post("/v1/chat/completions", script.handle)
+            server = await stack.enter_async_context(TestServer(app))
+            return str(server.make_url("/v1"))
+
+        yield serve
+
+
+def session(name: str = "s", turns: int = 1) -> Session:
+    return Session(
+        id=name,
+        turns=[
+            Turn(
+                messages=[{"role": "user", "content": f"question {number}"}],
+                answer={"role": "assistant", "content": f"recorded {number}"},
+            )
+            for number in range(turns)
+        ],
+    )
+
+
+async def send(options: ReplayOptions, *sessions: Session) -> Sequence[TurnRecord]:
+    result = await replay(sessions, replace(options, first_wait=0.0), ClosedLoop(1))
+    return result.turns
+
+
+def options(*urls: str, **changes: Any) -> ReplayOptions:
+    return ReplayOptions(urls=urls, model="m", **changes)
+
+
+async def test_a_streamed_turn_is_recorded_whole(serve: Serve) -> None:
+    url = await serve(script := Script(answering))
+    [record] = await send(options(url, run="r-", max_tokens=5, extra_body={"ignore_eos": True}), session())
+    assert record == TurnRecord(
+        session="s",
+        turn=1,
+        url=url,
+        status=200,
+        verdict=FIRST,
+        attempts=1,
+        blind=0,
+        started=record.started,
+        ttft=record.ttft,
+        latency=record.latency,
+        usage=Usage(9, 2, 4),
+        error=None,
+    )
+    assert record.ttft is not None
+    assert 0 < record.ttft <= record.latency
+    assert (script.sessions, script.bodies) == (
+        ["r-s"],
+        [
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "question 0"}],
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "max_tokens": 5,
+                "ignore_eos": True,
+            }
+        ],
+    )
+
+
+async def unary(request: web.Request) -> web.StreamResponse:
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    return web.json_response({"choices": [{"message": message}], "usage": USAGE}, headers=HEADERS)
+
+
+async def calling(request: web.Request) -> web.StreamResponse:
+    first = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    rest = {"index": 0, "function": {"arguments": "}"}}
+    return await stream(request, sse(chunk(tool_calls=[first]), chunk(tool_calls=[rest]), "[DONE]"))
+
+
+@pytest.mark.parametrize(
+    ("handler", "changes", "answer"),
+    [
+        (answering, {}, {"role": "assistant", "content": "recorded 0"}),
+        (answering, {"answers": "model"}, {"role": "assistant", "content": "hello"}),
+        (
+            unary,
+            {"answers": "model", "stream": False},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        ),
+        (calling, {"answers": "model"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}),
+    ],
+)
+async def test_the_next_turn_has_the_recorded_or_the_models_own_answer(
+    serve: Serve, handler: Handler, changes: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    url = await serve(script := Script(handler))
+    await send(options(url, **changes), session(turns=2))
+    assert script.bodies[1]["messages"] == [
+        {"role": "user", "content": "question 0"},
+        answer,
+        {"role": "user", "content": "question 1"},
+    ]
+
+
+async def test_without_session_ids_none_is_sent(serve: Serve) -> None:
+    url = await serve(script := Script(answering))
+    await send(options(url, session_ids="none"), session())
+    assert script.sessions == [None]
+
+
+async def broken_stream(request: web.Request) -> web.StreamResponse:
+    return await stream(request, sse(chunk(content="he")))
+
+
+async def error_event(request: web.Request) -> web.StreamResponse:
+    return await stream(request, sse(chunk(content="he"), {"error": {"message": "gone"}}))
+
+
+async def hangs_up(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+async def busy(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=503, headers={"Retry-After": "0"})
+
+
+async def second_verdict(request: web.Request) -> web.StreamResponse:
+    return await stream(request, WHOLE, HEADERS | {"x-dps-delta-tokens": "0", "x-dps-pool": "speculative"})
+
+
+REPEATED = replace(FIRST, pool="speculative", delta_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("failure", "verdict", "blind"),
+    [
+        (broken_stream, FIRST, 0),  # its headers were seen: they are the decision
+        (error_event, FIRST, 0),
+        (hangs_up, REPEATED, 1),
+        (busy, REPEATED, 0),
+    ],
+)
+async def test_a_failed_attempt_is_repeated_and_the_first_decision_seen_counts(
+    serve: Serve, failure: Handler, verdict: Verdict, blind: int
+) -> None:
+    url = await serve(Script(failure, second_verdict))
+    [record] = await send(options(url), session())
+    assert (record.verdict, record.attempts, record.blind, record.error) == (verdict, 2, blind, None)
+
+
+async def test_a_repetition_goes_to_another_server(serve: Serve) -> None:
+    gone = f"http://127.0.0.1:{unused_port()}/v1"
+    here = await serve(Script(answering))
+    records = await send(options(gone, here), session(turns=3))
+    assert [(record.url, record.error) for record in records] == [(here, None)] * 3
+
+
+async def test_turns_go_to_the_servers_in_rotation(serve: Serve) -> None:
+    urls = [await serve(Script(answering)) for _ in range(3)]
+    records = await send(options(*urls), session(turns=5))
+    assert [urls.index(record.url) for record in records] == [0, 1, 2, 0, 1]
+
+
+async def refusing(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "no such model"}}, status=404)
+
+
+@pytest.mark.parametrize(("handler", "attempts"), [(refusing, 1), (busy, 4)])
+async def test_a_session_ends_at_a_turn_that_is_lost(serve: Serve, handler: Handler, attempts: int) -> None:
+    url = await serve(Script(answering, handler))
+    result = await replay([session(turns=3)], options(url, attempts=4), ClosedLoop(1))
+    assert [(record.turn, record.attempts, record.error is None) for record in result.turns] == [
+        (1, 1, True),
+        (2, attempts, False),
+    ]
+    assert result.planned_turns == 3
+
+
+@pytest.mark.parametrize("pace", [ClosedLoop(2), ClosedLoop(50), OpenLoop(rate=1e6)])
+async def test_every_turn_of_every_session_is_sent_in_order(
+    serve: Serve, pace: ClosedLoop | OpenLoop
+) -> None:
+    url = await serve(Script(answering))
+    heard: list[TurnRecord] = []
+    sessions = [session(f"s{number}", turns=3) for number in range(7)]
+    result = await replay(sessions, options(url), pace, label="run", on_turn=heard.append)
+    assert heard == result.turns
+    assert {name: [record.turn for record in turns] for name, turns in result.by_session().items()} == {
+        item.id: [1, 2, 3] for item in sessions
+    }
+
+
+async def test_a_closed_loop_has_no_more_sessions_at_once_than_it_says(serve: Serve) -> None:
+    running: set[str | None] = set()
+    most = 0
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        nonlocal most
+        running.add(request.headers.get("x-session-id"))
+        most = max(most, len(running))
+        response = await stream(request, WHOLE)
+        running.discard(request.headers.get("x-session-id"))
+        return response
+
+    url = await serve(Script(count))
+    await replay([session(f"s{number}", turns=2) for number in range(9)], options(url), ClosedLoop(3))
+    assert 1 <= most <= 3
+
+
+def test_a_file_that_is_not_sessions_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.jsonl").write_text("{}\n")
+    status = main(["http://127.0.0.1:1/v1", "--sessions", str(tmp_path / "s.jsonl")])
+    assert (status, capsys.readouterr().err) == (
+        2,
+        f"dps replay: {tmp_path}/s.jsonl, line 1: id: Field required\n",
+    )
+
+
+async def test_the_command_prints_tables_and_writes_what_it_saw(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = await serve(Script(answering))
+    (tmp_path / "s.jsonl").write_text(dump_sessions([session(turns=2)]))
+    arguments = [
+        url,
+        "--sessions",
+        str(tmp_path / "s.jsonl"),
+        "--json",
+        str(tmp_path / "out.json"),
+        "--label",
+        "mine",
+    ]
+    assert await asyncio.to_thread(main, arguments) == 0
+    printed = capsys.readouterr().out
+    assert "mine: turns by pool and reason" in printed
+    assert "over_threshold" in printed
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert (
+        written["label"],
+        written["planned_turns"],
+        [turn["verdict"]["pool"] for turn in written["turns"]],
+    ) == (
+        "mine",
+        2,
+        ["greedy", "greedy"],
+    )

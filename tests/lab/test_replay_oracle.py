@@ -1,0 +1,77 @@
+"""The oracle: Eq. 1 and 2 of the paper over recorded sessions, by whole rendering and tokenization."""
+
+import math
+from typing import Any
+
+import pytest
+
+from dps_lab.replay.oracle import Decision, PromptCounter, delta_prefill_pool, expected_by_session
+from dps_lab.workload.assets import bundled_tokenizer
+from dps_lab.workload.sessions import Session, Turn
+
+
+@pytest.mark.parametrize(
+    ("delta", "threshold", "pool"),
+    [
+        (1, 0, "greedy"),
+        (0, 0, "speculative"),
+        (127, 128, "speculative"),
+        (128, 128, "speculative"),
+        (129, 128, "greedy"),
+        (10**9, math.inf, "speculative"),
+    ],
+)
+def test_a_turn_speculates_up_to_the_threshold(delta: int, threshold: float, pool: str) -> None:
+    assert delta_prefill_pool(delta, threshold) == pool
+
+
+@pytest.fixture(scope="module")
+def counter() -> PromptCounter:
+    return PromptCounter(bundled_tokenizer())
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_each_turn_adds_to_the_one_before(counter: PromptCounter) -> None:
+    answer = {"role": "assistant", "content": "hi"}
+    session = Session(
+        id="a",
+        turns=[Turn(messages=[user("hello")], answer=answer), Turn(messages=[user("more")], answer=answer)],
+    )
+    first = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+    second = "<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
+    begin = counter.text_tokens("<|im_start|>assistant\n")
+    length = counter.text_tokens(first) + begin
+    growth = counter.text_tokens(second)
+    assert expected_by_session([session], counter, threshold_tokens=length - 1) == {
+        "a": [Decision("greedy", length, length, 1), Decision("speculative", growth, length + growth, 2)]
+    }
+
+
+def test_messages_and_tools_are_counted_as_the_engine_renders_them(counter: PromptCounter) -> None:
+    """Null content is empty, arguments are objects, and each tool has SGLang's own fields."""
+    tool = {"type": "function", "function": {"name": "add", "strict": None, "x": 1}}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    rendered = (
+        "<|im_start|>system\nYou are a helpful assistant.\n\n"
+        "You may call these functions, one JSON document a line:\n<tools>\n"
+        '{"type": "function", "function": {"name": "add", "description": null, "parameters": null}, '
+        '"defer_loading": null}\n</tools>\n'
+        'Write a call as <tool_call>\n{"name": NAME, "arguments": ARGUMENTS}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n1 + 1?<|im_end|>\n"
+        '<|im_start|>assistant\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>assistant\n"
+    )
+    messages = [user("1 + 1?"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert counter.prompt_tokens(messages, [tool]) == counter.text_tokens(rendered)
+
+
+def test_an_answer_is_as_long_as_its_text_and_calls(counter: PromptCounter) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    assert [
+        counter.answer_tokens({"role": "assistant", "content": ""}),
+        counter.answer_tokens({"role": "assistant", "content": "hello there"}),
+        counter.answer_tokens({"role": "assistant", "content": None, "tool_calls": [call]}),
+    ] == [1, counter.text_tokens("hello there"), counter.text_tokens('\n{"name": "add", "arguments": "{}"}')]

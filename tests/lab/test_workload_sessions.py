@@ -1,0 +1,113 @@
+"""The session format: what it accepts, and what it says of a line that is wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_lab.workload.assets import bundled_sessions
+from dps_lab.workload.sessions import (
+    Session,
+    SessionFormatError,
+    Turn,
+    dump_sessions,
+    load_sessions,
+    parse_sessions,
+)
+
+HELLO = {"role": "user", "content": "hello"}
+HI = {"role": "assistant", "content": "hi"}
+TURN = {"messages": [HELLO], "answer": HI}
+
+
+def test_a_line_is_a_session_and_blank_lines_are_nothing() -> None:
+    line = {
+        "id": "a",
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "system": "Be brief.",
+        "turns": [TURN, TURN | {"think_seconds": 1.5, "max_tokens": 7}],
+    }
+    assert parse_sessions([json.dumps(line), "", " \n"]) == [
+        Session(
+            id="a",
+            tools=[{"type": "function", "function": {"name": "f"}}],
+            system="Be brief.",
+            turns=[
+                Turn(messages=[HELLO], answer=HI),
+                Turn(messages=[HELLO], answer=HI, think_seconds=1.5, max_tokens=7),
+            ],
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "s.jsonl, line 2: Invalid JSON: EOF while parsing an object at line 1 column 1"),
+        ("[]", "s.jsonl, line 2: Input should be an object"),
+        ({"turns": [TURN]}, "s.jsonl, line 2: id: Field required"),
+        ({"id": "b", "turns": []}, "s.jsonl, line 2: turns: List should have at least 1 item"),
+        (
+            {"id": "b", "turns": [TURN, {"messages": [HELLO]}]},
+            "s.jsonl, line 2: turns[1].answer: Field required",
+        ),
+        (
+            {"id": "b", "turns": [TURN | {"messages": []}]},
+            "s.jsonl, line 2: turns[0].messages: List should have",
+        ),
+        (
+            {"id": "b", "turns": [TURN | {"think_seconds": -1}]},
+            "s.jsonl, line 2: turns[0].think_seconds: Input should",
+        ),
+        (
+            {"id": "b", "turns": [TURN], "modle": "x"},
+            "s.jsonl, line 2: modle: Extra inputs are not permitted",
+        ),
+        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already that of line 1"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_key(line: str | dict[str, Any], complaint: str) -> None:
+    text = line if isinstance(line, str) else json.dumps(line)
+    with pytest.raises(SessionFormatError) as caught:
+        parse_sessions([json.dumps({"id": "a", "turns": [TURN]}), text], "s.jsonl")
+    assert str(caught.value).startswith(complaint)
+
+
+def test_prompts_are_the_history_with_the_recorded_answers() -> None:
+    session = Session(id="a", system="Be brief.", turns=[Turn(messages=[HELLO], answer=HI)] * 2)
+    system = {"role": "system", "content": "Be brief."}
+    assert list(session.prompts()) == [[system, HELLO], [system, HELLO, HI, HELLO]]
+
+
+messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.text()})
+turns = st.builds(
+    Turn,
+    messages=st.lists(messages, min_size=1, max_size=3),
+    answer=messages,
+    think_seconds=st.floats(0, 10),
+    max_tokens=st.none() | st.integers(1, 100),
+)
+sessions = st.builds(
+    Session,
+    id=st.text(min_size=1),
+    tools=st.just([]),
+    system=st.none() | st.text(),
+    turns=st.lists(turns, min_size=1, max_size=4),
+)
+
+
+@given(st.lists(sessions, unique_by=lambda session: session.id, max_size=4))
+def test_what_is_written_is_read_back(originals: list[Session]) -> None:
+    assert parse_sessions(dump_sessions(originals).split("\n")) == originals
+
+
+def test_the_bundled_sample_is_two_dozen_sessions_whose_results_answer_their_calls() -> None:
+    sample = load_sessions(bundled_sessions())
+    assert len(sample) == 24
+    for session in sample:
+        for asking, telling in zip(session.turns[::2], session.turns[1::2], strict=True):
+            assert [call["id"] for call in asking.answer["tool_calls"]] == [
+                message["tool_call_id"] for message in telling.messages
+            ]

