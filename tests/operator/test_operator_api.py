@@ -1,23 +1,15 @@
 """The CRD that follows from the models, and the files that follow from the CRD."""
 
-import operator
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from operator_wanted import EVERYTHING, SMALLEST
+from support.operator_wanted import EVERYTHING, SMALLEST
 
 from dps_operator.api.crd import crd, object_schema
 from dps_operator.api.spec import parse
 from dps_operator.errors import SpecError
 from dps_operator.generate import ROOT, stale
-
-
-def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
-    assert Path(operator.__file__).parent == Path(sysconfig.get_path("stdlib"))
-    assert not (ROOT / "operator/__init__.py").exists()
 
 
 def test_generated_files_are_what_the_models_say() -> None:

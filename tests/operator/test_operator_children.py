@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import yaml
-from operator_golden import CASES, HERE
-from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
+from support.operator_golden import CASES, HERE
+from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
 from dps_operator.build.children import children
 from dps_operator.build.engine import engine_deployment

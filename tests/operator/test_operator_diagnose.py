@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from operator_objects import Manifest, pod, waiting
+from support.operator_objects import Manifest, pod, waiting
 
 from dps_operator.diagnose import Trouble, trouble, worst
 

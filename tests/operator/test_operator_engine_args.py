@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_wanted import EVERYTHING, SMALLEST, router
+from support.operator_wanted import EVERYTHING, SMALLEST, router
 
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation

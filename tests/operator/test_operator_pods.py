@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from operator_wanted import SMALLEST, router
+from support.operator_wanted import SMALLEST, router
 
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import PodTemplate, Resources

@@ -4,9 +4,9 @@ import copy
 from typing import Any
 
 import pytest
-from operator_cluster import FakeCluster
-from operator_objects import pod
-from operator_wanted import EVERYTHING, SETTINGS, SMALLEST
+from support.operator_cluster import FakeCluster
+from support.operator_objects import pod
+from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST
 
 from dps_operator.build.metadata import Manifest
 from dps_operator.cluster import Cluster

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_objects import remembered_pod, replicas, workload
-from operator_wanted import SMALLEST, router, smallest
+from support.operator_objects import remembered_pod, replicas, workload
+from support.operator_wanted import SMALLEST, router, smallest
 
 from dps_operator.build.engine import engine_deployment
 from dps_operator.build.metadata import TEMPLATE_HASH

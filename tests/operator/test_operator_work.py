@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from operator_cluster import FakeCluster
-from operator_wanted import SMALLEST
+from support.operator_cluster import FakeCluster
+from support.operator_wanted import SMALLEST
 
 from dps_operator.app import settings_from
 from dps_operator.cluster import error_of

@@ -26,8 +26,8 @@ DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
 }
-RELOADED = ("routing", "session", "timeouts")
-"""Sections of the configuration that a running gateway takes over; a change of the others restarts it."""
+READ_AT_START = ("listen", "model", "telemetry")
+"""Sections that a gateway reads at its start alone: a change restarts it. It takes over the others as it runs."""
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     """The gateway's Deployment; `store_revision` changes when its way to Redis does, and so restarts it."""
     gateway = router.spec.gateway
     mounts, volumes = _mounts(router)
-    fixed = {section: value for section, value in gateway_config(router).items() if section not in RELOADED}
+    fixed = {section: value for section, value in gateway_config(router).items() if section in READ_AT_START}
     template = pod_template(
         router,
         "gateway",

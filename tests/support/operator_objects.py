@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from operator_wanted import SMALLEST, router
+from support.operator_wanted import SMALLEST, router
 
 from dps_operator.build.metadata import Component, labels
 from dps_operator.diagnose import Trouble

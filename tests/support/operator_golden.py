@@ -1,4 +1,4 @@
-"""Writes the whole objects that test_operator_children compares with: python tests/operator_golden.py.
+"""Writes the whole objects that test_operator_children compares with: PYTHONPATH=tests python -m support.operator_golden.
 
 Read the difference before it is committed: it is what running deployments are going to get.
 """
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
+from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
 
 from dps_operator.build.children import children
 
-HERE = Path(__file__).parent / "operator/fixtures"
+HERE = Path(__file__).parents[1] / "operator/fixtures"
 CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}
 
 
