@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.harness import Kube, Manifest, Operator, RefusedError, eventually
-from cluster.routers import router
+from e2e.cluster.harness import Kube, Manifest, Operator, RefusedError, eventually
+from e2e.cluster.routers import router
 
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["e2e.cluster.fixtures"]
 pytestmark = pytest.mark.usefixtures("operator")
 
 EVERY_KIND = (

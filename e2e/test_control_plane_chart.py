@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.harness import HERE, ROOT, Kube, Manifest, RefusedError, eventually
 from dps_operator.generate import crd_text
+from e2e.cluster.harness import HERE, ROOT, Kube, Manifest, RefusedError, eventually
 
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["e2e.cluster.fixtures"]
 
 CHART = str(ROOT / "charts/dps-router")
 EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))

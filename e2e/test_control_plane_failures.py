@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from cluster.faults import Fault, FaultyServer
-from cluster.harness import Kube, Manifest, StartOperator, eventually
-from cluster.routers import router
+from e2e.cluster.faults import Fault, FaultyServer
+from e2e.cluster.harness import Kube, Manifest, StartOperator, eventually
+from e2e.cluster.routers import router
 
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["e2e.cluster.fixtures"]
 
 KINDS = (
     "configmap,deployment,horizontalpodautoscaler,networkpolicy,persistentvolumeclaim,poddisruptionbudget,"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from cluster.harness import Kube, RefusedError
-from cluster.routers import GONE, router, speculation
+from e2e.cluster.harness import Kube, RefusedError
+from e2e.cluster.routers import GONE, router, speculation
 
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["e2e.cluster.fixtures"]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a draft model is missing": (

@@ -11,7 +11,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from cluster.harness import Kube, free_port
+from e2e.cluster.harness import Kube, free_port
 
 Fault = Callable[[web.Request], int | None]
 """The HTTP status to answer a request with, or None to pass it on. Status 0 cuts the connection."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.harness import ROOT, Kube, Operator, StartOperator, control_plane, service_account_kubeconfig
+from e2e.cluster.harness import ROOT, Kube, Operator, StartOperator, control_plane, service_account_kubeconfig
 
 PORT = 27440
 SYSTEM = "dps-system"

@@ -1,4 +1,4 @@
-"""Writes the whole objects that test_operator_children compares with: PYTHONPATH=tests python -m support.operator_golden.
+"""Writes what test_operator_children compares with: PYTHONPATH=tests python -m support.operator_golden.
 
 Read the difference before it is committed: it is what running deployments are going to get.
 """
