@@ -1,5 +1,6 @@
 """The API server: server-side apply, the few other calls that reconciling needs, their errors."""
 
+import asyncio
 import json
 import time
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from dps_operator.errors import (
     NotFoundError,
     NotInstalledError,
     RejectedError,
+    TimedOutError,
 )
 from dps_operator.kinds import ROUTER, Kind, kind_of
 
@@ -24,6 +26,9 @@ SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of calls of th
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 PAGE = 500
+PAUSES = (0.1, 0.3, 0.9)
+LONGEST_PAUSE = 5.0
+"""Seconds between the tries of one call, and the most that it waits at the server's wish."""
 REPAIR = "dps-operator-repair"
 """Field manager of merge patches, so that they do not count as applied."""
 
@@ -107,6 +112,30 @@ class KubernetesCluster:
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
+        """One call, repeated soon where the server had a bad moment: whatever the operator asks is idempotent.
+
+        A pass has many calls, and would hardly ever end if each of them had to succeed at once.
+        """
+        for pause in PAUSES:
+            try:
+                return await self._call_once(method, kind, path, query, body, headers)
+            except TimedOutError:
+                raise
+            except ClusterError as error:
+                if not error.passing:
+                    raise
+                await asyncio.sleep(min(error.retry_after or pause, LONGEST_PAUSE))
+        return await self._call_once(method, kind, path, query, body, headers)
+
+    async def _call_once(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        query: dict[str, str] | None,
+        body: Any,
+        headers: dict[str, str] | None,
+    ) -> Any:
         sent = {"Accept": "application/json", **(headers or {})}
         parameters = list((query or {}).items())
         await self._api.update_params_for_auth(sent, parameters, ["BearerToken"])
@@ -126,7 +155,9 @@ class KubernetesCluster:
             code = str(error.status)
             retry_after = error.headers.get("Retry-After") if error.headers else None
             raise error_of(error.status or 0, str(error.reason), error.body, retry_after) from error
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        except TimeoutError as error:
+            raise TimedOutError(f"the API server did not answer within {self._seconds:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise ClusterError(
                 f"the API server cannot be reached: {error or type(error).__name__}"
             ) from error

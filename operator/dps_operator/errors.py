@@ -1,5 +1,8 @@
 """What can go wrong, and what the operator does about it."""
 
+PASSING = (0, 409, 429, 500, 502, 503, 504)
+"""HTTP statuses after which the same call may well succeed; 0 is no answer at all."""
+
 
 class OperatorError(Exception):
     """Everything that the operator raises on purpose."""
@@ -20,6 +23,11 @@ class ClusterError(OperatorError):
         self.status = status
         self.retry_after = retry_after
 
+    @property
+    def passing(self) -> bool:
+        """Whether it is the server's bad moment, and not about what was asked."""
+        return self.status in PASSING
+
 
 class RejectedError(ClusterError):
     """The API server refused the object itself (400, 422): what the spec passed through is not valid."""
@@ -35,3 +43,12 @@ class NotFoundError(ClusterError):
 
 class AlreadyExistsError(ClusterError):
     """There is such an object already."""
+
+    @property
+    def passing(self) -> bool:
+        """Never: it will be there the next time as well."""
+        return False
+
+
+class TimedOutError(ClusterError):
+    """The API server did not answer in time."""

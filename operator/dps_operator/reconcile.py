@@ -118,6 +118,8 @@ class Reconciler:
                 outcome.invalid.append(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
             except ClusterError as error:
                 outcome.failure = error
+                if error.passing:
+                    return outcome
         try:
             await self._prune(router, key, desired)
             await self._nudge(router, key)

@@ -168,10 +168,19 @@ async def test_a_failure_is_told_and_the_pass_repeated(error: ClusterError, kind
     with pytest.raises(ClusterError):
         await world.reconciler.reconcile(KEY)
     assert world.condition(kind)["reason"] == reason
-    assert world.cluster.names("Deployment") == {"qwen-speculative", "qwen-greedy", "qwen-gateway"}
     world.cluster.fail.clear()
     await world.settle()
     assert world.condition("Progressing")["reason"] == "RollingOut"
+
+
+async def test_a_missing_right_stops_only_what_it_is_about() -> None:
+    world = World(SMALLEST)
+    world.cluster.fail["apply", "Service"] = ClusterError("services is forbidden", 403)
+    await world.look()
+    with pytest.raises(ClusterError):
+        await world.reconciler.reconcile(KEY)
+    assert world.condition("Progressing")["message"] == "services is forbidden"
+    assert world.cluster.names("Deployment") == {"qwen-speculative", "qwen-greedy", "qwen-gateway"}
 
 
 async def test_a_refused_child_is_told_and_the_others_are_made() -> None:
