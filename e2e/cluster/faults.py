@@ -46,7 +46,7 @@ class FaultyServer:
                 request.method,
                 self._upstream + request.raw_path,
                 headers=headers,
-                data=await request.read(),
+                data=await request.read() or None,
                 ssl=self._trust,
             ) as answer,
         ):

@@ -19,6 +19,11 @@ from dps_operator.resync import Resync
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Settings
 from dps_operator.work_queue import WorkQueue
 
+WATCH_PAUSE = 5.0
+"""Seconds before watching is begun again after it failed as a whole."""
+
+log = logging.getLogger(__name__)
+
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -38,13 +43,19 @@ async def run(settings: Settings) -> None:
     async def watch() -> None:
         # The first pass must know every child, so nothing is watched before everything was listed.
         await resync.complete.wait()
-        await kopf.operator(
-            registry=registry(observations, queue),
-            settings=kopf_settings(settings),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-        )
+        while True:
+            try:
+                return await kopf.operator(
+                    registry=registry(observations, queue),
+                    settings=kopf_settings(settings),
+                    standalone=True,
+                    clusterwide=not settings.namespaces,
+                    namespaces=settings.namespaces,
+                )
+            except Exception as error:
+                # Kopf gives up where the API server fails while it looks for the kinds to watch.
+                log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
+                await asyncio.sleep(WATCH_PAUSE)
 
     others = [asyncio.create_task(resync.run())]
     others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
