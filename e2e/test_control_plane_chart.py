@@ -105,15 +105,8 @@ def test_install_yaml_is_the_charts(whole: Kube) -> None:
 
 
 def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:
-    installed.kubectl("create", "namespace", "dps-dry", "--dry-run=server")
-    installed.kubectl(
-        "apply",
-        "--server-side",
-        "--dry-run=server",
-        "--force-conflicts",
-        "-f",
-        str(ROOT / "manifests/install.yaml"),
-    )
+    flags = ("--server-side", "--dry-run=server", "--force-conflicts")
+    installed.run("kubectl", "apply", *flags, "--filename", str(INSTALL))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
@@ -126,10 +119,10 @@ WORKING = {
     "ngram": {"qwen-ngram": "True"},
     "external-redis": {"qwen-redis": "True"},
     "two-routers": {"candidate": "True", "baseline": "True"},
-    # The test cluster has A100 80GB nodes without a cloud's labels, and no hub token.
-    "eks": {"qwen-eks": "WaitingForGPU"},
-    "gke": {"qwen-gke": "WaitingForGPU"},
-    "aks": {"qwen-aks": "WaitingForGPU"},
+    # The test cluster has none of the clouds' storage classes.
+    "eks": {"qwen-eks": "WaitingForVolume"},
+    "gke": {"qwen-gke": "WaitingForVolume"},
+    "aks": {"qwen-aks": "WaitingForVolume"},
 }
 
 
@@ -191,5 +184,5 @@ def test_what_the_operator_may_do_is_enough_and_the_notes_are_printed(installed:
 def may(kube: Kube, account: str, verb: str, what: str) -> str:
     try:
         return kube.kubectl("auth", "can-i", verb, what, "--as", account).strip()
-    except RefusedError as refused:
-        return str(refused).split("\n")[-1].strip()
+    except RefusedError:
+        return "no"

@@ -34,8 +34,13 @@ def every(nth: int, status: int) -> Fault:
     return lambda request: status if "watch" not in request.query and next(count) % nth == 0 else None
 
 
+def every_other_write_conflicts() -> Fault:
+    count = itertools.count(1)
+    return lambda request: 409 if request.method != "GET" and next(count) % 2 == 0 else None
+
+
 def watches_end(request: web.Request) -> int | None:
-    return 410 if request.query.get("resourceVersion") and next(_WATCHES) % 2 else None
+    return 410 if "watch" in request.query and next(_WATCHES) % 2 else None
 
 
 _WATCHES = itertools.count()
@@ -43,7 +48,7 @@ _WATCHES = itertools.count()
 FAULTS: dict[str, Fault] = {
     "every third call is throttled": every(3, 429),
     "every third call fails": every(3, 500),
-    "every third call conflicts": every(3, 409),
+    "every other write conflicts": every_other_write_conflicts(),
     "every third connection is cut": every(3, 0),
     "half of the watches have expired": watches_end,
 }

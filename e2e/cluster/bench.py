@@ -89,7 +89,7 @@ def main() -> None:
     routers = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     with (
         tempfile.TemporaryDirectory() as folder,
-        control_plane(Path(folder) / "cluster", PORT + 100) as whole,
+        control_plane(Path(folder) / "cluster", PORT) as whole,
     ):
         chart = str(ROOT / "charts/dps-router")
         Kube(whole.kubeconfig, SYSTEM).helm("install", RELEASE, chart, "--create-namespace", "--wait")

@@ -37,6 +37,10 @@ class FaultyServer:
                 if request.transport is not None:
                     request.transport.close()
                 return web.Response(status=500)
+            if status == 410:
+                # A watch that is too old is answered with an event that says so.
+                gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+                return web.json_response({"type": "ERROR", "object": gone})
             reason = {"kind": "Status", "message": f"made to fail with {status}", "code": status}
             return web.json_response(reason, status=status)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}

@@ -2,10 +2,10 @@
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import logging
 import os
+import signal
 
 import kopf
 from aiohttp import web
@@ -36,6 +36,14 @@ async def run(settings: Settings) -> None:
     reconciler = Reconciler(cluster, observations, settings, _now)
     queue = WorkQueue(reconciler.reconcile)
     resync = Resync(cluster, observations, queue, settings)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def listen_for_the_end() -> None:
+        """Kopf listens itself while it runs, and leaves nobody listening when it fails."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    listen_for_the_end()
     server = web.AppRunner(application(queue, resync, settings))
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
@@ -43,7 +51,7 @@ async def run(settings: Settings) -> None:
     async def watch() -> None:
         # The first pass must know every child, so nothing is watched before everything was listed.
         await resync.complete.wait()
-        while True:
+        while not stop.is_set():
             try:
                 return await kopf.operator(
                     registry=registry(observations, queue),
@@ -55,17 +63,18 @@ async def run(settings: Settings) -> None:
             except Exception as error:
                 # Kopf gives up where the API server fails while it looks for the kinds to watch.
                 log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
+                listen_for_the_end()
                 await asyncio.sleep(WATCH_PAUSE)
 
     others = [asyncio.create_task(resync.run())]
     others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
+    ends = [asyncio.create_task(watch()), asyncio.create_task(stop.wait())]
     try:
-        await watch()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in others:
+        for task in (*ends, *others):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*others)
+        await asyncio.gather(*ends, *others, return_exceptions=True)
         await server.cleanup()
         await cluster.close()
 
