@@ -63,26 +63,26 @@ class FaultyServer:
                 await relayed.write(chunk)
             return relayed
 
-    async def _serve(self, stop: asyncio.Event, up: threading.Event) -> None:
+    async def _serve(self, up: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self.port).start()
         up.set()
-        await stop.wait()
+        await self._stop.wait()
         await runner.cleanup()
 
     @contextmanager
     def running(self) -> Iterator["FaultyServer"]:
         """Serve, in a thread of its own, for a while."""
-        up, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-        thread = threading.Thread(target=loop.run_until_complete, args=(self._serve(stop, up),))
+        up = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(up)))
         thread.start()
         up.wait(10)
         try:
             yield self
         finally:
-            loop.call_soon_threadsafe(stop.set)
+            self._loop.call_soon_threadsafe(self._stop.set)
             thread.join()
-            loop.close()

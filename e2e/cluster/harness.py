@@ -208,6 +208,7 @@ class Operator:
         """End it with no time to say goodbye."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        self._log.close()
 
     def stop(self) -> int:
         """Ask it to end, as a rollout does; its exit status."""
@@ -215,8 +216,7 @@ class Operator:
         try:
             return self._process.wait(timeout=20)
         finally:
-            self._process.kill()
-            self._log.close()
+            self.kill()
 
 
 StartOperator = Callable[..., Operator]

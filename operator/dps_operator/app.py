@@ -53,7 +53,7 @@ async def run(settings: Settings) -> None:
         await resync.complete.wait()
         while not stop.is_set():
             try:
-                return await kopf.operator(
+                await kopf.operator(
                     registry=registry(observations, queue),
                     settings=kopf_settings(settings),
                     standalone=True,
@@ -65,6 +65,8 @@ async def run(settings: Settings) -> None:
                 log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
                 listen_for_the_end()
                 await asyncio.sleep(WATCH_PAUSE)
+            else:
+                return
 
     others = [asyncio.create_task(resync.run())]
     others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
