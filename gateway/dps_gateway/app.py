@@ -2,18 +2,22 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Final
 
+import uvloop
 from aiohttp import web
 
 from dps_gateway.api.admin import admin_app
-from dps_gateway.api.inference import ROUTES, RUNTIME, routed
-from dps_gateway.api.relay import relayed
+from dps_gateway.api.inference import routed
+from dps_gateway.api.passthrough import passed_through
+from dps_gateway.api.request import ROUTES, RUNTIME
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.reload import watch_config
@@ -21,8 +25,13 @@ from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
+from dps_gateway.workers import CANNOT_START, run_workers
 
 log = logging.getLogger(__name__)
+
+WRITE_BEHIND_SECONDS: Final = 0.5
+
+GAUGE_SECONDS: Final = 1.0
 
 
 def public_app(runtime: Runtime) -> web.Application:
@@ -31,13 +40,20 @@ def public_app(runtime: Runtime) -> web.Application:
     app[RUNTIME] = runtime
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
-    app.router.add_route("*", "/v1/{rest:.*}", relayed)
+    app.router.add_route("*", "/v1/{rest:.*}", passed_through)
     return app
+
+
+async def _keep_gauges(runtime: Runtime) -> None:
+    """Show this worker's present state for ever: it is another worker that may be asked for everybody's metrics."""
+    while True:
+        runtime.refresh_gauges()
+        await asyncio.sleep(GAUGE_SECONDS)
 
 
 @asynccontextmanager
 async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
-    """Health checks, discovery and the configuration file's watcher, for as long as the gateway runs.
+    """Health checks, discovery, overdue commits and the configuration file, for as long as the gateway runs.
 
     Raises ConfigError if a pool names a service and this is not a cluster.
     """
@@ -49,6 +65,8 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
             )
         )
     ]
+    if runtime.redis is not None:
+        tasks.append(asyncio.create_task(write_behind(runtime)))
     services = {name: runtime.config.pools[name].service for name in Pool}
     if any(services.values()):
         api = ApiServer.of_pod()
@@ -56,6 +74,8 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
             if service is not None:
                 found = runtime.pools[name].set_endpoints
                 tasks.append(asyncio.create_task(watch_service(api, service, found)))
+    if runtime.config.listen.workers > 1:
+        tasks.append(asyncio.create_task(_keep_gauges(runtime)))
     if config_file is not None:
         tasks.append(asyncio.create_task(watch_config(config_file, runtime)))
     try:
@@ -64,6 +84,14 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def write_behind(runtime: Runtime) -> None:
+    """Bring to Redis, every half second, what it could not take in time, for ever."""
+    while True:
+        await asyncio.sleep(WRITE_BEHIND_SECONDS)
+        if flushed := await runtime.turns.store.flush():
+            log.info("%d commits that were due are written", flushed)
 
 
 async def serve(
@@ -111,29 +139,42 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr(arguments.log_level)
     try:
         config = load_config(arguments.config)
         if arguments.check:
             print(f"{arguments.config} can be used")
             return 0
         if config.listen.workers > 1:
-            from dps_gateway.workers import run_workers
-
-            return run_workers(arguments.config, config.listen.workers, arguments.log_level)
-        return run_worker(config, arguments.config)
+            return run_workers(config.listen.workers, _worker, arguments.config, arguments.log_level)
+        run_worker(config, arguments.config)
     except (ConfigError, TokenizerError) as error:
         print(f"dps gateway: {error}", file=sys.stderr)
-        return 2
+        return CANNOT_START
+    return 0
 
 
-def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> int:
+def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
     """One gateway process, start to end. Raises ConfigError or TokenizerError before it listens."""
-    import uvloop
-
     tokenizer = Tokenizer.load(config.model.tokenizer)
+    # The tokenizer's million objects are here to stay: the collector need not walk them again and again.
+    gc.collect()
+    gc.freeze()
     with suppress(KeyboardInterrupt):
         uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))
-    return 0
+
+
+def _worker(config_file: Path, log_level: str) -> None:
+    """One of several gateway processes, in a fresh interpreter."""
+    _log_to_stderr(log_level)
+    try:
+        run_worker(load_config(config_file), config_file, reuse_port=True)
+    except (ConfigError, TokenizerError) as error:
+        print(f"dps gateway: {error}", file=sys.stderr)
+        sys.exit(CANNOT_START)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )

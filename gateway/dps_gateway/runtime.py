@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from dps_gateway.api.auth import Keys
+from dps_gateway.auth import Keys
 from dps_gateway.config import ConfigError, GatewayConfig
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
@@ -35,9 +35,6 @@ class Runtime:
         self.accountant = Accountant(tokenizer)
         self.upstream = Upstream(config.timeouts)
         self.redis = _redis(config, self._count_state_error)
-        if self.redis is not None:
-            redis = self.redis
-            self.metrics.watch_state(lambda: redis.degraded)
         store = SessionStore(self.redis, Mirror(config.session.mirror_records), config.session.ttl_seconds)
         self.turns = Turns(store, ())
         self.pools = {pool: EnginePool(pool, 1, 0) for pool in Pool}
@@ -73,6 +70,14 @@ class Runtime:
         """Whether this replica should get requests: it is not going away, and an engine has answered it."""
         seen = any(replica.seen_ready for pool in self.pools.values() for replica in pool.replicas.values())
         return seen and not self.draining
+
+    def refresh_gauges(self) -> None:
+        """Bring the metrics that show a present state up to date."""
+        for name, pool in self.pools.items():
+            self.metrics.in_flight.labels(name.value).set(pool.in_flight)
+            self.metrics.queued.labels(name.value).set(pool.queued)
+            self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
+        self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """Whose request it is; one nameless tenant where no keys are configured. Raises Unauthorized."""

@@ -5,29 +5,24 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
 
+from prometheus_client.multiprocess import mark_process_dead
+
 RESPAWN_SECONDS = 1.0
+CANNOT_START = 2
+"""The exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
-def _worker(config_file: Path, log_level: str) -> None:
-    import logging
-    import sys
+def run_workers(count: int, work: Callable[..., None], *arguments: object) -> int:
+    """Run `work(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would.
 
-    logging.basicConfig(
-        level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    from dps_gateway.app import run_worker
-    from dps_gateway.config import load_config
-
-    run_worker(load_config(config_file), config_file, reuse_port=True)
-
-
-def run_workers(config_file: Path, count: int, log_level: str) -> int:
-    """Run `count` workers until SIGTERM or SIGINT; they drain as one would."""
-    stopping = False
+    Returns the exit status: CANNOT_START if one of the first ones cannot start. A replacement is tried again
+    instead, for the others go on with what they have.
+    """
+    stopping, status = False, 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
         nonlocal stopping
@@ -40,19 +35,23 @@ def run_workers(config_file: Path, count: int, log_level: str) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
 
         def start() -> BaseProcess:
-            process = context.Process(target=_worker, args=(config_file, log_level))
+            process = context.Process(target=work, args=arguments)
             process.start()
             return process
 
-        workers = [start() for _ in range(count)]
+        first = [start() for _ in range(count)]
+        workers = list(first)
         while not stopping:
             time.sleep(RESPAWN_SECONDS / 5)
             for place, worker in enumerate(workers):
+                if worker in first and worker.exitcode == CANNOT_START:
+                    stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
+                    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     time.sleep(RESPAWN_SECONDS)
                     workers[place] = start()
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
-    return 0
+    return status

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from dps_gateway.api.auth import Keys
-from dps_gateway.api.errors import Unauthorized
+from dps_gateway.auth import Keys, Unauthorized
 from dps_gateway.config import ConfigError
 
 

@@ -35,7 +35,9 @@ def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extr
         pytest.param([endpoint_slice("a", "10.0.0.1"), endpoint_slice("b", "10.0.0.1")], [ONE], id="once"),
         pytest.param([endpoint_slice("a", "fd00::1", addressType="IPv6")], ["http://[fd00::1]:30000"], id="IPv6"),
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=[{"port": 9}, {"port": 30000}])], [ONE], id="ports"),
-        pytest.param([endpoint_slice("a", "10.0.0.1", ports=[{"port": 8080}])], ["http://10.0.0.1:8080"], id="target port"),
+        pytest.param(
+            [endpoint_slice("a", "10.0.0.1", ports=[{"port": 8080}])], ["http://10.0.0.1:8080"], id="target port"
+        ),
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=None, endpoints=None)], [], id="an empty slice"),
     ],
 )  # fmt: skip

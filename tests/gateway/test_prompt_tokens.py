@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from dps_gateway.api.inference import prompts_of
+from dps_gateway.api.request import prompts_of
 from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError

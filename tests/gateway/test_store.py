@@ -116,6 +116,29 @@ async def test_while_redis_is_away_the_mirror_remembers(backend: FakeBackend) ->
     assert await Gateway(backend).turns() == (StateSource.REDIS, [3, 2, 1])
 
 
+async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(backend: FakeBackend) -> None:
+    gateway, other = Gateway(backend), Gateway(backend)
+    await gateway.take(1)
+    backend.away = True
+    await gateway.take(2)
+    assert await gateway.store.flush() == 0
+    backend.away = False
+    assert await gateway.store.flush() == 1
+    assert await other.turns() == (StateSource.REDIS, [2, 1])
+    assert await gateway.store.flush() == 0
+
+
+async def test_what_is_written_late_joins_what_others_have_written(backend: FakeBackend) -> None:
+    gateway, other = Gateway(backend), Gateway(backend)
+    await gateway.take(1)
+    backend.away = True
+    await gateway.take(2)
+    backend.away = False
+    await other.take(3)
+    await gateway.store.flush()
+    assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
+
+
 async def test_a_gateway_that_has_never_seen_the_session_knows_nothing_of_it(backend: FakeBackend) -> None:
     await Gateway(backend).take(1)
     backend.away = True

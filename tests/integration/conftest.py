@@ -1,9 +1,10 @@
-"""Engines that the tests of a module share."""
+"""Engines, and a gateway before slow ones, that the tests of a module share."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from support.plane import MAX_BODY_BYTES, SLOW, Plane
 from support.site import Engine, Site
 
 
@@ -13,3 +14,18 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     async with Site(tmp_path_factory.mktemp("engines")) as site:
         speculative, greedy = await site.engines("speculative", "greedy")
         yield speculative, greedy
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
+    async with Site(tmp_path_factory.mktemp("plane")) as site:
+        speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
+        gateway = await site.gateway(
+            [speculative],
+            [greedy],
+            {
+                "routing": {"policy": "AlwaysGreedy"},
+                "limits": {"maxBodyBytes": MAX_BODY_BYTES, "maxInFlightPerReplica": 1, "maxQueued": 1},
+            },
+        )
+        yield Plane(site, speculative, greedy, gateway)

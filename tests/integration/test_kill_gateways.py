@@ -19,7 +19,7 @@ SESSIONS = 200
 CONCURRENCY = 8
 REPLICAS = 3
 THRESHOLD_TOKENS = 128
-TURNS_BETWEEN_KILLS = 80
+KILLS = 10
 MAX_ANSWER_TOKENS = 16
 
 
@@ -34,17 +34,18 @@ class Murderer:
     It does not wait for the one before to be back: at times no replica is left.
     """
 
-    def __init__(self, stack: LocalStack, rng: random.Random) -> None:
+    def __init__(self, stack: LocalStack, turns: int, rng: random.Random) -> None:
         self.kills = 0
         self._stack = stack
         self._rng = rng
         self._turns = 0
+        self._turns_between_kills = turns // KILLS
         self._alive = set(range(REPLICAS))
         self._restarts: set[asyncio.Task[None]] = set()
 
     def turn_ended(self, record: TurnRecord) -> None:
         self._turns += 1
-        if self._turns % TURNS_BETWEEN_KILLS == 0 and self._alive:
+        if self._turns % self._turns_between_kills == 0 and self._alive:
             victim = self._rng.choice(sorted(self._alive))
             self._alive.remove(victim)
             self._stack.kill_gateway(victim)
@@ -97,7 +98,7 @@ async def test_sessions_are_routed_as_if_no_gateway_had_ever_died() -> None:
         oracle = asyncio.create_task(
             asyncio.to_thread(expected_by_session, sessions, PromptCounter(tokenizer), THRESHOLD_TOKENS)
         )
-        murderer = Murderer(stack, random.Random(20))
+        murderer = Murderer(stack, sum(len(session.turns) for session in sessions), random.Random(20))
         result = await replay(
             sessions,
             ReplayOptions(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_lab.engine.prompt import Prompts
 from dps_lab.engine.protocol import ChatRequest, CompletionRequest, GenerateRequest, Tool
-from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_lab.workload.assets import qwen_tokenizer
 
 TRUTH = Path(__file__).parents[1] / "gateway/fixtures/prompt_tokens_sglang_0_5_23.json"

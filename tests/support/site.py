@@ -42,7 +42,13 @@ async def status_of(url: str) -> int | None:
 
 async def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a metric's samples that have these labels, at `url`/metrics; 0 if there is none."""
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
+    async with aiohttp.ClientSession() as http:
+        return await metric_over(http, url, name, **labels)
+
+
+async def metric_over(http: aiohttp.ClientSession, url: str, name: str, **labels: str) -> float:
+    """`metric` over a session that stays open, as Prometheus's does."""
+    async with http.get(f"{url}/metrics") as response:
         text = await response.text()
     return sum(
         sample.value
@@ -152,7 +158,7 @@ class Site:
                 "speculative": {"endpoints": [engine.url for engine in speculative]},
                 "greedy": {"endpoints": [engine.url for engine in greedy]},
             },
-            "timeouts": {"drainDelaySeconds": 0, "healthIntervalSeconds": 1},
+            "timeouts": {"drainDelaySeconds": 0, "drainSeconds": 1, "healthIntervalSeconds": 1},
         }
         for name, section in (sections or {}).items():
             configuration[name] = configuration.get(name, {}) | dict(section)
@@ -167,9 +173,11 @@ class Site:
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 
-    async def redis(self, *arguments: str, binary: Path = REDIS_SERVER) -> RedisServer:
-        """A Redis server without persistence."""
-        (port,) = free_ports(1)
+    async def redis(
+        self, *arguments: str, binary: Path = REDIS_SERVER, port: int | None = None
+    ) -> RedisServer:
+        """A Redis server without persistence, or with `--sentinel` a sentinel."""
+        port = port or free_ports(1)[0]
         folder = self._folder / f"redis-{port}"
         folder.mkdir()
         server = RedisServer(self._redis(port, folder, binary, arguments), port)

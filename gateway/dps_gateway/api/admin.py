@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.inference import RUNTIME
+from dps_gateway.api.request import RUNTIME
 from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
@@ -77,10 +77,7 @@ async def _readyz(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
-    for name, pool in runtime.pools.items():
-        runtime.metrics.in_flight.labels(name.value).set(pool.in_flight)
-        runtime.metrics.queued.labels(name.value).set(pool.queued)
-        runtime.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
+    runtime.refresh_gauges()
     return web.Response(body=runtime.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

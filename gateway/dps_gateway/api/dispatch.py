@@ -7,7 +7,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.routing.decision import Decision, Pool, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull, Replica
@@ -32,6 +32,16 @@ class Placed:
     def close(self) -> None:
         self.answer.close()
         self.pool.release(self.replica)
+
+
+def least_loaded(runtime: Runtime) -> Pool:
+    """The pool with the fewest requests a ready replica."""
+
+    def load(pool: Pool) -> float:
+        ready = len(runtime.pools[pool].ready)
+        return runtime.pools[pool].in_flight / ready if ready else float("inf")
+
+    return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
 async def place(

@@ -1,23 +1,23 @@
 """From what can go wrong to an HTTP status and an OpenAI error object: the one place where this is decided."""
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
 from aiohttp import web
 
+from dps_gateway.auth import Unauthorized
 from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS: Final = 1
 
 
 class BadRequest(Exception):
     """The client's request cannot be understood; the message says what to change."""
-
-
-class Unauthorized(Exception):
-    """The client gave no API key, or one that is not known."""
 
 
 class BodyTooLarge(Exception):
@@ -53,11 +53,6 @@ def _problem(error: Exception) -> _Problem:
     return next((_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS), _UNEXPECTED)
 
 
-def is_expected(error: Exception) -> bool:
-    """Whether this is a way to fail that the gateway knows, rather than a bug."""
-    return _problem(error) is not _UNEXPECTED
-
-
 def error_object(error: Exception) -> bytes:
     """The error as OpenAI's clients read it. An unexpected one does not show its insides."""
     problem = _problem(error)
@@ -72,8 +67,7 @@ def error_event(error: Exception) -> bytes:
     return b"data: " + error_object(error) + b"\n\n"
 
 
-def error_response(error: Exception) -> web.Response:
-    """The answer to a request that failed before anything was sent."""
+def _response(error: Exception) -> web.Response:
     problem = _problem(error)
     if isinstance(error, UpstreamFailed) and error.answer is not None:
         status, said = error.answer
@@ -87,3 +81,12 @@ def error_response(error: Exception) -> web.Response:
     return web.Response(
         status=problem.status, body=error_object(error), headers=headers, content_type="application/json"
     )
+
+
+def refusal(error: Exception, request_id: str) -> web.Response:
+    """The answer to a request that failed before anything was sent. An unexpected error is a bug: it is logged."""
+    if _problem(error) is _UNEXPECTED:
+        log.error("request %s failed", request_id, exc_info=error)
+    response = _response(error)
+    response.headers["x-request-id"] = request_id
+    return response

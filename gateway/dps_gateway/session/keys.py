@@ -18,6 +18,11 @@ def record_key(scope: Scope, session: SessionId) -> str:
     return record_prefix(scope, session.tag) + session.text
 
 
+def is_record_key(key: str) -> bool:
+    """Whether a key is a record's; otherwise it is a pointer's."""
+    return "}:s:" in key
+
+
 def pointer_key(scope: Scope, tag: str, digest: str) -> str:
     """The key of the pointer that the digest of a message boundary leads to."""
     return f"dps:{{{scope.name}:{tag}}}:p:{digest}"

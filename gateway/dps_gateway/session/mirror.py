@@ -46,6 +46,16 @@ class Mirror:
         if pointer is not None:
             self._put(pointer[0], _Entry(pointer[1], expires, written))
 
+    def unwritten_keys(self) -> list[str]:
+        """What the authoritative store has yet to take, the least recently used first."""
+        if not self._unwritten:
+            return []
+        return [key for key in self._entries if self.unwritten(key) is not None]
+
+    def written(self, key: str, value: bytes, ttl_seconds: int) -> None:
+        """The authoritative store has taken this value."""
+        self._put(key, _Entry(value, self._clock() + ttl_seconds, written=True))
+
     def delete(self, key: str) -> bool:
         entry = self._entries.pop(key, None)
         self._count(entry, -1)

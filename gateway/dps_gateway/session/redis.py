@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio import Redis, RedisCluster, Sentinel, SentinelConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -164,6 +164,9 @@ class RedisBackend:
         for task in self._tasks:
             task.cancel()
         await self._client.aclose()
+        pool = self._client.connection_pool if isinstance(self._client, Redis) else None
+        if isinstance(pool, SentinelConnectionPool):  # the library leaves the sentinels' connections open
+            await asyncio.gather(*(sentinel.aclose() for sentinel in pool.sentinel_manager.sentinels))
 
     async def _eval(self, script: _Script, keys: list[str], arguments: list[Any]) -> Any:
         try:

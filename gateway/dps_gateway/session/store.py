@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
+from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
 
@@ -147,6 +147,30 @@ class SessionStore:
                 record_key(scope, session), snapshot, lambda record: change(record or Record(())), None
             )
 
+    async def flush(self) -> int:
+        """Write what could not be written when it was due; how much that was. Stops at the first refusal.
+
+        Another gateway does not see a turn until its commit is written: the sooner, the better.
+        """
+        if self._backend is None:
+            return 0
+        flushed = 0
+        try:
+            for key in self._mirror.unwritten_keys():
+                current = await self._backend.get(key)
+                unwritten = self._mirror.unwritten(key)
+                if unwritten is None:  # a turn of the session has just done it
+                    continue
+                value = self._joined(key, current, unwritten)
+                done, _ = await self._backend.swap(key, current, value, self.ttl_seconds, None)
+                # A session that has gone on meanwhile has something new to write: the next time.
+                if done and self._mirror.unwritten(key) == unwritten:
+                    self._mirror.written(key, value, self.ttl_seconds)
+                    flushed += 1
+        except StoreUnavailable:
+            pass
+        return flushed
+
     async def delete(self, scope: Scope, session: SessionId) -> bool:
         """Forget a session; True if it was known. Raises StoreUnavailable."""
         key = record_key(scope, session)
@@ -185,6 +209,11 @@ class SessionStore:
         if record is None or unwritten is None:
             return record or unwritten
         return record.merged(unwritten)
+
+    def _joined(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
+        """A record with what was not written; a pointer is what was written last."""
+        record = self._with_unwritten(key, current) if is_record_key(key) else None
+        return record.encode() if record is not None else unwritten
 
     def _absent(self, known: bool) -> StateSource:
         """The source when Redis did not answer; without one, this process is all there is."""

@@ -1,7 +1,6 @@
 """The gateway's Prometheus metrics: the project's own, and the GenAI semantic conventions' beside them."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -193,14 +192,8 @@ class Metrics:
         ))  # fmt: skip
         self.config_valid.set(1)
 
-    def watch_state(self, degraded: Callable[[], bool]) -> None:
-        """Read `degraded` when metrics are collected, and not before."""
-        self._degraded = degraded
-
     def render(self) -> bytes:
         """The exposition text, of all workers where there are several."""
-        if hasattr(self, "_degraded"):
-            self.state_degraded.set(self._degraded())
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if directory and Path(directory).is_dir():
             joined = CollectorRegistry()

@@ -28,14 +28,16 @@ class Tracing:
     """The tracer of this process. Without an endpoint no span is recorded and none is paid for."""
 
     def __init__(self, settings: Telemetry) -> None:
-        self._provider = _provider(settings)
-        self._tracer: Tracer = (
-            self._provider.get_tracer(INSTRUMENTATION) if self._provider else trace.NoOpTracer()
-        )
+        self._provider: TracerProvider | None = None
+        self._tracer: Tracer = trace.NoOpTracer()
+        provider = _provider(settings)
+        if provider is not None:
+            self.record_with(provider)
 
-    @property
-    def enabled(self) -> bool:
-        return self._provider is not None
+    def record_with(self, provider: TracerProvider) -> None:
+        """Record spans, and let `provider` have them."""
+        self._provider = provider
+        self._tracer = provider.get_tracer(INSTRUMENTATION)
 
     def server_span(self, route: str, headers: Mapping[str, str]) -> Span:
         """The span of a request, child of the caller's."""

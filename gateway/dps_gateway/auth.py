@@ -5,8 +5,11 @@ import hmac
 from collections.abc import Mapping
 from pathlib import Path
 
-from dps_gateway.api.errors import Unauthorized
 from dps_gateway.config import ConfigError
+
+
+class Unauthorized(Exception):
+    """The client gave no API key, or one that is not known."""
 
 
 class Keys:

@@ -5,15 +5,15 @@ import uuid
 
 from aiohttp import web
 
-from dps_gateway.api.dispatch import place
-from dps_gateway.api.errors import Draining, error_event, error_response, is_expected
-from dps_gateway.api.inference import RUNTIME, least_loaded, log, read_body
+from dps_gateway.api.dispatch import least_loaded, place
+from dps_gateway.api.errors import Draining, error_event, refusal
+from dps_gateway.api.request import RUNTIME, read_body
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.record import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 
 
-async def relayed(request: web.Request) -> web.StreamResponse:
+async def passed_through(request: web.Request) -> web.StreamResponse:
     """Any other route of the engines: /v1/models, /v1/embeddings, /v1/responses, /v1/messages and so on."""
     runtime = request.app[RUNTIME]
     request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
@@ -65,11 +65,8 @@ async def relayed(request: web.Request) -> web.StreamResponse:
             request.transport.abort()
         return web.Response(status=status)
     except Exception as error:
-        if not is_expected(error):
-            log.exception("request %s failed", request_id)
-        refusal = error_response(error)
-        refusal.headers["x-request-id"] = request_id
-        status = refusal.status
-        return refusal
+        refused = refusal(error, request_id)
+        status = refused.status
+        return refused
     finally:
         runtime.metrics.requests.labels("relayed", str(status)).inc()

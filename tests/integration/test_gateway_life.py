@@ -1,0 +1,165 @@
+"""A gateway's own life: how it starts, takes on a new configuration, works in several processes, and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.plane import (
+    CHAT,
+    ENDLESS_STREAM,
+    SLOW,
+    STEP_SECONDS,
+    USAGE_ASKED,
+    Plane,
+    chat,
+    posted,
+    read,
+    refusal,
+)
+from support.site import Gateway, Site, eventually, metric_over
+
+from dps_lab.children import ChildError
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+
+async def test_a_gateway_that_is_told_to_stop_finishes_its_streams_and_takes_no_more(
+    tmp_path: Path, plane: Plane
+) -> None:
+    tokens = int(7 / STEP_SECONDS)
+    async with Site(tmp_path) as site, aiohttp.ClientSession() as kept_alive:
+        gateway = await site.gateway(
+            [plane.speculative],
+            [plane.greedy],
+            {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 5, "drainSeconds": 60}},
+        )
+        async with posted(gateway.url + CHAT, chat(tokens, stream=True, **USAGE_ASKED)) as response:
+            first = await response.content.readuntil(b"\n\n")
+            stopped = asyncio.create_task(gateway.child.stop(seconds=60))
+
+            async def not_ready() -> bool:
+                async with kept_alive.get(f"{gateway.admin}/readyz") as probe:
+                    return probe.status == 503
+
+            await eventually(not_ready, "the gateway says that it is going away")
+            async with posted(gateway.url + CHAT, chat()) as another:
+                assert await refusal(another) == (503, "server_error", "draining", "1")
+            rest = await response.read()
+        events = (first + rest).decode().split("\n\n")
+
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"] == tokens
+        await stopped
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await read(gateway.url + CHAT, chat())
+
+
+async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_refused(
+    tmp_path: Path, plane: Plane
+) -> None:
+    async with Site(tmp_path) as site:
+        gateway = await site.gateway(
+            [plane.speculative], [plane.greedy], {"routing": {"thresholdTokens": 10_000}}
+        )
+        process = gateway.child.pid
+
+        async def pool() -> str:
+            async with posted(gateway.url + CHAT, chat()) as response:
+                return response.headers["x-dps-pool"]
+
+        async def valid() -> float:
+            return await gateway.metric("dps_config_valid")
+
+        assert (await pool(), await valid()) == ("speculative", 1)
+
+        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=0))
+
+        async def greedy() -> bool:
+            return await pool() == "greedy"
+
+        await eventually(greedy, "the new threshold is in force")
+
+        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=-1))
+
+        async def refused() -> bool:
+            return await valid() == 0
+
+        await eventually(refused, "a file that cannot be used is told")
+        assert await pool() == "greedy"
+        assert "routing.thresholdTokens" in gateway.child.tail()
+
+        gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=10_000))
+
+        async def speculative() -> bool:
+            return await valid() == 1 and await pool() == "speculative"
+
+        await eventually(speculative, "a good file is taken on again")
+        assert gateway.child.pid == process
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_tokenizer_that_is_not_there_stops_the_start(
+    workers: int, tmp_path: Path, plane: Plane
+) -> None:
+    async with Site(tmp_path, tokenizer=tmp_path / "nowhere") as site:
+        with pytest.raises(ChildError, match="ended with status 2") as error:
+            await site.gateway([plane.speculative], [plane.greedy], {"listen": {"workers": workers}})
+        assert "dps gateway: model.tokenizer: " in str(error.value)
+
+
+def workers_of(gateway: Gateway) -> list[int]:
+    """The process ids of a gateway's workers."""
+    children = Path(f"/proc/{gateway.child.pid}/task/{gateway.child.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a worker is found by /proc")
+async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Path, plane: Plane) -> None:
+    streams = 15  # odd, so that the two loads are never equal
+    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
+        (engine,) = await site.engines("only", arguments=SLOW)
+        gateway = await site.gateway(
+            [engine], [engine], {"listen": {"workers": 2}, "routing": {"policy": "AlwaysGreedy"}}
+        )
+
+        async def listening(count: int = 2) -> bool:
+            return gateway.child.log.read_text().count("listening on") == count
+
+        await eventually(listening, "both workers listen")
+        await asyncio.gather(*(read(gateway.url + CHAT, chat()) for _ in range(streams)))
+        assert await gateway.metric("dps_requests_total", status="200") == streams
+
+        running = await asyncio.gather(
+            *(
+                http.post(gateway.url + CHAT, json=ENDLESS_STREAM, headers={"Connection": "close"})
+                for _ in range(streams)
+            )
+        )
+        loads: set[int] = set()
+
+        async def both_told() -> bool:
+            loads.add((await gateway.document("/pools"))["greedy"]["inFlight"])
+            return len(loads) == 2
+
+        await eventually(both_told, "each worker has told its own load")
+        assert sum(loads) == streams
+
+        async def added_up() -> bool:
+            return await metric_over(http, gateway.admin, "dps_in_flight", pool="greedy") == streams
+
+        await eventually(added_up, "one worker tells the load of both")
+
+        os.kill(workers_of(gateway)[0], signal.SIGKILL)
+        await eventually(lambda: listening(3), "the lost worker is replaced")
+
+        async def forgotten() -> bool:
+            return await gateway.metric("dps_in_flight", pool="greedy") in loads
+
+        await eventually(forgotten, "the load of the lost worker is told no more")
+        for response in running:
+            response.close()
