@@ -7,9 +7,11 @@ import yaml
 from support.operator_golden import CASES, HERE
 from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
+from dps_gateway.config import GatewayConfig
+from dps_gateway.runtime import FIXED_SECTIONS
 from dps_operator.build.children import children
 from dps_operator.build.engine import engine_deployment
-from dps_operator.build.gateway import config_hash, gateway_config, gateway_deployment
+from dps_operator.build.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
 from dps_operator.build.metadata import Manifest
 from dps_operator.build.store import redis_secret
 from dps_operator.kinds import CHILDREN, kind_of
@@ -50,6 +52,15 @@ def test_the_gateways_configuration_is_the_contracts() -> None:
             "serviceName": "qwen-gateway",
         },
     }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gateway_takes_the_configuration_that_it_is_given(case: str) -> None:
+    GatewayConfig.model_validate(gateway_config(router(CASES[case])))
+
+
+def test_what_restarts_a_gateway_is_what_it_does_not_take_over_as_it_runs() -> None:
+    assert READ_AT_START == FIXED_SECTIONS
 
 
 def gateway_template(spec: dict[str, Any]) -> Manifest:
