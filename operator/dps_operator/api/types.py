@@ -106,6 +106,6 @@ def to_wire(model: Model) -> dict[str, Any]:
     return model.model_dump(by_alias=True, exclude_none=True)
 
 
-def canonical(env: Mapping[str, str]) -> list[dict[str, Any]]:
+def plain_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """A container's `env` from plain names and values, in their order."""
     return [{"name": name, "value": value} for name, value in env.items()]

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
-from dps_operator.api.types import canonical, to_wire
+from dps_operator.api.types import plain_env, to_wire
 from dps_operator.build.engine import MODELS, POOLS
 from dps_operator.build.engine_args import PORT as ENGINE_PORT
 from dps_operator.build.metadata import CONFIG_HASH, Manifest, Router, child, child_name, selector
@@ -103,7 +103,7 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
 def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Manifest:
     spec = router.spec
     env: list[Manifest] = [
-        *canonical({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
+        *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "DPS_REDIS_URL", "valueFrom": redis_url_source(router)},
     ]
