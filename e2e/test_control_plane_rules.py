@@ -175,7 +175,7 @@ def test_a_name_that_the_children_could_not_carry_is_refused(kube: Kube, name: s
 
 
 def test_defaults_stand_in_the_stored_object(kube: Kube) -> None:
-    kube.apply(router(routing={"thresholdTokens": None}))
+    kube.apply(router(routing={"thresholdTokens": None}), server_side=True)
     spec = kube.get("dpsrouter", "qwen")["spec"]
     assert spec["routing"] == {
         "policy": "DeltaPrefill",

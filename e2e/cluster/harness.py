@@ -83,10 +83,10 @@ class Kube:
         items: list[Manifest] = found["items"]
         return items
 
-    def apply(self, *manifests: Manifest, dry_run: bool = False) -> None:
-        """kubectl apply, which keeps what it applied so that a later one removes what is left out."""
-        text = yaml.safe_dump_all(manifests)
-        self.kubectl("apply", *(["--dry-run=server"] if dry_run else []), "--filename", "-", stdin=text)
+    def apply(self, *manifests: Manifest, dry_run: bool = False, server_side: bool = False) -> None:
+        """kubectl apply, by which a later one removes what is left out. Only server-side it keeps nulls."""
+        flags = ["--dry-run=server"] * dry_run + ["--server-side"] * server_side
+        self.kubectl("apply", *flags, "--filename", "-", stdin=yaml.safe_dump_all(manifests))
 
     def patch(self, kind: str, name: str, change: Manifest, *more: str) -> None:
         """A merge patch."""

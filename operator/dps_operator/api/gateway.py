@@ -153,7 +153,10 @@ class Routing(Model):
     )
     threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=128,
-        description="The threshold in tokens. 0 is all greedy; null has no bound and is all speculative.",
+        description=(
+            "The threshold in tokens. 0 is all greedy; null has no bound and is all speculative: set it by "
+            "server-side apply, as plain kubectl apply drops nulls, or choose policy AlwaysSpeculative."
+        ),
     )
     session_ttl_seconds: int = Field(
         default=3600,
