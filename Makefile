@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench e2e lock clean
+.PHONY: help demo test lint format bench bench-operator e2e manifests lock clean
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -35,6 +35,19 @@ format: $(INSTALLED) ## put the code in shape
 
 bench: $(INSTALLED) ## the request path beside its peers, in one run
 	@$(BIN)/python -m dps_lab.bench
+
+bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API server: time, memory, calls
+	@e2e/cluster/build control-plane
+	@$(BIN)/python -m e2e.cluster.bench
+
+e2e: $(INSTALLED) ## a real API server: the chart, every example, faults (the first time it builds Kubernetes, 11 min)
+	@e2e/cluster/build control-plane
+	@$(BIN)/python -m pytest e2e --timeout 600
+
+manifests: $(INSTALLED) ## write what follows from the API's models and the chart
+	@$(BIN)/python -m dps_operator.generate
+	@e2e/cluster/build helm
+	@e2e/cluster/install-manifest > manifests/install.yaml
 
 lock: ## write requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \

@@ -16,6 +16,7 @@ class Command:
 
 COMMANDS = {
     "gateway": Command("dps_gateway.app", "gateway", "run the gateway: dps gateway --config FILE"),
+    "operator": Command("dps_operator.app", "operator", "run the Kubernetes operator"),
     "session": Command("dps_gateway.session_command", "gateway", "look at a session's record, or delete it"),
     "engine": Command("dps_lab.engine.cli", "lab", "run an emulated SGLang server (no GPU)"),
     "up": Command("dps_lab.local", "lab", "run a local stack: Redis, two engines, the gateway"),

@@ -1,0 +1,86 @@
+{{- define "dps-router.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dps-router.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "dps-router.labels" -}}
+{{ include "dps-router.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: {{ .Chart.Name }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "dps-router.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "dps-router.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name must be set when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dps-router.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the operator may do in the namespaces that it serves. */ -}}
+{{- define "dps-router.rules" -}}
+- apiGroups: [dpsrouter.io]
+  resources: [dpsrouters]
+  verbs: [get, list, watch]
+- apiGroups: [dpsrouter.io]
+  resources: [dpsrouters/status]
+  verbs: [get, patch]
+# Owner references that block deletion ask for this where OwnerReferencesPermissionEnforcement is on.
+- apiGroups: [dpsrouter.io]
+  resources: [dpsrouters/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [configmaps, persistentvolumeclaims, secrets, serviceaccounts, services]
+  verbs: &all [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: *all
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: *all
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses, networkpolicies]
+  verbs: *all
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: *all
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: *all
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: *all
+- apiGroups: [monitoring.coreos.com]
+  resources: [servicemonitors]
+  verbs: *all
+# Pods are read for what ails them, and annotated so that the kubelet looks at a changed configuration at once.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+# What the operator grants to the gateways it must hold itself.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch]
+{{- end -}}

@@ -1,0 +1,101 @@
+"""Many DPSRouters, one operator process: python -m e2e.cluster.bench [COUNT].
+
+Prints how long it takes until all are made and all are Ready, the operator's memory and CPU, calls of the API server
+per DPSRouter, and what an operator with all of them settled still writes.
+"""
+
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from e2e.cluster.fixtures import ACCOUNT, PORT, RELEASE, SYSTEM
+from e2e.cluster.harness import ROOT, Kube, Operator, control_plane, eventually, service_account_kubeconfig
+from e2e.cluster.routers import router
+
+IDLE_SECONDS = 60
+LONGEST = 1800
+
+
+def calls(operator: Operator) -> Counter[str]:
+    """Calls of the API server so far, by verb."""
+    found: Counter[str] = Counter()
+    for line in operator.ask("/metrics").splitlines():
+        if line.startswith("dps_operator_api_requests_total{"):
+            verb = re.search(r'verb="(\w+)"', line)
+            found[verb.group(1) if verb else ""] += int(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
+def used(operator: Operator) -> tuple[float, float]:
+    """Memory in MiB and CPU time in seconds of the process."""
+    status = Path(f"/proc/{operator.pid}/status").read_text()
+    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(resident.group(1)) / 1024 if resident else 0.0, (int(fields[11]) + int(fields[12])) / 100
+
+
+def count(kube: Kube, path: str, wanted: str) -> int:
+    """How many DPSRouters have that value there."""
+    text = kube.kubectl("get", "dpsrouter", "-o", f'jsonpath={{range .items[*]}}{path}{{"\\n"}}{{end}}')
+    return sum(line.startswith(wanted) for line in text.splitlines())
+
+
+def run(kube: Kube, scratch: Path, routers: int) -> None:
+    """The measurement, on a cluster with the chart installed."""
+    kubeconfig = service_account_kubeconfig(Kube(kube.kubeconfig, SYSTEM), ACCOUNT, scratch / "operator")
+    store = {"urlSecretRef": {"name": "redis", "key": "url"}}
+    names = [f"r{number:03}" for number in range(routers)]
+    kube.apply(*(router(name, sessionStore=store, gateway={"replicas": 1}) for name in names))
+    operator = Operator(kubeconfig, scratch / "log")
+    began = time.monotonic()
+
+    def reached(path: str, wanted: str) -> float:
+        def look() -> None:
+            assert count(kube, path, wanted) == routers
+
+        eventually(look, LONGEST)
+        return time.monotonic() - began
+
+    ready = '{.status.conditions[?(@.type=="Ready")].status}'
+    settled = '{.status.conditions[?(@.type=="Progressing")].reason}'
+    print(f"{routers} DPSRouters, seconds from the operator's start")
+    print(f"  every one has its children   {reached('{.status.observedGeneration}', '1'):8.1f}")
+    print(f"  every one is Ready           {reached(ready, 'True'):8.1f}")
+    reached(settled, "Settled")
+    eventually(lambda: _idle(operator), 120)
+    made, (memory, cpu) = calls(operator), used(operator)
+    print(f"  memory of the operator, MiB  {memory:8.0f}")
+    print(f"  its CPU time, s              {cpu:8.1f}")
+    for verb, number in sorted(made.items()):
+        print(f"  {verb:<6} calls per DPSRouter    {number / routers:8.1f}")
+    time.sleep(IDLE_SECONDS)
+    written = sum(number for verb, number in (calls(operator) - made).items() if verb != "GET")
+    print(f"  writes in {IDLE_SECONDS} s of rest        {written:8}")
+    print(f"  CPU in rest, percent         {(used(operator)[1] - cpu) / IDLE_SECONDS * 100:8.1f}")
+    operator.stop()
+
+
+def _idle(operator: Operator) -> None:
+    before = calls(operator)
+    time.sleep(3)
+    assert calls(operator) == before
+
+
+def main() -> None:
+    """Measure on a control plane of its own."""
+    routers = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        control_plane(Path(folder) / "cluster", PORT) as whole,
+    ):
+        chart = str(ROOT / "charts/dps-router")
+        Kube(whole.kubeconfig, SYSTEM).helm("install", RELEASE, chart, "--create-namespace", "--wait")
+        with whole.scratch() as kube:
+            run(kube, Path(folder), routers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Fixtures of tests on a real API server. One control plane per run; each test in a namespace of its own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.harness import ROOT, Kube, Operator, StartOperator, control_plane, service_account_kubeconfig
+
+PORT = 20000 + os.getpid() % 2000 * 5
+"""The first of five ports; two runs at the same time hardly ever meet."""
+SYSTEM = "dps-system"
+RELEASE = "dps"
+ACCOUNT = "dps-dps-router"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """The cluster, empty but for its nodes and volumes."""
+    with control_plane(tmp_path_factory.mktemp("control-plane"), PORT) as kube:
+        yield kube
+
+
+@pytest.fixture(scope="session")
+def installed(whole: Kube) -> Kube:
+    """The cluster with the chart installed. kwok only pretends to run its operator; tests run their own."""
+    system = Kube(whole.kubeconfig, SYSTEM)
+    chart = str(ROOT / "charts/dps-router")
+    system.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "60s")
+    system.kubectl("wait", "--for=condition=Established", "crd/dpsrouters.dpsrouter.io")
+    return whole
+
+
+@pytest.fixture
+def kube(installed: Kube) -> Iterator[Kube]:
+    """A namespace of the test's own."""
+    with installed.scratch() as scratch:
+        yield scratch
+
+
+@pytest.fixture
+def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
+    """Starts operators with the rights of the chart's ServiceAccount, for this test's namespace alone."""
+    started: list[Operator] = []
+
+    def start(*arguments: str, server: str = "") -> Operator:
+        system = Kube(kube.kubeconfig, SYSTEM)
+        kubeconfig = service_account_kubeconfig(
+            system, ACCOUNT, tmp_path / f"operator-{len(started)}.yaml", server
+        )
+        log = tmp_path / f"operator-{len(started)}.log"
+        operator = Operator(kubeconfig, log, "--namespace", kube.namespace, *arguments)
+        started.append(operator)
+        return operator
+
+    yield start
+    for number, operator in enumerate(started):
+        operator.stop()
+        print((tmp_path / f"operator-{number}.log").read_text()[-4000:])
+
+
+@pytest.fixture
+def operator(start_operator: StartOperator) -> Operator:
+    """One operator, running."""
+    return start_operator()

@@ -1,0 +1,223 @@
+"""A real API server for tests: kubectl, helm, an operator process, and namespaces of their own.
+
+Nothing here touches a cluster that it did not start: the kubeconfig is its own, and its context is checked.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
+CONTEXT = "dps-test"
+VOLUMES = 60
+Manifest = dict[str, Any]
+T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """kubectl or helm failed; the message is what it wrote."""
+
+
+def eventually(look: Callable[[], T], seconds: float = 60) -> T:
+    """What `look` returns, as soon as it raises no AssertionError. The last one where it never does."""
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            return look()
+        except (AssertionError, KeyError, RefusedError):
+            if time.monotonic() > limit:
+                raise
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Kube:
+    """A cluster by its kubeconfig, and one namespace of it."""
+
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def run(self, *command: str, stdin: str = "") -> str:
+        """What a command writes; RefusedError where it fails. `kubectl` and `helm` see this cluster only."""
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+        done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RefusedError(done.stderr.strip() or done.stdout.strip())
+        return done.stdout
+
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+        """kubectl in this namespace."""
+        return self.run("kubectl", "--namespace", self.namespace, *arguments, stdin=stdin)
+
+    def helm(self, *arguments: str) -> str:
+        """helm in this namespace."""
+        return self.run("helm", "--namespace", self.namespace, *arguments)
+
+    def get(self, *what: str) -> Manifest:
+        """One object, as it is."""
+        found: Manifest = json.loads(self.kubectl("get", *what, "--output", "json"))
+        return found
+
+    def list(self, kinds: str, selector: str = "") -> list[Manifest]:
+        """Objects of some kinds, by labels."""
+        found = json.loads(self.kubectl("get", kinds, "--selector", selector, "--output", "json"))
+        items: list[Manifest] = found["items"]
+        return items
+
+    def apply(self, *manifests: Manifest, dry_run: bool = False, server_side: bool = False) -> None:
+        """kubectl apply, by which a later one removes what is left out. Only server-side it keeps nulls."""
+        flags = ["--dry-run=server"] * dry_run + ["--server-side"] * server_side
+        self.kubectl("apply", *flags, "--filename", "-", stdin=yaml.safe_dump_all(manifests))
+
+    def patch(self, kind: str, name: str, change: Manifest, *more: str) -> None:
+        """A merge patch."""
+        self.kubectl("patch", kind, name, "--type", "merge", "--patch", json.dumps(change), *more)
+
+    def condition(self, name: str, wanted: str = "Ready") -> Manifest:
+        """A condition of a DPSRouter, for its newest generation; AssertionError before there is one."""
+        router = self.get("dpsrouter", name)
+        status = router.get("status", {})
+        assert status.get("observedGeneration") == router["metadata"]["generation"], "not observed yet"
+        found: list[Manifest] = [one for one in status["conditions"] if one["type"] == wanted]
+        assert found, f"no condition {wanted}"
+        return found[0]
+
+    def until(self, name: str, seconds: float = 60, **conditions: str) -> None:
+        """Wait until a DPSRouter's conditions have these statuses or reasons."""
+
+        def look() -> None:
+            for kind, wanted in conditions.items():
+                seen = self.condition(name, kind)
+                assert wanted in (seen["status"], seen["reason"]), f"{kind}: {seen}, not {wanted}"
+
+        eventually(look, seconds)
+
+    @contextmanager
+    def scratch(self) -> Iterator["Kube"]:
+        """A namespace that exists for a while."""
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        self.kubectl("create", "namespace", name)
+        try:
+            yield Kube(self.kubeconfig, name)
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def volumes(count: int) -> list[Manifest]:
+    """Volumes that a claim of the default class can be bound to."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"volume-{number}"},
+            "spec": {
+                "capacity": {"storage": "100Gi"},
+                "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+                "storageClassName": "standard",
+                "hostPath": {"path": "/nonexistent"},
+            },
+        }
+        for number in range(count)
+    ]
+
+
+@contextmanager
+def control_plane(state: Path, port: int) -> Iterator[Kube]:
+    """A control plane with A100 nodes that kwok plays, on ports from `port` on, for a while."""
+    subprocess.run([HERE / "build", "control-plane"], check=True)
+    environment = {**os.environ, "NODE": "0", "PORT": str(port), "CLUSTER_BIN": str(BIN)}
+    try:
+        subprocess.run([HERE / "up", state], check=True, env=environment)
+        kube = Kube(state / "kubeconfig")
+        context = kube.run("kubectl", "config", "current-context").strip()
+        if context != CONTEXT:
+            raise RefusedError(f"the context is {context}, not {CONTEXT}: this is not the test cluster")
+        kube.kubectl("apply", "--server-side", "--filename", str(HERE / "world.yaml"))
+        kube.apply(*volumes(VOLUMES))
+        yield kube
+    finally:
+        subprocess.run([HERE / "down", state], check=True)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str = "") -> Path:
+    """A kubeconfig that acts as a ServiceAccount, so that a process has that account's rights and no more."""
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube.kubectl("create", "token", account, "--duration", "2h").strip()
+    config["users"][0]["user"] = {"token": token}
+    if server:
+        config["clusters"][0]["cluster"] = {"server": server}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Operator:
+    """An operator process of this checkout."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self._log = log.open("a")
+        command = [sys.executable, "-m", "dps_operator", "--health-port", str(self.port), *arguments]
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, path: str) -> str:
+        """One of its own endpoints."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def writes(self) -> int:
+        """Calls so far that ask the API server for a change."""
+        lines = self.ask("/metrics").splitlines()
+        counted = [line for line in lines if line.startswith("dps_operator_api_requests_total{")]
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted if 'verb="GET"' not in line)
+
+    def kill(self) -> None:
+        """End it with no time to say goodbye."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def stop(self) -> int:
+        """Ask it to end, as a rollout does; its exit status."""
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout=20)
+        finally:
+            self.kill()
+
+
+StartOperator = Callable[..., Operator]
+"""Starts an operator with these further arguments; `server` is another way to the API server."""

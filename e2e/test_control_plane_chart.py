@@ -1,0 +1,188 @@
+"""The chart by real helm, and the manifests, on a real API server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps_operator.generate import crd_text
+from e2e.cluster.harness import HERE, ROOT, Kube, Manifest, RefusedError, eventually
+
+pytest_plugins = ["e2e.cluster.fixtures"]
+
+CHART = str(ROOT / "charts/dps-router")
+EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
+DIGEST = "sha256:" + "0" * 64
+INSTALL = ROOT / "manifests/install.yaml"
+EVERY_VALUE: Manifest = {
+    "image": {
+        "repository": "reg/operator",
+        "tag": "1",
+        "digest": "sha256:" + "0" * 64,
+        "pullPolicy": "Always",
+    },
+    "imagePullSecrets": ["pull"],
+    "gatewayImage": {"repository": "reg/gateway", "tag": "2"},
+    "redisImage": "reg/valkey:8",
+    "watchNamespaces": [],
+    "crds": {"enabled": True, "keep": False},
+    "serviceAccount": {"create": True, "name": "robot", "annotations": {"a": "b"}},
+    "rbac": {"create": True, "aggregate": True},
+    "workers": 2,
+    "resyncSeconds": 60,
+    "verbose": True,
+    "resources": {"requests": {"cpu": "1"}},
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "x", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "system-cluster-critical",
+    "podLabels": {"l": "m"},
+    "podAnnotations": {"n": "o"},
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    "extraVolumes": [{"name": "ca", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+    "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 1},
+    "securityContext": {"readOnlyRootFilesystem": True},
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"p": "q"}},
+        "prometheusRule": {"enabled": True, "labels": {"p": "q"}},
+        "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1"}},
+    },
+}
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> Path:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(EVERY_VALUE))
+    return path
+
+
+def rendered(kube: Kube, *arguments: str) -> dict[tuple[str, str], Manifest]:
+    text = kube.helm("template", "dps", CHART, *arguments)
+    found = [one for one in yaml.safe_load_all(text) if one]
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+def test_every_value_has_an_effect_and_none_is_unknown(whole: Kube, values: Path) -> None:
+    assert set(EVERY_VALUE) == set(yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text()))
+    whole.helm("lint", CHART, "--strict", "--values", str(values))
+    made = rendered(whole, "--values", str(values))
+    pod = made["Deployment", "dps-dps-router"]["spec"]["template"]
+    assert pod["spec"]["containers"][0]["image"] == f"reg/operator@{DIGEST}"
+    assert pod["spec"]["serviceAccountName"] == "robot"
+    text = yaml.safe_dump(pod)
+    for expected in ("reg/gateway:2", "reg/valkey:8", "HTTPS_PROXY", "/ca", "--verbose", "priorityClassName"):
+        assert expected in text
+    assert {kind for kind, _ in made} >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    assert "annotations" not in made["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
+
+
+@pytest.mark.parametrize(
+    "argument", ["workers=0", "image.pullPolicy=Sometimes", "imagePullSecret=x", "monitoring.grafana=true"]
+)
+def test_a_value_that_cannot_be_is_refused(whole: Kube, argument: str) -> None:
+    with pytest.raises(RefusedError, match="values don't meet the specifications of the schema"):
+        whole.helm("template", "dps", CHART, "--set", argument)
+
+
+def test_for_named_namespaces_there_is_no_right_beyond_them(whole: Kube) -> None:
+    made = rendered(whole, "--set", "watchNamespaces={a,b}", "--set", "rbac.aggregate=false")
+    assert not [kind for kind, _ in made if kind.startswith("ClusterRole")]
+    operator = made["Deployment", "dps-dps-router"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "DPS_OPERATOR_NAMESPACES", "value": "a,b"} in operator["env"]
+
+
+def test_the_charts_crd_is_the_models(whole: Kube) -> None:
+    made = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+    assert made["spec"] == yaml.safe_load(crd_text())["spec"]
+
+
+def test_install_yaml_is_the_charts(whole: Kube) -> None:
+    assert whole.run(str(HERE / "install-manifest")) == INSTALL.read_text()
+
+
+def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:
+    flags = ("--server-side", "--dry-run=server", "--force-conflicts")
+    installed.run("kubectl", "apply", *flags, "--filename", str(INSTALL))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
+def test_an_example_passes_a_dry_run(kube: Kube, example: Path) -> None:
+    kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
+
+
+WORKING = {
+    "minimal": {"qwen": "True"},
+    "ngram": {"qwen-ngram": "True"},
+    "external-redis": {"qwen-redis": "True"},
+    "two-routers": {"candidate": "True", "baseline": "True"},
+    # The test cluster has none of the clouds' storage classes.
+    "eks": {"qwen-eks": "WaitingForVolume"},
+    "gke": {"qwen-gke": "WaitingForVolume"},
+    "aks": {"qwen-aks": "WaitingForVolume"},
+}
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("name", WORKING)
+def test_an_example_reaches_the_state_that_it_should(kube: Kube, name: str) -> None:
+    kube.kubectl("apply", "-f", str(ROOT / f"manifests/examples/{name}.yaml"))
+    for router, wanted in WORKING[name].items():
+        kube.until(router, Ready=wanted)
+
+
+@pytest.fixture
+def elsewhere(whole: Kube, installed: Kube) -> Iterator[Kube]:
+    """A namespace for a second release, which leaves the CRD to the first."""
+    with whole.scratch() as scratch:
+        yield scratch
+
+
+def test_install_upgrade_rollback_and_uninstall(elsewhere: Kube, tmp_path: Path) -> None:
+    common = ("--set", "crds.enabled=false", "--wait", "--timeout", "60s")
+    elsewhere.helm("install", "second", CHART, *common)
+    elsewhere.helm("upgrade", "second", CHART, *common, "--set", "workers=3")
+    assert operator_env(elsewhere)["DPS_OPERATOR_WORKERS"] == "3"
+    elsewhere.helm("rollback", "second", "1", "--wait", "--timeout", "60s")
+    assert operator_env(elsewhere)["DPS_OPERATOR_WORKERS"] == "8"
+    elsewhere.helm("uninstall", "second", "--wait", "--timeout", "60s")
+    eventually(lambda: _gone(elsewhere))
+
+
+def operator_env(kube: Kube) -> dict[str, Any]:
+    container = kube.get("deployment", "second-dps-router")["spec"]["template"]["spec"]["containers"][0]
+    return {one["name"]: one.get("value") for one in container["env"]}
+
+
+def _gone(kube: Kube) -> None:
+    assert kube.list("deployment,service,serviceaccount", "app.kubernetes.io/instance=second") == []
+
+
+def test_uninstalling_keeps_the_crd(whole: Kube) -> None:
+    made = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_what_the_operator_may_do_is_enough_and_the_notes_are_printed(installed: Kube) -> None:
+    system = Kube(installed.kubeconfig, "dps-system")
+    assert "kubectl get dps --watch" in system.helm("get", "notes", "dps")
+    operator = "system:serviceaccount:dps-system:dps-dps-router"
+    for verb, what, wanted in (
+        ("patch", "deployments.apps", "yes"),
+        ("create", "secrets", "yes"),
+        ("delete", "pods", "no"),
+        ("create", "clusterroles", "no"),
+        ("patch", "dpsrouters", "no"),
+        ("patch", "nodes", "no"),
+    ):
+        assert may(installed, operator, verb, what) == wanted, (verb, what)
+
+
+def may(kube: Kube, account: str, verb: str, what: str) -> str:
+    try:
+        return kube.kubectl("auth", "can-i", verb, what, "--as", account).strip()
+    except RefusedError:
+        return "no"

@@ -1,0 +1,166 @@
+"""Bad days: the API server fails, operators die, two of them run. Nothing is left or doubled."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from aiohttp import web
+
+from e2e.cluster.faults import Fault, FaultyServer
+from e2e.cluster.harness import Kube, Manifest, StartOperator, eventually
+from e2e.cluster.routers import router
+
+pytest_plugins = ["e2e.cluster.fixtures"]
+
+KINDS = (
+    "configmap,deployment,horizontalpodautoscaler,networkpolicy,persistentvolumeclaim,poddisruptionbudget,"
+    "role,rolebinding,secret,service,serviceaccount,statefulset"
+)
+
+
+def children(kube: Kube) -> list[Manifest]:
+    return kube.list(KINDS, "dpsrouter.io/router=qwen")
+
+
+def settled(kube: Kube, seconds: float = 120) -> None:
+    kube.until("qwen", seconds, Ready="True", Progressing="Settled")
+    names = [(one["kind"], one["metadata"]["name"]) for one in children(kube)]
+    assert len(names) == len(set(names)) == 16
+
+
+def every(nth: int, status: int) -> Fault:
+    """Every nth request but the endless ones fails."""
+    count = itertools.count(1)
+    return lambda request: status if "watch" not in request.query and next(count) % nth == 0 else None
+
+
+def every_other_write_conflicts() -> Fault:
+    count = itertools.count(1)
+    return lambda request: 409 if request.method != "GET" and next(count) % 2 == 0 else None
+
+
+def watches_end(request: web.Request) -> int | None:
+    return 410 if "watch" in request.query and next(_WATCHES) % 2 else None
+
+
+_WATCHES = itertools.count()
+
+FAULTS: dict[str, Fault] = {
+    "every third call is throttled": every(3, 429),
+    "every third call fails": every(3, 500),
+    "every other write conflicts": every_other_write_conflicts(),
+    "every third connection is cut": every(3, 0),
+    "half of the watches have expired": watches_end,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_an_api_server_that_fails_now_and_then(
+    kube: Kube, start_operator: StartOperator, fault: Fault
+) -> None:
+    with FaultyServer(kube).running() as server:
+        server.fault = fault
+        start_operator(server=server.url)
+        kube.apply(router())
+        settled(kube)
+        assert server.answered.total() > 0
+
+
+def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: StartOperator) -> None:
+    with FaultyServer(kube).running() as server:
+        operator = start_operator(server=server.url)
+        kube.apply(router())
+        settled(kube)
+        server.fault = lambda _: 0
+        kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 7}}})
+        kube.kubectl("delete", "service", "qwen-greedy")
+        eventually(lambda: _met(server, 20), 120)
+        assert operator.ask("/healthz") == "ok"
+        server.fault = lambda _: None
+        settled(kube)
+        assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 7
+
+
+def _met(server: FaultyServer, calls: int) -> None:
+    assert server.answered.total() > calls
+
+
+@pytest.mark.parametrize("calls", [3, 9, 15, 21])
+def test_an_operator_killed_in_the_middle_of_a_pass(
+    kube: Kube, start_operator: StartOperator, calls: int
+) -> None:
+    written = itertools.count(1)
+    with FaultyServer(kube).running() as server:
+        # From that write on the operator hears nothing more: it is in the middle of the pass when it dies.
+        server.fault = lambda request: 0 if request.method != "GET" and next(written) > calls else None
+        operator = start_operator(server=server.url)
+        kube.apply(router())
+        eventually(lambda: _met(server, 0), 60)
+        operator.kill()
+    start_operator()
+    settled(kube)
+    password = kube.get("secret", "qwen-redis")["data"]["password"]
+    assert password
+
+
+def test_two_operators_agree(kube: Kube, start_operator: StartOperator) -> None:
+    first, second = start_operator(), start_operator()
+    kube.apply(router())
+    settled(kube)
+    kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 9}}})
+    kube.kubectl("delete", "deployment", "qwen-greedy")
+    settled(kube)
+
+    def calm() -> None:
+        before = first.writes(), second.writes()
+        kube.get("dpsrouter", "qwen")
+        eventually(lambda: _idle(first.ask("/metrics")), 10)
+        assert (first.writes(), second.writes()) == before
+
+    eventually(calm)
+    events = [one for one in kube.get("events")["items"] if one["involvedObject"]["kind"] == "DPSRouter"]
+    posted = Counter((one["reason"], one["message"], one["firstTimestamp"]) for one in events)
+    assert posted
+    assert max(posted.values()) == 1
+
+
+def _idle(metrics: str) -> None:
+    assert "dps_operator_queue_length 0.0" in metrics
+
+
+def test_a_router_deleted_while_the_operator_is_down(kube: Kube, start_operator: StartOperator) -> None:
+    operator = start_operator()
+    kube.apply(router())
+    settled(kube)
+    operator.kill()
+    kube.kubectl("delete", "dpsrouter", "qwen", "--timeout", "30s")
+
+    def gone() -> None:
+        assert children(kube) == []
+
+    eventually(gone)
+
+
+def test_what_happened_while_the_operator_was_down_is_mended(
+    kube: Kube, start_operator: StartOperator
+) -> None:
+    operator = start_operator()
+    kube.apply(router(networkPolicy={}))
+    kube.until("qwen", Ready="True", Progressing="Settled")
+    operator.kill()
+    kube.apply(router())
+    kube.kubectl("delete", "configmap", "qwen-gateway")
+    kube.patch("service", "qwen-gateway", {"metadata": {"labels": {"app.kubernetes.io/part-of": "other"}}})
+    start_operator()
+    settled(kube)
+    assert kube.list("networkpolicy") == []
+    assert (
+        kube.get("service", "qwen-gateway")["metadata"]["labels"]["app.kubernetes.io/part-of"] == "dps-router"
+    )
+
+
+def test_an_operator_that_is_told_to_stop_ends_at_once(kube: Kube, start_operator: StartOperator) -> None:
+    operator = start_operator()
+    kube.apply(router())
+    settled(kube)
+    assert operator.stop() == 0

@@ -1,0 +1,125 @@
+"""`dps operator`: the process that keeps DPSRouters true."""
+
+import argparse
+import asyncio
+import datetime
+import logging
+import os
+import signal
+
+import kopf
+from aiohttp import web
+
+from dps_operator.cluster import KubernetesCluster
+from dps_operator.handlers import kopf_settings, registry
+from dps_operator.health import application
+from dps_operator.observe import Observations
+from dps_operator.reconcile import Reconciler
+from dps_operator.resync import Resync
+from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Settings
+from dps_operator.work_queue import WorkQueue
+
+WATCH_PAUSE = 5.0
+"""Seconds before watching is begun again after it failed as a whole."""
+
+log = logging.getLogger(__name__)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def run(settings: Settings) -> None:
+    """Run until told to stop by SIGTERM or SIGINT."""
+    cluster = await KubernetesCluster.connect(settings.request_timeout)
+    observations = Observations()
+    reconciler = Reconciler(cluster, observations, settings, _now)
+    queue = WorkQueue(reconciler.reconcile)
+    resync = Resync(cluster, observations, queue, settings)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def listen_for_the_end() -> None:
+        """Kopf listens itself while it runs, and leaves nobody listening when it fails."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    listen_for_the_end()
+    server = web.AppRunner(application(queue, resync, settings))
+    await server.setup()
+    await web.TCPSite(server, port=settings.health_port).start()
+
+    async def watch() -> None:
+        # The first pass must know every child, so nothing is watched before everything was listed.
+        await resync.complete.wait()
+        while not stop.is_set():
+            try:
+                await kopf.operator(
+                    registry=registry(observations, queue),
+                    settings=kopf_settings(settings),
+                    standalone=True,
+                    clusterwide=not settings.namespaces,
+                    namespaces=settings.namespaces,
+                )
+            except Exception as error:
+                # Kopf gives up where the API server fails while it looks for the kinds to watch.
+                log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
+                listen_for_the_end()
+                await asyncio.sleep(WATCH_PAUSE)
+            else:
+                return
+
+    others = [asyncio.create_task(resync.run())]
+    others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
+    ends = [asyncio.create_task(watch()), asyncio.create_task(stop.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (*ends, *others):
+            task.cancel()
+        await asyncio.gather(*ends, *others, return_exceptions=True)
+        await server.cleanup()
+        await cluster.close()
+
+
+def settings_from(arguments: list[str]) -> Settings:
+    """The settings of a command line; DPS_OPERATOR_<OPTION> in the environment is the default of each."""
+
+    def told(option: str, otherwise: str) -> str:
+        return os.environ.get(f"DPS_OPERATOR_{option}", otherwise)
+
+    parser = argparse.ArgumentParser(prog="dps operator", description="Keep DPSRouters true.")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[name for name in told("NAMESPACES", "").split(",") if name],
+        help="watch this namespace only; may be repeated (default: all namespaces)",
+    )
+    parser.add_argument("--gateway-image", default=told("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE))
+    parser.add_argument("--redis-image", default=told("REDIS_IMAGE", DEFAULT_REDIS_IMAGE))
+    parser.add_argument("--workers", type=int, default=int(told("WORKERS", "8")))
+    parser.add_argument("--resync-seconds", type=float, default=float(told("RESYNC_SECONDS", "600")))
+    parser.add_argument("--health-port", type=int, default=int(told("HEALTH_PORT", "8080")))
+    parser.add_argument("--verbose", action="store_true", help="tell about every event")
+    read = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if read.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    # At DEBUG the client writes whole answers to the log, Secrets among them.
+    logging.getLogger("kubernetes").setLevel(logging.INFO)
+    if not read.verbose:
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+    return Settings(
+        gateway_image=read.gateway_image,
+        redis_image=read.redis_image,
+        namespaces=tuple(read.namespace),
+        workers=read.workers,
+        resync_seconds=read.resync_seconds,
+        health_port=read.health_port,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run `dps operator`; exit status 0 when it was told to stop."""
+    asyncio.run(run(settings_from(arguments)))
+    return 0

@@ -1,0 +1,1 @@
+"""Pure builders: every object that a DPSRouter stands for, as a function of its spec."""

@@ -1,0 +1,44 @@
+"""Everything that one DPSRouter stands for."""
+
+from dps_operator.build.engine import POOLS, engine_deployment, engine_service, models_claim
+from dps_operator.build.gateway import (
+    gateway_config_map,
+    gateway_deployment,
+    gateway_identity,
+    gateway_services,
+)
+from dps_operator.build.metadata import Manifest, Router
+from dps_operator.build.monitoring import service_monitor
+from dps_operator.build.network import http_route, ingress, network_policies
+from dps_operator.build.scaling import autoscalers, disruption_budgets
+from dps_operator.build.store import managed, redis_service, redis_stateful_set
+from dps_operator.settings import Settings
+
+
+def children(router: Router, settings: Settings, store_revision: str) -> list[Manifest]:
+    """All objects to apply, in an order in which each finds what it refers to.
+
+    The Secret of a managed Redis is not among them: it is created once (`store.redis_secret`), and
+    `store_revision` is its uid, or empty where the store is the user's. SpecError where the spec cannot be.
+    """
+    store = managed(router)
+    made = [
+        *gateway_identity(router),
+        gateway_config_map(router),
+        *models_claim(router),
+        *network_policies(router),
+        *(engine_service(router, pool) for pool in POOLS),
+        *gateway_services(router),
+    ]
+    if store is not None:
+        made += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
+    made += [engine_deployment(router, pool) for pool in POOLS]
+    made.append(gateway_deployment(router, settings, store_revision))
+    return [
+        *made,
+        *autoscalers(router),
+        *disruption_budgets(router),
+        *ingress(router),
+        *http_route(router),
+        *service_monitor(router),
+    ]

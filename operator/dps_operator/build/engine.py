@@ -1,0 +1,151 @@
+"""A pool of engines: its Deployment, its Service, and the volume of models that both pools share."""
+
+from typing import Any, Literal
+
+from dps_operator.api.pools import Pool
+from dps_operator.api.spec import Spec
+from dps_operator.api.types import EnvVar, to_wire
+from dps_operator.build.engine_args import PORT, engine_args, image
+from dps_operator.build.metadata import TEMPLATE_HASH, Manifest, Router, child, child_name, selector
+from dps_operator.build.node_pool import placement
+from dps_operator.build.pods import CONTAINER_SECURITY, digest, pod_template, resources, spread
+
+PoolName = Literal["speculative", "greedy"]
+POOLS: tuple[PoolName, PoolName] = ("speculative", "greedy")
+
+MODELS = "/models"
+LOAD_SECONDS = 1800
+"""How long a model may take to load before its pod is started anew."""
+DRAIN_SECONDS = 15
+"""From the end of a pod's readiness until it is told to stop: every gateway has heard of it by then."""
+DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "4", "memory": "32Gi"}}
+SHARED_MEMORY = "16Gi"
+
+
+def pool_of(spec: Spec, name: PoolName) -> Pool:
+    """The pool of that name."""
+    return spec.pools.speculative if name == "speculative" else spec.pools.greedy
+
+
+def _env(spec: Spec, pool: Pool) -> list[Manifest]:
+    """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
+    own: list[Manifest] = [
+        {"name": "HF_HOME", "value": MODELS},
+        # /health generates a token unless told not to, and a busy engine would be late with it. SGLang's own
+        # watchdog ends a scheduler that hangs.
+        {"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "0"},
+    ]
+    if spec.model.token_secret_ref is not None:
+        reference = to_wire(spec.model.token_secret_ref)
+        own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    if spec.telemetry.otlp_endpoint is not None:
+        own.append({"name": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "value": spec.telemetry.protocol})
+    wanted: list[EnvVar] = [*spec.engine.env, *pool.env]
+    by_name: dict[Any, Manifest] = {variable["name"]: variable for variable in own}
+    by_name |= {variable.name: to_wire(variable) for variable in wanted}
+    return list(by_name.values())
+
+
+def _models_volume(router: Router) -> Manifest:
+    cache = router.spec.model.cache
+    if cache is None:
+        return {"emptyDir": {}}
+    if cache.existing_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.existing_claim}}
+    if cache.access_mode == "ReadWriteMany":
+        return {"persistentVolumeClaim": {"claimName": child_name(router, "models")}}
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": claim_spec(router)}}}
+
+
+def claim_spec(router: Router) -> Manifest:
+    """The claim of a volume of models that the operator makes."""
+    cache = router.spec.model.cache
+    if cache is None or cache.size is None:
+        return {}
+    claim: Manifest = {
+        "accessModes": [cache.access_mode],
+        "resources": {"requests": {"storage": cache.size}},
+    }
+    if cache.storage_class_name is not None:
+        claim["storageClassName"] = cache.storage_class_name
+    return claim
+
+
+def models_claim(router: Router) -> list[Manifest]:
+    """The volume of models that all engine pods share, where the spec asks for one."""
+    cache = router.spec.model.cache
+    if cache is None or cache.size is None or cache.access_mode != "ReadWriteMany":
+        return []
+    return [child(router, "v1", "PersistentVolumeClaim", "models", spec=claim_spec(router))]
+
+
+def _probe(**timing: int) -> Manifest:
+    return {"httpGet": {"path": "/health", "port": "http"}, **timing}
+
+
+def _container(router: Router, pool: Pool) -> Manifest:
+    spec = router.spec
+    gpus = {"nvidia.com/gpu": str(spec.engine.tensor_parallel)}
+    return {
+        "name": "engine",
+        "image": image(spec.engine),
+        "command": ["python3", "-m", "sglang.launch_server"],
+        "args": engine_args(spec, pool),
+        "env": _env(spec, pool),
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "resources": resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
+        "startupProbe": _probe(periodSeconds=10, timeoutSeconds=5, failureThreshold=LOAD_SECONDS // 10),
+        "readinessProbe": _probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
+        # A busy engine may be slow to answer; only one that is silent for minutes is started anew.
+        "livenessProbe": _probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
+        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "models", "mountPath": MODELS},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+def engine_deployment(router: Router, name: PoolName) -> Manifest:
+    """The pool's Deployment. It never has fewer ready replicas than asked for while it rolls."""
+    pool = pool_of(router.spec, name)
+    template = pod_template(
+        router,
+        name,
+        {
+            "containers": [_container(router, pool)],
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "terminationGracePeriodSeconds": 300,
+            "topologySpreadConstraints": spread(router, name),
+            "volumes": [
+                {"name": "models", **_models_volume(router)},
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
+            ],
+            **placement(router.spec.node_pool),
+        },
+        pool.pod_template,
+    )
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(router, name)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "progressDeadlineSeconds": LOAD_SECONDS + 600,
+        "revisionHistoryLimit": 3,
+        "template": template,
+    }
+    if pool.autoscaling is None:
+        spec["replicas"] = pool.replicas or 1
+    return child(router, "apps/v1", "Deployment", name, {TEMPLATE_HASH: digest(template)}, spec=spec)
+
+
+def engine_service(router: Router, name: PoolName) -> Manifest:
+    """The Service by whose EndpointSlices the gateway finds the pool's replicas."""
+    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}
+    return child(
+        router,
+        "v1",
+        "Service",
+        name,
+        spec={"type": "ClusterIP", "selector": selector(router, name), "ports": [port]},
+    )

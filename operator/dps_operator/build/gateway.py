@@ -1,0 +1,217 @@
+"""The gateway: its configuration file, Deployment, Services, and what it may ask the API server."""
+
+from typing import Any
+
+import yaml
+
+from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
+from dps_operator.api.types import plain_env, to_wire
+from dps_operator.build.engine import MODELS, POOLS
+from dps_operator.build.engine_args import PORT as ENGINE_PORT
+from dps_operator.build.metadata import CONFIG_HASH, Manifest, Router, child, child_name, selector
+from dps_operator.build.pods import digest, pod_template, resources, restricted, spread
+from dps_operator.build.store import redis_url_source
+from dps_operator.settings import Settings
+
+PORT = 8000
+ADMIN_PORT = 9090
+CONFIG_DIR = "/etc/dps"
+CONFIG_FILE = "config.yaml"
+KEYS_DIR = "/etc/dps-keys"
+CACHE_DIR = "/var/cache/dps"
+USER = 65532
+DRAIN_SECONDS = 300
+"""Streams that are under way when a replica stops have so long to end."""
+DEFAULT_RESOURCES: Manifest = {
+    "requests": {"cpu": "500m", "memory": "512Mi"},
+    "limits": {"memory": "2Gi"},
+}
+READ_AT_START = ("listen", "model", "telemetry")
+"""Sections that a gateway reads at its start alone: a change restarts it. It takes over the others as it runs."""
+
+
+def gateway_config(router: Router) -> dict[str, Any]:
+    """The gateway's configuration. The URL of Redis holds a password and comes by DPS_REDIS_URL."""
+    spec = router.spec
+    config: dict[str, Any] = {
+        "listen": {"host": "0.0.0.0", "port": PORT, "adminPort": ADMIN_PORT},
+        "model": {"name": spec.model.served_name or spec.model.name, "tokenizer": spec.model.name},
+        "pools": {
+            pool: {
+                "service": {
+                    "name": child_name(router, pool),
+                    "namespace": router.namespace,
+                    "port": ENGINE_PORT,
+                }
+            }
+            for pool in POOLS
+        },
+        "routing": {"policy": spec.routing.policy, "thresholdTokens": spec.routing.threshold_tokens},
+        "session": {"ttlSeconds": spec.routing.session_ttl_seconds},
+        "timeouts": {"drainSeconds": DRAIN_SECONDS},
+    }
+    if spec.routing.session_keys:
+        config["session"]["keys"] = list(spec.routing.session_keys)
+    if spec.gateway.auth is not None:
+        config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
+    if spec.telemetry.otlp_endpoint is not None:
+        config["telemetry"] = {
+            "otlpEndpoint": spec.telemetry.otlp_endpoint,
+            "protocol": spec.telemetry.protocol,
+            "sampleRatio": spec.telemetry.sample_ratio,
+            "serviceName": child_name(router, "gateway"),
+        }
+    return config
+
+
+def config_hash(router: Router) -> str:
+    """Digest of the whole configuration: a gateway pod that carries it was told to look at its file again."""
+    return digest(gateway_config(router))
+
+
+def gateway_config_map(router: Router) -> Manifest:
+    """The ConfigMap with the configuration file."""
+    text = yaml.safe_dump(gateway_config(router), sort_keys=False)
+    return child(router, "v1", "ConfigMap", "gateway", data={CONFIG_FILE: text})
+
+
+def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
+    """The container's mounts and the pod's volumes."""
+    spec = router.spec
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
+        {"name": "cache", "mountPath": CACHE_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    volumes: list[Manifest] = [
+        {"name": "config", "configMap": {"name": child_name(router, "gateway")}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if spec.gateway.auth is not None:
+        mounts.append({"name": "keys", "mountPath": KEYS_DIR, "readOnly": True})
+        volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
+    cache = spec.model.cache
+    if cache is not None and spec.model.name.startswith(f"{MODELS}/"):
+        # The tokenizer lies beside the weights, so the gateway reads the same volume.
+        claim = cache.existing_claim or child_name(router, "models")
+        mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
+        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    return mounts, volumes
+
+
+def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Manifest:
+    spec = router.spec
+    env: list[Manifest] = [
+        *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "DPS_REDIS_URL", "valueFrom": redis_url_source(router)},
+    ]
+    if spec.model.token_secret_ref is not None:
+        reference = to_wire(spec.model.token_secret_ref)
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+
+    def probe(path: str, **timing: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": "admin"}, **timing}
+
+    return {
+        "name": "gateway",
+        "image": spec.gateway.image or settings.gateway_image,
+        "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
+        "env": env,
+        "ports": [
+            {"name": "http", "containerPort": PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": resources(DEFAULT_RESOURCES, spec.gateway.resources),
+        # The first start downloads the tokenizer.
+        "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
+        "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
+        "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "securityContext": restricted(USER)[1],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+
+
+def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
+    """The gateway's Deployment; `store_revision` changes when its way to Redis does, and so restarts it."""
+    gateway = router.spec.gateway
+    mounts, volumes = _mounts(router)
+    fixed = {section: value for section, value in gateway_config(router).items() if section in READ_AT_START}
+    template = pod_template(
+        router,
+        "gateway",
+        {
+            "automountServiceAccountToken": True,
+            "containers": [_container(router, settings, mounts)],
+            "securityContext": restricted(USER)[0],
+            "serviceAccountName": child_name(router, "gateway"),
+            "terminationGracePeriodSeconds": DRAIN_SECONDS + 30,
+            "topologySpreadConstraints": spread(router, "gateway"),
+            "volumes": volumes,
+        },
+        gateway.pod_template,
+        {CONFIG_HASH + "-fixed": digest([fixed, store_revision])},
+    )
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(router, "gateway")},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "revisionHistoryLimit": 3,
+        "template": template,
+    }
+    if gateway.autoscaling is None:
+        spec["replicas"] = gateway.replicas or DEFAULT_GATEWAY_REPLICAS
+    return child(router, "apps/v1", "Deployment", "gateway", spec=spec)
+
+
+def gateway_services(router: Router) -> list[Manifest]:
+    """The Service for clients, and one that only shows the admin port, which must never face them."""
+    service = router.spec.gateway.service
+    clients = child(
+        router,
+        "v1",
+        "Service",
+        "gateway",
+        dict(service.annotations),
+        spec={
+            "type": service.type,
+            "selector": selector(router, "gateway"),
+            "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    )
+    metrics = child(
+        router,
+        "v1",
+        "Service",
+        "metrics",
+        spec={
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": selector(router, "gateway"),
+            "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
+        },
+    )
+    return [clients, metrics]
+
+
+def gateway_identity(router: Router) -> list[Manifest]:
+    """The gateway's ServiceAccount, which may watch EndpointSlices in its namespace and nothing else."""
+    name = child_name(router, "gateway")
+    rule = {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
+    }
+    return [
+        child(router, "v1", "ServiceAccount", "gateway", automountServiceAccountToken=False),
+        child(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=[rule]),
+        child(
+            router,
+            "rbac.authorization.k8s.io/v1",
+            "RoleBinding",
+            "gateway",
+            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}],
+        ),
+    ]

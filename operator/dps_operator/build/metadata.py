@@ -1,0 +1,82 @@
+"""Names, labels and owner references of everything that belongs to one DPSRouter."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dps_operator.api import API_VERSION, KIND
+from dps_operator.api.spec import Spec
+
+Manifest = dict[str, Any]
+Component = Literal["speculative", "greedy", "gateway", "redis", "models", "metrics"]
+
+ROUTER_LABEL = "dpsrouter.io/router"
+COMPONENT_LABEL = "dpsrouter.io/component"
+MANAGED_BY = "dps-operator"
+TEMPLATE_HASH = "dpsrouter.io/template-hash"
+CONFIG_HASH = "dpsrouter.io/config-hash"
+OWNED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY},{ROUTER_LABEL}"
+"""Label selector of every object, pods included, that the operator made."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """A DPSRouter whose spec was understood."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    spec: Spec
+
+
+def child_name(router: Router, component: Component) -> str:
+    """`<router>-<component>`: one suffix per component, so that no two routers' children share a name."""
+    return f"{router.name}-{component}"
+
+
+def selector(router: Router, component: Component) -> dict[str, str]:
+    """The labels that select a component's pods. Immutable in a Deployment, so they hold names alone."""
+    return {
+        "app.kubernetes.io/name": "dps-router",
+        "app.kubernetes.io/instance": router.name,
+        "app.kubernetes.io/component": component,
+        ROUTER_LABEL: router.name,
+        COMPONENT_LABEL: component,
+    }
+
+
+def labels(router: Router, component: Component) -> dict[str, str]:
+    """The labels of an object or a pod."""
+    return selector(router, component) | {
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        "app.kubernetes.io/part-of": "dps-router",
+    }
+
+
+def child(
+    router: Router,
+    api_version: str,
+    kind: str,
+    component: Component,
+    annotations: dict[str, str] | None = None,
+    **body: Any,
+) -> Manifest:
+    """An object owned by the router, so that it is garbage-collected with it. `body`: all but metadata."""
+    metadata: Manifest = {
+        "name": child_name(router, component),
+        "namespace": router.namespace,
+        "labels": labels(router, component),
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": router.name,
+                "uid": router.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}

@@ -1,0 +1,148 @@
+"""The session store: a managed Redis with its password, or a URL out of a Secret."""
+
+from dps_operator.api.gateway import ManagedStore
+from dps_operator.api.types import to_wire
+from dps_operator.build.metadata import Manifest, Router, child, child_name, selector
+from dps_operator.build.pods import pod_template, restricted
+from dps_operator.settings import Settings
+
+PORT = 6379
+USER = 999
+"""The user `redis` of the official images."""
+AUTH_DIR = "/etc/redis"
+AUTH_FILE = "auth.conf"
+URL_KEY = "url"
+PASSWORD_KEY = "password"
+SECRET_REVISION = "dpsrouter.io/redis-secret"
+RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
+MAX_MEMORY = "384mb"
+"""Leaves room below the limit for the copy that a rewrite of the log makes. About a million sessions."""
+
+
+def managed(router: Router) -> ManagedStore | None:
+    """The managed Redis, or None where the spec names a Redis of the user's."""
+    store = router.spec.session_store
+    if store.url_secret_ref is not None:
+        return None
+    return store.managed or ManagedStore()
+
+
+def redis_url_source(router: Router) -> Manifest:
+    """Where the gateway's container takes the URL of Redis from."""
+    reference = router.spec.session_store.url_secret_ref
+    if reference is not None:
+        return {"secretKeyRef": to_wire(reference)}
+    return {"secretKeyRef": {"name": child_name(router, "redis"), "key": URL_KEY}}
+
+
+def redis_secret(router: Router, password: str) -> Manifest:
+    """The managed Redis' password, as server and gateway read it. Created once, never applied."""
+    host = f"{child_name(router, 'redis')}.{router.namespace}.svc"
+    return child(
+        router,
+        "v1",
+        "Secret",
+        "redis",
+        type="Opaque",
+        stringData={
+            PASSWORD_KEY: password,
+            AUTH_FILE: f"requirepass {password}\n",
+            URL_KEY: f"redis://:{password}@{host}:{PORT}/0",
+        },
+    )
+
+
+def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest:
+    ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {PORT} ping | grep -q PONG"]}}
+    password = {"secretKeyRef": {"name": secret, "key": PASSWORD_KEY}}
+    return {
+        "name": "redis",
+        "image": store.image or settings.redis_image,
+        "command": ["redis-server", f"{AUTH_DIR}/{AUTH_FILE}"],
+        "args": [
+            *("--port", str(PORT)),
+            *("--dir", "/data"),
+            *("--appendonly", "yes"),
+            *("--appendfsync", "everysec"),
+            *("--maxmemory", MAX_MEMORY),
+            # The sessions nearest to their end are the ones that were silent the longest.
+            *("--maxmemory-policy", "volatile-ttl"),
+        ],
+        "env": [{"name": "REDISCLI_AUTH", "valueFrom": password}],
+        "ports": [{"name": "redis", "containerPort": PORT, "protocol": "TCP"}],
+        "resources": RESOURCES,
+        "startupProbe": ping | {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 150},
+        "readinessProbe": ping | {"periodSeconds": 5, "timeoutSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": ping | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "securityContext": restricted(USER)[1],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/data"},
+            {"name": "auth", "mountPath": AUTH_DIR, "readOnly": True},
+        ],
+    }
+
+
+def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
+    """One Redis with its log on a volume; `revision` identifies the Secret, whose replacement restarts it."""
+    secret = child_name(router, "redis")
+    template = pod_template(
+        router,
+        "redis",
+        {
+            "containers": [_container(store, settings, secret)],
+            "securityContext": restricted(USER)[0],
+            "terminationGracePeriodSeconds": 60,
+            "volumes": [
+                {
+                    "name": "auth",
+                    "secret": {
+                        "secretName": secret,
+                        "items": [{"key": AUTH_FILE, "path": AUTH_FILE}],
+                        "defaultMode": 0o440,
+                    },
+                }
+            ],
+        },
+        annotations={SECRET_REVISION: revision},
+    )
+    claim: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": store.size}},
+    }
+    if store.storage_class_name is not None:
+        claim["storageClassName"] = store.storage_class_name
+    return child(
+        router,
+        "apps/v1",
+        "StatefulSet",
+        "redis",
+        spec={
+            "replicas": 1,
+            "serviceName": child_name(router, "redis"),
+            "selector": {"matchLabels": selector(router, "redis")},
+            # Sessions live for an hour or so: their volume goes with the store.
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+            "template": template,
+            "volumeClaimTemplates": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {"name": "data"},
+                    "spec": claim,
+                }
+            ],
+        },
+    )
+
+
+def redis_service(router: Router) -> Manifest:
+    """The Service of the managed Redis."""
+    port = {"name": "redis", "port": PORT, "targetPort": "redis", "protocol": "TCP"}
+    return child(
+        router,
+        "v1",
+        "Service",
+        "redis",
+        spec={"type": "ClusterIP", "selector": selector(router, "redis"), "ports": [port]},
+    )

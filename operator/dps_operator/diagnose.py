@@ -1,0 +1,106 @@
+"""Why a pod is not ready, in words that tell a person what to do. Pure."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dps_operator.build.metadata import Manifest
+
+PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+CONFIG_FAILURES = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+ENGINES = {"speculative", "greedy"}
+WORST_FIRST = (
+    "CrashLooping",
+    "ImagePullFailed",
+    "ConfigMissing",
+    "WaitingForGPU",
+    "WaitingForVolume",
+    "Unschedulable",
+    "LoadingModel",
+    "Starting",
+)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What keeps a pod from serving: a reason in one word, and a sentence."""
+
+    reason: str
+    message: str
+
+
+def worst(troubles: list[Trouble]) -> Trouble | None:
+    """The trouble that a person should hear of first; among equals the first by name."""
+    ranked = sorted(troubles, key=lambda one: (WORST_FIRST.index(one.reason), one.message))
+    return ranked[0] if ranked else None
+
+
+def last_line(text: str) -> str:
+    """The last line of a log that says something, at most 300 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else ""
+
+
+def _unscheduled(pod: Manifest, engine: bool) -> Trouble | None:
+    name = pod["metadata"]["name"]
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] != "PodScheduled" or condition["status"] != "False":
+            continue
+        # Behind the first part stands what pre-emption could not do either.
+        said = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
+        if re.search("persistent ?volume", said, re.IGNORECASE):
+            advice = "check the storage class and its provisioner"
+            return Trouble("WaitingForVolume", f"pod {name} waits for its volume: {said}; {advice}")
+        if engine:
+            advice = "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool"
+            return Trouble("WaitingForGPU", f"pod {name} waits for a node: {said}; {advice}")
+        return Trouble("Unschedulable", f"pod {name} waits for a node: {said}")
+    return None
+
+
+def _crash(name: str, terminated: dict[str, Any]) -> Trouble:
+    why = last_line(terminated.get("message", "")) or terminated.get("reason", "Error")
+    code = terminated.get("exitCode")
+    return Trouble("CrashLooping", f"pod {name} ended with exit code {code}: {why}")
+
+
+def _container(name: str, status: dict[str, Any]) -> Trouble | None:
+    state, last = status.get("state", {}), status.get("lastState", {})
+    waiting = state.get("waiting", {})
+    reason, said = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in PULL_FAILURES:
+        advice = "check the image's name and the pull secret"
+        return Trouble("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
+    if reason in CONFIG_FAILURES:
+        return Trouble("ConfigMissing", f"pod {name} cannot start: {said or reason}")
+    for ended in (state.get("terminated"), last.get("terminated")):
+        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not status.get("ready"):
+            return _crash(name, ended)
+    return None
+
+
+def trouble(pod: Manifest, component: str) -> Trouble | None:
+    """What keeps this pod from serving, or None where nothing does or the pod is on its way out."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return None
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    unscheduled = _unscheduled(pod, component in ENGINES)
+    if unscheduled:
+        return unscheduled
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    for container in containers:
+        found = _container(name, container)
+        if found:
+            return found
+    if is_ready(pod):
+        return None
+    running = any("running" in container.get("state", {}) for container in containers)
+    if component in ENGINES and running:
+        return Trouble("LoadingModel", f"pod {name} is loading its model")
+    return Trouble("Starting", f"pod {name} is starting")
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether the pod's own condition says that it serves."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,35 @@
+"""The operator's own endpoints: /healthz, which fails when it is stuck, and /metrics."""
+
+import time
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from dps_operator.resync import Resync
+from dps_operator.settings import Settings
+from dps_operator.work_queue import WorkQueue
+
+
+def stuck(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
+    """Why the operator has to be started anew; empty while it works. An API server away is no reason."""
+    if queue.oldest_age() > settings.stuck_after:
+        return f"a pass has been running for {queue.oldest_age():.0f} s"
+    overdue = time.monotonic() - resync.alive - settings.resync_seconds
+    if overdue > settings.stuck_after:
+        return f"the listing is overdue by {overdue:.0f} s"
+    return ""
+
+
+def application(queue: WorkQueue, resync: Resync, settings: Settings) -> web.Application:
+    """The endpoints of one operator process."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        why = stuck(queue, resync, settings)
+        return web.Response(text=why or "ok", status=500 if why else 200)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics)])
+    return app

@@ -1,0 +1,240 @@
+"""Making one DPSRouter true: apply what is wanted, remove what is not, tell how it is."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dps_operator import status as statuses
+from dps_operator.api.spec import parse
+from dps_operator.build.children import children
+from dps_operator.build.engine import POOLS
+from dps_operator.build.gateway import config_hash
+from dps_operator.build.metadata import (
+    COMPONENT_LABEL,
+    CONFIG_HASH,
+    TEMPLATE_HASH,
+    Manifest,
+    Router,
+    child_name,
+)
+from dps_operator.build.pods import digest
+from dps_operator.build.store import managed, redis_secret
+from dps_operator.cluster import Cluster
+from dps_operator.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    NotFoundError,
+    NotInstalledError,
+    RejectedError,
+    SpecError,
+)
+from dps_operator.events import events
+from dps_operator.kinds import BY_NAME, POD, kind_of
+from dps_operator.observe import Child, ChildKey, Key, Observations, child
+from dps_operator.rollout import held_back
+from dps_operator.settings import Settings
+
+HANDOVER = "dps-operator-handover"
+"""Field manager that keeps `replicas` where it is while an autoscaler takes it over."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Outcome:
+    """What a pass met that belongs in the status."""
+
+    invalid: list[str] = field(default_factory=list)
+    failure: ClusterError | None = None
+    waiting_pool: str | None = None
+
+
+class Reconciler:
+    """Reconciles DPSRouters by what `observations` holds. Level-based: a pass needs nothing else."""
+
+    def __init__(
+        self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
+    ) -> None:
+        self._cluster = cluster
+        self._seen = observations
+        self._settings = settings
+        self._now = now
+        self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
+        """By owner's uid and child: digests of what was applied and of the fields ours since."""
+
+    async def reconcile(self, key: Key) -> None:
+        """One pass over one DPSRouter. ClusterError where it has to be repeated."""
+        body = self._seen.routers.get(key)
+        if body is None:
+            self._seen.forget(key)
+            return
+        metadata, before = body["metadata"], body["status"]
+        if metadata.get("deletionTimestamp"):
+            return
+        generation = metadata.get("generation", 1)
+        try:
+            spec = parse(body["spec"])
+        except SpecError as error:
+            await self._tell(key, statuses.unreadable(str(error), before, generation, self._now()))
+            return
+        router = Router(key[0], key[1], metadata["uid"], generation, spec)
+        outcome = await self._converge(router, key)
+        seen = statuses.Seen(
+            children=self._seen.children(key),
+            pods=self._seen.pods(key),
+            invalid="; ".join(outcome.invalid),
+            failing=str(outcome.failure or ""),
+            waiting_pool=outcome.waiting_pool,
+        )
+        await self._tell(key, statuses.status(router, seen, before, self._now()))
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    async def _converge(self, router: Router, key: Key) -> _Outcome:
+        outcome = _Outcome()
+        try:
+            revision = await self._secret(router, key)
+            desired = children(router, self._settings, revision)
+        except (SpecError, RejectedError) as error:
+            outcome.invalid.append(str(error))
+            return outcome
+        except ClusterError as error:
+            outcome.failure = error
+            return outcome
+        outcome.waiting_pool = held_back(desired, self._engines(router, key))
+        for manifest in desired:
+            held = manifest["metadata"]["labels"][COMPONENT_LABEL] == outcome.waiting_pool
+            if held and TEMPLATE_HASH in manifest["metadata"].get("annotations", {}):
+                continue
+            try:
+                await self._apply(router, key, manifest)
+            except NotInstalledError:
+                message = (
+                    f"{manifest['kind']} is unknown to this cluster: install its CRDs, or remove the field"
+                )
+                outcome.invalid.append(message)
+            except RejectedError as error:
+                outcome.invalid.append(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
+            except ClusterError as error:
+                outcome.failure = error
+                if error.passing:
+                    return outcome
+        try:
+            await self._prune(router, key, desired)
+            await self._nudge(router, key)
+        except ClusterError as error:
+            outcome.failure = error
+        return outcome
+
+    def _engines(self, router: Router, key: Key) -> dict[str, Child]:
+        known = self._seen.children(key)
+        names = {pool: ("Deployment", child_name(router, pool)) for pool in POOLS}
+        return {pool: known[name] for pool, name in names.items() if name in known}
+
+    async def _find(self, router: Router, key: Key, manifest: Manifest) -> Child | None:
+        """The live object of that name, ours to write. RejectedError where it is somebody else's."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        found = self._seen.children(key).get((kind, name))
+        if found is None:
+            try:
+                found = child(await self._cluster.get(kind_of(manifest), router.namespace, name))
+            except NotFoundError:
+                return None
+        if found.owner_uid == router.uid:
+            return found
+        if found.predecessor:
+            raise ClusterError(f"{kind} {name} of the DPSRouter's predecessor is not gone yet")
+        raise RejectedError("an object of that name exists and is not this DPSRouter's; rename one of them")
+
+    async def _secret(self, router: Router, key: Key) -> str:
+        """uid of the managed Redis' Secret, which is made once; empty where there is none."""
+        if managed(router) is None:
+            return ""
+        manifest = redis_secret(router, secrets.token_urlsafe(32))
+        found = await self._find(router, key, manifest)
+        if found is None:
+            try:
+                live = await self._cluster.create(manifest)
+            except AlreadyExistsError as error:
+                raise ClusterError(str(error)) from error
+            self._seen.see_child(live)
+            return str(live["metadata"]["uid"])
+        return found.uid
+
+    async def _apply(self, router: Router, key: Key, manifest: Manifest) -> None:
+        """Write one child, unless the last write still stands: the same wanted, every field still ours."""
+        name = manifest["kind"], manifest["metadata"]["name"]
+        wanted = digest(manifest)
+        known = self._seen.children(key).get(name)
+        if known is not None and self._applied.get((router.uid, name)) == (wanted, known.owned):
+            return
+        found = await self._find(router, key, manifest)
+        if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
+            await self._hand_over_replicas(manifest, found)
+        try:
+            live = await self._cluster.apply(manifest)
+        except RejectedError:
+            if found is None:
+                raise
+            # What others added to a list can make ours invalid, and apply leaves it in: so write lists whole.
+            await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
+            live = await self._cluster.apply(manifest)
+        self._seen.see_child(live)
+        self._applied[router.uid, name] = wanted, child(live).owned
+
+    async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
+        """Let a second manager own `replicas` as it is: a dropped field falls to its default."""
+        if found.replicas is None:
+            return
+        keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
+            "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
+            "spec": {"replicas": found.replicas.wanted},
+        }
+        await self._cluster.apply(keep, manager=HANDOVER)
+
+    async def _prune(self, router: Router, key: Key, desired: list[Manifest]) -> None:
+        """Delete the children that the spec no longer asks for."""
+        wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
+        if managed(router) is not None:
+            wanted.add(("Secret", child_name(router, "redis")))
+        for name, extra in list(self._seen.children(key).items()):
+            if name not in wanted and extra.owner_uid == router.uid:
+                log.info("deleting %s %s/%s: no longer asked for", name[0], router.namespace, name[1])
+                await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
+                self._applied.pop((router.uid, name), None)
+
+    async def _nudge(self, router: Router, key: Key) -> None:
+        """Annotate running gateway pods with the configuration's digest.
+
+        The kubelet looks at a mounted ConfigMap once a minute, and at once when its pod changes.
+        """
+        wanted = config_hash(router)
+        change = {"metadata": {"annotations": {CONFIG_HASH: wanted}}}
+        for pod in self._seen.pods(key):
+            if pod.component != "gateway" or pod.leaving or pod.config_hash == wanted:
+                continue
+            try:
+                await self._cluster.merge(POD, router.namespace, pod.name, change)
+            except NotFoundError:
+                continue
+            self._seen.replace_pod(key, replace(pod, config_hash=wanted))
+
+    async def _tell(self, key: Key, made: Manifest) -> None:
+        """Write the status where it differs, then post what changed."""
+        body = self._seen.routers.get(key)
+        if body is None or body["status"] == made:
+            return
+        before = body["status"].get("conditions", [])
+        try:
+            live = await self._cluster.apply_status(key[0], key[1], made)
+        except NotFoundError:
+            return
+        if live["metadata"]["uid"] != body["metadata"]["uid"]:
+            return
+        self._seen.see_router(live)
+        for event in events(body["metadata"], before, made["conditions"], self._now()):
+            try:
+                await self._cluster.create(event)
+            except AlreadyExistsError:
+                continue

@@ -1,0 +1,70 @@
+"""Full listings: at the start, so that the first pass knows everything, and slowly ever after."""
+
+import asyncio
+import logging
+import time
+
+from dps_operator.build.metadata import OWNED_SELECTOR, Manifest
+from dps_operator.cluster import Cluster
+from dps_operator.errors import ClusterError, NotInstalledError
+from dps_operator.kinds import CHILDREN, POD, ROUTER, Kind
+from dps_operator.observe import Observations
+from dps_operator.settings import Settings
+from dps_operator.work_queue import WorkQueue
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Resync:
+    """Lists everything, replaces what was remembered, and asks for a pass over every DPSRouter.
+
+    It mends whatever a watch has missed, so a watch that died in silence costs at most one interval.
+    """
+
+    def __init__(
+        self, cluster: Cluster, observations: Observations, queue: WorkQueue, settings: Settings
+    ) -> None:
+        self._cluster = cluster
+        self._seen = observations
+        self._queue = queue
+        self._settings = settings
+        self.alive = time.monotonic()
+        """When the loop last came round, by the monotonic clock."""
+        self.complete = asyncio.Event()
+        """Set once the first listing is in."""
+
+    async def _list(self, kind: Kind, selector: str = "") -> list[Manifest]:
+        found: list[Manifest] = []
+        for namespace in self._settings.namespaces or (None,):
+            try:
+                items = await self._cluster.list(kind, namespace, selector)
+            except NotInstalledError:
+                return []
+            # The items of a list do not say what they are.
+            identity = {"apiVersion": kind.api_version, "kind": kind.name}
+            found += [identity | item for item in items]
+        return found
+
+    async def once(self) -> None:
+        """One full listing. ClusterError where the API server does not answer: nothing is forgotten then."""
+        children = [item for kind in CHILDREN for item in await self._list(kind, OWNED_SELECTOR)]
+        pods = await self._list(POD, OWNED_SELECTOR)
+        self._seen.replace(await self._list(ROUTER), children, pods)
+        for key in list(self._seen.routers):
+            self._queue.add(key)
+
+    async def run(self) -> None:
+        """List for ever, soon again after a failure."""
+        retry = FIRST_RETRY
+        while True:
+            self.alive = time.monotonic()
+            try:
+                await self.once()
+                self.complete.set()
+                retry, pause = FIRST_RETRY, self._settings.resync_seconds
+            except ClusterError as error:
+                log.warning("listing failed: %s; again in %.0f s", error, retry)
+                pause, retry = retry, min(retry * 2, LONGEST_RETRY)
+            await asyncio.sleep(pause)

@@ -1,0 +1,39 @@
+"""One pool at a time: which engine Deployments wait while the other one rolls. Pure."""
+
+from collections.abc import Mapping
+
+from dps_operator.build.engine import POOLS
+from dps_operator.build.metadata import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
+from dps_operator.observe import Child
+
+
+def held_back(desired: list[Manifest], observed: Mapping[str, Child]) -> str | None:
+    """The pool whose new pod template has to wait, if any; `observed` has the engine Deployments by pool.
+
+    While both serve, the second to change waits until the first has settled: an engine that does not start is
+    met by one pool only. A pool that does not serve holds nobody back, so that a change can mend either.
+    """
+    wanted = {
+        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest["metadata"]["annotations"][TEMPLATE_HASH]
+        for manifest in desired
+        if TEMPLATE_HASH in manifest["metadata"].get("annotations", {})
+    }
+    changing = [
+        pool for pool in POOLS if pool in observed and observed[pool].template_hash != wanted.get(pool)
+    ]
+    for pool in reversed(changing):
+        (other,) = (name for name in POOLS if name != pool)
+        if not (_serves(observed[pool]) and _serves(observed.get(other))):
+            continue
+        other_first = other in changing and POOLS.index(other) < POOLS.index(pool)
+        if other_first or not _settled(observed.get(other)):
+            return pool
+    return None
+
+
+def _serves(child: Child | None) -> bool:
+    return child is not None and child.replicas is not None and child.replicas.ready > 0
+
+
+def _settled(child: Child | None) -> bool:
+    return child is not None and child.replicas is not None and child.replicas.settled

@@ -1,0 +1,142 @@
+"""What a DPSRouter stands for, object by object, compared whole with fixtures (see operator_golden)."""
+
+from typing import Any
+
+import pytest
+import yaml
+from support.operator_golden import CASES, HERE
+from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
+
+from dps_gateway.config import GatewayConfig
+from dps_gateway.runtime import FIXED_SECTIONS
+from dps_operator.build.children import children
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
+from dps_operator.build.metadata import Manifest
+from dps_operator.build.store import redis_secret
+from dps_operator.kinds import CHILDREN, kind_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_children_are_exactly_these(case: str) -> None:
+    wanted = list(yaml.safe_load_all((HERE / f"{case}.yaml").read_text()))
+    assert children(router(CASES[case]), SETTINGS, "secret-uid") == wanted
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_child_is_owned_labelled_and_of_a_kind_that_is_watched(case: str) -> None:
+    made = children(router(CASES[case]), SETTINGS, "secret-uid")
+    assert len({(one["kind"], one["metadata"]["name"]) for one in made}) == len(made)
+    for one in made:
+        assert kind_of(one) in CHILDREN
+        assert one["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        assert one["metadata"]["labels"]["dpsrouter.io/router"] == "qwen"
+
+
+def test_the_gateways_configuration_is_the_contracts() -> None:
+    assert gateway_config(router(EVERYTHING)) == {
+        "listen": {"host": "0.0.0.0", "port": 8000, "adminPort": 9090},
+        "model": {"name": "llama", "tokenizer": "meta-llama/Llama-3.1-8B-Instruct"},
+        "pools": {
+            "speculative": {"service": {"name": "qwen-speculative", "namespace": "serving", "port": 30000}},
+            "greedy": {"service": {"name": "qwen-greedy", "namespace": "serving", "port": 30000}},
+        },
+        "routing": {"policy": "TotalLength", "thresholdTokens": 4096},
+        "session": {"ttlSeconds": 600, "keys": ["header:x-session-id"]},
+        "timeouts": {"drainSeconds": 300},
+        "auth": {"keysFile": "/etc/dps-keys/keys"},
+        "telemetry": {
+            "otlpEndpoint": "http://collector:4317",
+            "protocol": "grpc",
+            "sampleRatio": 0.25,
+            "serviceName": "qwen-gateway",
+        },
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gateway_takes_the_configuration_that_it_is_given(case: str) -> None:
+    GatewayConfig.model_validate(gateway_config(router(CASES[case])))
+
+
+def test_what_restarts_a_gateway_is_what_it_does_not_take_over_as_it_runs() -> None:
+    assert READ_AT_START == FIXED_SECTIONS
+
+
+def gateway_template(spec: dict[str, Any]) -> Manifest:
+    template: Manifest = gateway_deployment(router(spec), SETTINGS, "s")["spec"]["template"]
+    return template
+
+
+def test_a_change_of_routing_changes_the_file_and_not_the_pods() -> None:
+    changed = {**SMALLEST, "routing": {"thresholdTokens": None, "sessionTTLSeconds": 9}}
+    assert gateway_template(changed) == gateway_template(SMALLEST)
+    assert config_hash(router(changed)) != config_hash(router(SMALLEST))
+
+
+def test_a_change_that_the_gateway_reads_at_its_start_restarts_it() -> None:
+    changed = {**SMALLEST, "telemetry": {"otlpEndpoint": "http://collector:4317"}}
+    assert gateway_template(changed) != gateway_template(SMALLEST)
+
+
+def test_another_password_restarts_redis_and_gateway() -> None:
+    first = children(router(SMALLEST), SETTINGS, "a")
+    second = children(router(SMALLEST), SETTINGS, "b")
+    changed = [one["metadata"]["name"] for one, other in zip(first, second, strict=True) if one != other]
+    assert changed == ["qwen-redis", "qwen-gateway"]
+
+
+def test_the_password_stands_in_the_secret_alone() -> None:
+    secret = redis_secret(router(SMALLEST), "pass")
+    assert secret["stringData"] == {
+        "password": "pass",
+        "auth.conf": "requirepass pass\n",
+        "url": "redis://:pass@qwen-redis.serving.svc:6379/0",
+    }
+
+
+def test_a_disk_for_each_engine_pod_is_claimed_by_the_pod() -> None:
+    cache = {"size": "50Gi", "accessMode": "ReadWriteOnce"}
+    made = children(router({**SMALLEST, "model": {"name": "m", "cache": cache}}), SETTINGS, "")
+    assert not [one for one in made if one["kind"] == "PersistentVolumeClaim"]
+    (engine,) = [
+        one for one in made if one["metadata"]["name"] == "qwen-greedy" and one["kind"] == "Deployment"
+    ]
+    assert engine["spec"]["template"]["spec"]["volumes"][0] == {
+        "name": "models",
+        "ephemeral": {
+            "volumeClaimTemplate": {
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": "50Gi"}},
+                }
+            }
+        },
+    }
+
+
+def test_the_gateway_reads_the_tokenizer_of_a_model_on_the_cache_volume() -> None:
+    model = {"name": "/models/qwen", "cache": {"existingClaim": "weights"}}
+    spec = gateway_template({**SMALLEST, "model": model})["spec"]
+    assert spec["volumes"][-1] == {
+        "name": "models",
+        "persistentVolumeClaim": {"claimName": "weights", "readOnly": True},
+    }
+    assert spec["containers"][0]["volumeMounts"][-1] == {
+        "name": "models",
+        "mountPath": "/models",
+        "readOnly": True,
+    }
+
+
+def test_replicas_are_left_to_the_autoscaler() -> None:
+    scaled = smallest(greedy={"autoscaling": {"maxReplicas": 4}})
+    assert "replicas" not in engine_deployment(scaled, "greedy")["spec"]
+    assert engine_deployment(scaled, "speculative")["spec"]["replicas"] == 1
+
+
+def test_nothing_of_the_node_pool_reaches_gateway_and_redis() -> None:
+    for one in children(router(EVERYTHING), SETTINGS, ""):
+        if one["metadata"]["name"] in ("qwen-gateway", "qwen-redis") and "template" in one.get("spec", {}):
+            pod = one["spec"]["template"]["spec"]
+            assert not {"affinity", "nodeSelector", "tolerations"} & set(pod)

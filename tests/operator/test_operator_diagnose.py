@@ -1,0 +1,111 @@
+"""Why a pod is not ready, in words that tell what to do."""
+
+from typing import Any
+
+import pytest
+from support.operator_objects import Manifest, pod, waiting
+
+from dps_operator.diagnose import Trouble, trouble, worst
+
+
+def unscheduled(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
+NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+LOG = "Loading weights\nTraceback\nRuntimeError: Not enough memory\n\n"
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}
+READY = {"type": "Ready", "status": "True"}
+RUNNING = {"name": "engine", "image": "i", "ready": False, "started": False, "state": {"running": {}}}
+
+CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
+    "no GPU": (
+        pod(**unscheduled(NO_GPU)),
+        "speculative",
+        Trouble(
+            "WaitingForGPU",
+            "pod p waits for a node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; "
+            "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool",
+        ),
+    ),
+    "no node for the gateway": (
+        pod(component="gateway", **unscheduled("0/1 nodes are available: 1 Insufficient cpu.")),
+        "gateway",
+        Trouble("Unschedulable", "pod p waits for a node: 0/1 nodes are available: 1 Insufficient cpu"),
+    ),
+    "no volume": (
+        pod(component="redis", **unscheduled(NO_VOLUME)),
+        "redis",
+        Trouble(
+            "WaitingForVolume",
+            "pod p waits for its volume: 0/2 nodes are available: pod has unbound immediate "
+            "PersistentVolumeClaims; check the storage class and its provisioner",
+        ),
+    ),
+    "no image": (
+        pod(containerStatuses=[waiting("ImagePullBackOff")]),
+        "speculative",
+        Trouble("ImagePullFailed", "pod p cannot pull sglang:1; check the image's name and the pull secret"),
+    ),
+    "a Secret is missing": (
+        pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "hub" not found')]),
+        "speculative",
+        Trouble("ConfigMissing", 'pod p cannot start: secret "hub" not found'),
+    ),
+    "a crash loop tells the log's last line": (
+        pod(containerStatuses=[waiting("CrashLoopBackOff", "back-off 5m", lastState=ENDED)]),
+        "speculative",
+        Trouble("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+    ),
+    "started anew after a crash": (
+        pod(containerStatuses=[RUNNING | {"lastState": ENDED}]),
+        "speculative",
+        Trouble("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+    ),
+    "a kill without a word": (
+        pod(
+            containerStatuses=[
+                waiting(
+                    "CrashLoopBackOff", lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+                )
+            ]
+        ),
+        "speculative",
+        Trouble("CrashLooping", "pod p ended with exit code 137: OOMKilled"),
+    ),
+    "loading": (
+        pod(containerStatuses=[RUNNING]),
+        "speculative",
+        Trouble("LoadingModel", "pod p is loading its model"),
+    ),
+    "a gateway that starts": (
+        pod(component="gateway", containerStatuses=[RUNNING]),
+        "gateway",
+        Trouble("Starting", "pod p is starting"),
+    ),
+    "nothing known yet": (pod(), "speculative", Trouble("Starting", "pod p is starting")),
+    "ready": (pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True}]), "speculative", None),
+    "ready again after a crash": (
+        pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True, "lastState": ENDED}]),
+        "speculative",
+        None,
+    ),
+    "on its way out": (
+        pod() | {"metadata": {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}},
+        "speculative",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "component", "wanted"), CASES.values(), ids=CASES.keys())
+def test_a_pod_is_diagnosed(body: Manifest, component: str, wanted: Trouble | None) -> None:
+    assert trouble(body, component) == wanted
+
+
+def test_the_worst_trouble_is_told_first() -> None:
+    loading, crash = Trouble("LoadingModel", "a"), Trouble("CrashLooping", "z")
+    assert worst([loading, crash]) == crash
+    assert worst([]) is None

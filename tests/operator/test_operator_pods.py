@@ -1,0 +1,150 @@
+"""A user's pod template over the operator's, and which nodes a pod may run on."""
+
+from typing import Any
+
+import pytest
+from support.operator_wanted import SMALLEST, router
+
+from dps_operator.api.model import NodePool
+from dps_operator.api.types import PodTemplate, Resources
+from dps_operator.build.metadata import labels
+from dps_operator.build.node_pool import GPU_TOLERATIONS, PROFILES, placement
+from dps_operator.build.pods import overlay, pod_template, resources
+
+OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
+    "a field is added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+    "a field is replaced": ({"a": 1}, {"a": 2}, {"a": 2}),
+    "objects merge": ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+    "a container is known by its name": (
+        {"containers": [{"name": "engine", "image": "x"}]},
+        {"containers": [{"name": "engine", "tty": True}]},
+        {"containers": [{"name": "engine", "image": "x", "tty": True}]},
+    ),
+    "a sidecar comes after": (
+        {"containers": [{"name": "engine"}]},
+        {"containers": [{"name": "sidecar"}]},
+        {"containers": [{"name": "engine"}, {"name": "sidecar"}]},
+    ),
+    "variables merge by name within a container": (
+        {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]},
+        {"containers": [{"name": "engine", "env": [{"name": "A", "value": "2"}, {"name": "B"}]}]},
+        {"containers": [{"name": "engine", "env": [{"name": "A", "value": "2"}, {"name": "B"}]}]},
+    ),
+    "a mount is known by its path": (
+        {"volumeMounts": [{"mountPath": "/a", "name": "x"}]},
+        {"volumeMounts": [{"mountPath": "/a", "readOnly": True}]},
+        {"volumeMounts": [{"mountPath": "/a", "name": "x", "readOnly": True}]},
+    ),
+    "other lists are replaced": ({"args": ["a", "b"]}, {"args": ["c"]}, {"args": ["c"]}),
+}
+
+
+@pytest.mark.parametrize(("base", "over", "wanted"), OVERLAYS.values(), ids=OVERLAYS.keys())
+def test_a_template_is_laid_over_another(base: Any, over: Any, wanted: Any) -> None:
+    assert overlay(base, over) == wanted
+
+
+def test_labels_that_select_pods_cannot_be_overlaid() -> None:
+    over = PodTemplate.model_validate(
+        {"metadata": {"labels": {"dpsrouter.io/router": "other", "team": "llm"}}}
+    )
+    made = pod_template(router(SMALLEST), "greedy", {}, over)
+    assert made["metadata"]["labels"] == labels(router(SMALLEST), "greedy") | {"team": "llm"}
+
+
+def test_resources_keep_the_defaults_that_are_not_named() -> None:
+    defaults = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    wanted = Resources.model_validate({"requests": {"cpu": 8}})
+    assert resources(defaults, wanted) == {
+        "requests": {"cpu": "8", "memory": "1Gi"},
+        "limits": {"memory": "2Gi"},
+    }
+
+
+def matches(node: dict[str, str], terms: list[dict[str, Any]]) -> bool:
+    """Whether a node's labels satisfy node selector terms of `In` expressions."""
+    return any(
+        all(node.get(one["key"]) in one["values"] for one in term.get("matchExpressions", []))
+        for term in terms
+    )
+
+
+def node_terms(pool: NodePool) -> list[dict[str, Any]]:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms: list[dict[str, Any]] = placement(pool)["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    return terms
+
+
+NODES: dict[str, tuple[dict[str, str], str]] = {
+    "GKE a2-ultragpu": ({"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}, "A100-80GB"),
+    "GKE a2-highgpu": ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "A100-40GB"),
+    "EKS node group p4de": ({"node.kubernetes.io/instance-type": "p4de.24xlarge"}, "A100-80GB"),
+    "EKS node group p4d": ({"node.kubernetes.io/instance-type": "p4d.24xlarge"}, "A100-40GB"),
+    "EKS Karpenter 80 GB": (
+        {
+            "karpenter.k8s.aws/instance-gpu-name": "a100",
+            "karpenter.k8s.aws/instance-gpu-memory": "81920",
+        },
+        "A100-80GB",
+    ),
+    "EKS Auto Mode 40 GB": (
+        {"eks.amazonaws.com/instance-gpu-name": "a100", "eks.amazonaws.com/instance-gpu-memory": "40960"},
+        "A100-40GB",
+    ),
+    "AKS NC24ads": ({"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}, "A100-80GB"),
+    "AKS ND96asr": ({"node.kubernetes.io/instance-type": "Standard_ND96asr_v4"}, "A100-40GB"),
+    "feature discovery SXM": ({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}, "A100-80GB"),
+    "feature discovery PCIe": ({"nvidia.com/gpu.product": "NVIDIA-A100-PCIE-40GB"}, "A100-40GB"),
+}
+OTHER_NODES: dict[str, dict[str, str]] = {
+    "an H100": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    "a slice of an A100": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"},
+    "a shared A100": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"},
+    "an A100 of unknown memory": {"karpenter.k8s.aws/instance-gpu-name": "a100"},
+    "no GPU": {"kubernetes.io/os": "linux"},
+}
+
+
+@pytest.mark.parametrize(("node", "profile"), NODES.values(), ids=NODES.keys())
+def test_a_node_is_found_by_the_profile_of_its_gpu_alone(node: dict[str, str], profile: Any) -> None:
+    found = {
+        name
+        for name in ("A100-80GB", "A100-40GB")
+        if matches(node, node_terms(NodePool.model_validate({"profile": name})))
+    }
+    assert found == {profile}
+
+
+@pytest.mark.parametrize("node", OTHER_NODES.values(), ids=OTHER_NODES.keys())
+def test_no_other_node_is_found(node: dict[str, str]) -> None:
+    for profile in ("A100-80GB", "A100-40GB"):
+        assert not matches(node, node_terms(NodePool.model_validate({"profile": profile})))
+
+
+def test_a_users_affinity_holds_beside_the_profiles() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    wanted = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [zone]}]
+            }
+        },
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+    }
+    pool = NodePool.model_validate({"affinity": wanted})
+    terms = node_terms(pool)
+    assert len(terms) == len(PROFILES["A100-80GB"])
+    assert all(zone in term["matchExpressions"] for term in terms)
+    assert placement(pool)["affinity"]["podAntiAffinity"] == wanted["podAntiAffinity"]
+
+
+def test_the_usual_gpu_taints_are_tolerated_and_the_users_as_well() -> None:
+    pool = NodePool.model_validate({"tolerations": [{"key": "spot", "operator": "Exists"}]})
+    assert placement(pool)["tolerations"] == [*GPU_TOLERATIONS, {"key": "spot", "operator": "Exists"}]
+
+
+def test_without_a_profile_only_what_the_user_says_is_asked_for() -> None:
+    assert placement(NodePool(profile="None")) == {}
+    assert placement(NodePool(profile="None", node_selector={"gpu": "h100"})) == {
+        "nodeSelector": {"gpu": "h100"}
+    }

@@ -1,0 +1,240 @@
+"""The status that follows from what was seen, the events that follow from it, and which pool has to wait."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.operator_objects import remembered_pod, replicas, workload
+from support.operator_wanted import SMALLEST, router, smallest
+
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.metadata import TEMPLATE_HASH
+from dps_operator.diagnose import Trouble
+from dps_operator.events import events
+from dps_operator.observe import Child
+from dps_operator.rollout import held_back
+from dps_operator.status import Seen, status, unreadable, verdicts
+
+CRASH = Trouble("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
+
+
+def family(**changed: Child) -> dict[tuple[str, str], Child]:
+    """Children that all serve, but for the changed ones."""
+    made = {name: workload(name, replicas(2, 2) if name == "gateway" else replicas()) for name in COMPONENTS}
+    made["redis"] = replace(made["redis"], kind="StatefulSet")
+    made |= changed
+    config = replace(made["gateway"], kind="ConfigMap", replicas=None)
+    return {(one.kind, one.name): one for one in (*made.values(), config)}
+
+
+COMPONENTS = ("speculative", "greedy", "gateway", "redis")
+ALL_WELL = Seen(children=family())
+
+
+def told(seen: Seen, **spec: Any) -> dict[str, tuple[str, str]]:
+    found = verdicts(router({**SMALLEST, **spec}), seen)
+    return {one.type: (one.status, one.reason) for one in found}
+
+
+def test_when_all_is_well_everything_is_said_so() -> None:
+    assert told(ALL_WELL) == {
+        "Ready": ("True", "Serving"),
+        "Progressing": ("False", "Settled"),
+        "SpecValid": ("True", "Accepted"),
+        "SpeculativePoolReady": ("True", "AllReplicasReady"),
+        "GreedyPoolReady": ("True", "AllReplicasReady"),
+        "SessionStoreReady": ("True", "AllReplicasReady"),
+        "GatewayReady": ("True", "AllReplicasReady"),
+    }
+
+
+CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
+    "nothing made yet": (
+        Seen(),
+        {
+            "Ready": ("False", "NotCreated"),
+            "Progressing": ("True", "RollingOut"),
+            "GatewayReady": ("False", "NotCreated"),
+        },
+    ),
+    "a pool that crashes": (
+        Seen(
+            family(speculative=workload("speculative", replicas(0))), [remembered_pod("speculative", CRASH)]
+        ),
+        {
+            "Ready": ("False", "CrashLooping"),
+            "SpeculativePoolReady": ("False", "CrashLooping"),
+            "GreedyPoolReady": ("True", "AllReplicasReady"),
+        },
+    ),
+    "one replica of three serves": (
+        Seen(
+            family(speculative=workload("speculative", replicas(1, 3))),
+            [remembered_pod("speculative", CRASH)],
+        ),
+        {
+            "Ready": ("True", "Serving"),
+            "SpeculativePoolReady": ("True", "SomeReplicasReady"),
+            "Progressing": ("True", "RollingOut"),
+        },
+    ),
+    "no pod may be made": (
+        Seen(family(greedy=workload("greedy", replicas(0, failure="exceeded quota")))),
+        {"Ready": ("False", "PodsForbidden"), "GreedyPoolReady": ("False", "PodsForbidden")},
+    ),
+    "an old replica still serves": (
+        Seen(family(greedy=workload("greedy", replicas(1, settled=False)))),
+        {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
+    ),
+    "the spec cannot be": (
+        replace(ALL_WELL, invalid="spec.engine.args: --port is set by the operator; remove it"),
+        {
+            "Ready": ("False", "InvalidSpec"),
+            "SpecValid": ("False", "InvalidSpec"),
+            "GatewayReady": ("True", "AllReplicasReady"),
+        },
+    ),
+    "the API server fails": (
+        replace(ALL_WELL, failing="etcdserver: request timed out"),
+        {"Ready": ("True", "Serving"), "Progressing": ("True", "Retrying")},
+    ),
+    "a pool waits for its turn": (
+        replace(ALL_WELL, waiting_pool="greedy"),
+        {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "wanted"), CASES.values(), ids=CASES.keys())
+def test_the_conditions_tell_how_it_is(seen: Seen, wanted: dict[str, tuple[str, str]]) -> None:
+    found = told(seen)
+    assert {kind: found[kind] for kind in wanted} == wanted
+
+
+def test_a_redis_of_the_users_is_not_waited_for() -> None:
+    store = {"urlSecretRef": {"name": "redis", "key": "url"}}
+    assert told(Seen(children=family()), sessionStore=store)["SessionStoreReady"] == ("True", "External")
+
+
+def test_the_whole_status() -> None:
+    made = status(router(SMALLEST), ALL_WELL, {}, "2026-01-01T00:00:00Z")
+    assert made.pop("conditions")[0] == {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Serving",
+        "message": "requests are served by both pools",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    assert made == {
+        "observedGeneration": 1,
+        "url": "http://qwen-gateway.serving.svc:8000",
+        "pools": {
+            "speculative": {"replicas": 1, "readyReplicas": 1},
+            "greedy": {"replicas": 1, "readyReplicas": 1},
+        },
+        "gateway": {
+            "replicas": 2,
+            "readyReplicas": 2,
+            "selector": "app.kubernetes.io/name=dps-router,app.kubernetes.io/instance=qwen,"
+            "app.kubernetes.io/component=gateway,dpsrouter.io/router=qwen,dpsrouter.io/component=gateway",
+        },
+        "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
+    }
+
+
+def test_the_transition_time_moves_with_the_status_alone() -> None:
+    first = status(router(SMALLEST), Seen(), {}, "t1")
+    second = status(router(SMALLEST), Seen(invalid="x"), first, "t2")
+    third = status(router(SMALLEST), ALL_WELL, second, "t3")
+    times = [made["conditions"][0]["lastTransitionTime"] for made in (first, second, third)]
+    assert times == ["t1", "t1", "t3"]
+
+
+def test_the_same_sight_gives_the_same_status() -> None:
+    first = status(router(SMALLEST), ALL_WELL, {}, "t1")
+    assert status(router(SMALLEST), ALL_WELL, first, "t2") == first
+
+
+def test_a_spec_that_cannot_be_read_leaves_what_was_known() -> None:
+    first = status(router(SMALLEST), ALL_WELL, {}, "t1")
+    made = unreadable("spec.pools: missing", first, 2, "t2")
+    assert [one["type"] for one in made["conditions"]] == [
+        "Ready",
+        "SpecValid",
+        "Progressing",
+        "SpeculativePoolReady",
+        "GreedyPoolReady",
+        "SessionStoreReady",
+        "GatewayReady",
+    ]
+    assert made["observedGeneration"] == 2
+    assert made["pools"] == first["pools"]
+
+
+METADATA = {"name": "qwen", "namespace": "serving", "uid": "uid-1", "resourceVersion": "7"}
+
+
+def posted(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(one["type"], one["reason"]) for one in events(METADATA, before, after, "t")]
+
+
+def test_an_event_tells_each_change_of_a_reason() -> None:
+    first = status(router(SMALLEST), Seen(), {}, "t1")["conditions"]
+    crashing = CASES["a pool that crashes"][0]
+    second = status(router(SMALLEST), crashing, {"conditions": first}, "t2")["conditions"]
+    assert posted([], first) == [
+        ("Normal", "NotCreated"),
+        ("Normal", "RollingOut"),
+        ("Normal", "Accepted"),
+    ]
+    assert posted(first, second) == [("Warning", "CrashLooping")]
+    assert posted(second, second) == []
+
+
+def test_an_event_has_one_name_however_often_it_is_posted() -> None:
+    after = status(router(SMALLEST), ALL_WELL, {}, "t1")["conditions"]
+    names = [[one["metadata"]["name"] for one in events(METADATA, [], after, now)] for now in ("a", "b")]
+    assert names[0] == names[1]
+    assert len(set(names[0])) == 3
+
+
+NEW, OLD = "new", "old"
+ROLLOUTS: dict[str, tuple[Child | None, Child | None, str | None]] = {
+    "nothing there yet": (None, None, None),
+    "nothing changes": (workload("s", replicas(), NEW), workload("g", replicas(), NEW), None),
+    "both change: the speculative pool first": (
+        workload("s", replicas(), OLD),
+        workload("g", replicas(), OLD),
+        "greedy",
+    ),
+    "the first is rolling": (
+        workload("s", replicas(settled=False), NEW),
+        workload("g", replicas(), OLD),
+        "greedy",
+    ),
+    "the first has settled": (workload("s", replicas(), NEW), workload("g", replicas(), OLD), None),
+    "the second is rolling when the first changes again": (
+        workload("s", replicas(), OLD),
+        workload("g", replicas(settled=False), NEW),
+        "speculative",
+    ),
+    "the first never served": (workload("s", replicas(0), NEW), workload("g", replicas(), OLD), None),
+    "the second does not serve": (
+        workload("s", replicas(settled=False), NEW),
+        workload("g", replicas(0), OLD),
+        None,
+    ),
+    "only one exists": (None, workload("g", replicas(), OLD), None),
+}
+
+
+@pytest.mark.parametrize(("speculative", "greedy", "wanted"), ROLLOUTS.values(), ids=ROLLOUTS.keys())
+def test_one_pool_changes_at_a_time(
+    speculative: Child | None, greedy: Child | None, wanted: str | None
+) -> None:
+    desired = [engine_deployment(smallest(), "speculative"), engine_deployment(smallest(), "greedy")]
+    for manifest in desired:
+        manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
+    seen = {"speculative": speculative, "greedy": greedy}
+    assert held_back(desired, {name: one for name, one in seen.items() if one}) == wanted

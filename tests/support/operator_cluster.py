@@ -1,0 +1,95 @@
+"""An API server in memory, as far as reconciling can tell: apply, ownership of fields, uids, deletion."""
+
+from collections import Counter
+from typing import Any
+
+from dps_operator.build.metadata import MANAGED_BY, Manifest
+from dps_operator.build.pods import overlay
+from dps_operator.errors import AlreadyExistsError, ClusterError, NotFoundError
+from dps_operator.kinds import ROUTER, Kind
+
+Name = tuple[str, str, str]
+
+
+class FakeCluster:
+    """Implements dps_operator.cluster.Cluster. `fail` makes calls raise, by verb and kind."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Name, Manifest] = {}
+        self.calls: Counter[str] = Counter()
+        self.fail: dict[tuple[str, str], ClusterError] = {}
+        self._version = 0
+
+    def _called(self, verb: str, kind: str) -> None:
+        self.calls[verb] += 1
+        if error := self.fail.get((verb, kind)):
+            raise error
+
+    def store(self, manifest: Manifest, manager: str = MANAGED_BY) -> Manifest:
+        """The object with what the server adds; a no-op keeps its version."""
+        name = (manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        before = self.objects.get(name, {})
+        after = overlay(before, manifest)
+        metadata = after["metadata"] = dict(after["metadata"])
+        metadata.setdefault("uid", f"uid-{len(self.objects)}-{self._version}")
+        entries = [one for one in metadata.get("managedFields", []) if one["manager"] != manager]
+        entry = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
+        metadata["managedFields"] = [*entries, entry]
+        if after != before:
+            self._version += 1
+            metadata["resourceVersion"] = str(self._version)
+            self.objects[name] = after
+        return self.objects[name]
+
+    async def apply(self, manifest: Manifest, *, manager: str = MANAGED_BY) -> Manifest:
+        self._called("apply", manifest["kind"])
+        return self.store(manifest, manager)
+
+    async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest:
+        self._called("status", ROUTER.name)
+        router = self.objects[ROUTER.name, namespace, name]
+        self._version += 1
+        router["metadata"]["resourceVersion"] = str(self._version)
+        router["status"] = status
+        return router
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        self._called("get", kind.name)
+        try:
+            return self.objects[kind.name, namespace, name]
+        except KeyError:
+            raise NotFoundError(name, 404) from None
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
+        self._called("list", kind.name)
+        return [one for (name, _, _), one in self.objects.items() if name == kind.name]
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        self._called("create", manifest["kind"])
+        metadata = manifest["metadata"]
+        if (manifest["kind"], metadata["namespace"], metadata["name"]) in self.objects:
+            raise AlreadyExistsError(metadata["name"], 409)
+        return self.store(manifest)
+
+    async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        self._called("merge", kind.name)
+        self.objects[kind.name, namespace, name] = overlay(await self.get(kind, namespace, name), change)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self._called("delete", kind.name)
+        self.objects.pop((kind.name, namespace, name), None)
+
+    def names(self, kind: str) -> set[str]:
+        """The names of all objects of a kind."""
+        return {name for found, _, name in self.objects if found == kind}
+
+    def writes(self) -> int:
+        """Calls so far that ask for a change."""
+        return sum(count for verb, count in self.calls.items() if verb not in ("get", "list"))
+
+
+def _fields(value: Any) -> Any:
+    """Which fields a manifest names, in the manner of fieldsV1."""
+    if isinstance(value, dict):
+        return {f"f:{key}": _fields(inner) for key, inner in value.items()}
+    return {}

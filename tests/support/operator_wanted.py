@@ -1,0 +1,89 @@
+"""DPSRouters for tests of the operator."""
+
+from typing import Any
+
+from dps_operator.api.spec import parse
+from dps_operator.build.metadata import Router
+from dps_operator.settings import Settings
+
+SETTINGS = Settings(gateway_image="gateway:1", redis_image="redis:7")
+SMALLEST: dict[str, Any] = {
+    "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
+    "pools": {
+        "speculative": {
+            "speculation": {"algorithm": "Standalone", "draftModel": "Qwen/Qwen2.5-1.5B-Instruct"}
+        }
+    },
+}
+EVERYTHING: dict[str, Any] = {
+    "model": {
+        "name": "meta-llama/Llama-3.1-8B-Instruct",
+        "servedName": "llama",
+        "tokenSecretRef": {"name": "hub", "key": "token"},
+        "cache": {"size": "200Gi", "storageClassName": "filestore"},
+    },
+    "engine": {
+        "version": "0.5.23",
+        "tensorParallel": 2,
+        "args": ["--mem-fraction-static", "0.85"],
+        "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+    },
+    "nodePool": {
+        "profile": "A100-40GB",
+        "nodeSelector": {"pool": "llm"},
+        "tolerations": [{"key": "team", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}],
+    },
+    "pools": {
+        "speculative": {
+            "autoscaling": {"minReplicas": 2, "maxReplicas": 8, "targetInFlightPerReplica": 4},
+            "speculation": {
+                "algorithm": "Eagle3",
+                "draftModel": "head",
+                "steps": 5,
+                "topK": 4,
+                "draftTokens": 16,
+            },
+            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+            "resources": {"requests": {"cpu": 16}, "limits": {"memory": "200Gi"}},
+            "podTemplate": {
+                "metadata": {"annotations": {"note": "x"}},
+                "spec": {"priorityClassName": "high"},
+            },
+        },
+        "greedy": {"replicas": 3, "args": ["--chunked-prefill-size", "4096"]},
+    },
+    "gateway": {
+        "autoscaling": {"maxReplicas": 6, "targetCPUPercent": 60},
+        "image": "gateway:2",
+        "service": {"type": "LoadBalancer", "port": 80, "annotations": {"lb": "internal"}},
+        "ingress": {"host": "llm.example.com", "className": "nginx", "tlsSecretName": "tls"},
+        "httpRoute": {
+            "parentRefs": [{"name": "edge", "namespace": "infra"}],
+            "hostnames": ["llm.example.com"],
+        },
+        "auth": {"secretName": "keys"},
+    },
+    "routing": {
+        "policy": "TotalLength",
+        "thresholdTokens": 4096,
+        "sessionTTLSeconds": 600,
+        "sessionKeys": ["header:x-session-id"],
+    },
+    "sessionStore": {"managed": {"size": "4Gi", "storageClassName": "ssd", "image": "valkey:8"}},
+    "telemetry": {
+        "otlpEndpoint": "http://collector:4317",
+        "sampleRatio": 0.25,
+        "serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}},
+    },
+    "networkPolicy": {"monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+}
+
+
+def router(spec: dict[str, Any], name: str = "qwen") -> Router:
+    """A DPSRouter of that spec."""
+    return Router("serving", name, "uid-1", 1, parse(spec))
+
+
+def smallest(**pools: Any) -> Router:
+    """The smallest DPSRouter, with other pools where they are given."""
+    return router({**SMALLEST, "pools": {**SMALLEST["pools"], **pools}})
