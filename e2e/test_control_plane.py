@@ -287,7 +287,7 @@ TROUBLES: dict[str, tuple[Manifest, str, str]] = {
     "no image": (
         {"pools": {"speculative": fate("pull")}},
         "ImagePullFailed",
-        "cannot pull docker.io/lmsysorg",
+        "cannot pull lmsysorg",
     ),
     "loading": ({"pools": {"speculative": fate("loading")}}, "LoadingModel", "is loading its model"),
 }

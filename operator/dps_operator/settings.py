@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-DEFAULT_GATEWAY_IMAGE = "ghcr.io/dps-router/gateway:0.1.0"
-DEFAULT_REDIS_IMAGE = "docker.io/library/redis:7.4-alpine"
+DEFAULT_GATEWAY_IMAGE = "dps-router/gateway:0.1.0"
+DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,8 @@ def test_arguments_of_the_engine_come_before_those_of_the_pool() -> None:
 
 
 IMAGES = [
-    ({}, "docker.io/lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
-    ({"version": "0.5.23"}, "docker.io/lmsysorg/sglang:v0.5.23", "0.5.23"),
+    ({}, "lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
+    ({"version": "0.5.23"}, "lmsysorg/sglang:v0.5.23", "0.5.23"),
     ({"image": "reg/sglang:v0.5.23-cu130"}, "reg/sglang:v0.5.23-cu130", "0.5.23"),
     ({"image": "reg:5000/sglang:nightly"}, "reg:5000/sglang:nightly", "0.5.8.post1"),
     ({"image": "reg/sglang:nightly", "version": "0.5.23"}, "reg/sglang:nightly", "0.5.23"),

@@ -16,7 +16,7 @@ from dps_operator.api.types import (
 )
 
 DEFAULT_ENGINE_VERSION = "0.5.8.post1"
-DEFAULT_ENGINE_REPOSITORY = "docker.io/lmsysorg/sglang"
+DEFAULT_ENGINE_REPOSITORY = "lmsysorg/sglang"
 
 
 class ModelCache(Model):
