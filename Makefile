@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator e2e manifests lock clean
+.PHONY: help demo test lint format bench bench-operator e2e images manifests lock clean
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -43,6 +43,9 @@ bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API se
 e2e: $(INSTALLED) ## a real API server: the chart, every example, faults (the first time it builds Kubernetes, 11 min)
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m pytest e2e --timeout 600
+
+images: ## both images by buildah, and their commands run once
+	@e2e/images
 
 manifests: $(INSTALLED) ## write what follows from the API's models and the chart
 	@$(BIN)/python -m dps_operator.generate

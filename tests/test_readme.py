@@ -14,6 +14,12 @@ RUN_BY = {
     "make test": (".ci/run", "make test"),
     ".venv/bin/dps up": ("tests/integration/test_up.py", '"up"'),
     ".venv/bin/dps gateway --config gateway.yaml": ("tests/support/site.py", '"gateway", "--config"'),
+    "helm upgrade --install dps charts/dps-router --namespace dps-system --create-namespace": (
+        "e2e/cluster/fixtures.py",
+        '"upgrade", "--install", RELEASE, chart, "--create-namespace"',
+    ),
+    "kubectl apply -f manifests/examples/minimal.yaml": ("e2e/test_control_plane_chart.py", '"apply", "-f", str('),
+    "kubectl get dps": ("e2e/test_control_plane.py", '"get", "dps"'),
 }
 """A command of the README -> the file that runs it, and how that reads there."""
 
