@@ -1,5 +1,9 @@
 """Reading usage from answers, and relaying events without touching what is not ours."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +106,15 @@ def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
 )
 def test_usage_of_a_whole_answer(document: bytes, expected: Usage | None) -> None:
     assert read_usage(document, "openai") == expected
+
+
+def test_a_real_sglang_stream_without_its_usage_is_the_stream_it_sends_unasked() -> None:
+    """Recorded from SGLang 0.5.23: the same request with and without include_usage; ids and times differ."""
+    recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
+    bodies = {
+        case["name"]: re.sub(r'"(id|created)":("\w+"|\d+)', r'"\1":0', case["body"]) for case in recorded
+    }
+    passed, closing, usage = relay(bodies["include_usage"].encode(), [100] * 100, hide=True)
+    assert (passed + closing).decode() == bodies["plain"]
+    assert usage is not None
+    assert usage.completion_tokens == 8
