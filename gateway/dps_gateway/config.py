@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 
 from dps_gateway.routing.decision import Policy, Pool
-from dps_gateway.routing.policies import POLICIES, policy_named
+from dps_gateway.routing.policies import PolicyName, policy_named
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, parse_session_key
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -76,7 +76,7 @@ class Pools(_Section):
 
 
 class Routing(_Section):
-    policy: Literal[POLICIES] = "DeltaPrefill"  # type: ignore[valid-type]  # mypy: a tuple is not spelled out
+    policy: PolicyName = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
     """τ in tokens: 0 is all greedy, null all speculative."""
 

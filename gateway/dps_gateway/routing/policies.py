@@ -1,7 +1,7 @@
 """The static routing policies: Delta-Prefill Switching (the paper's Eq. 2) and what it is compared with."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from dps_gateway.routing.decision import Decision, Policy, Pool, Reason, Turn
 
@@ -66,7 +66,8 @@ class Random:
         return Decision(Pool.SPECULATIVE if turn.draw < 0.5 else Pool.GREEDY, Reason.FIXED)
 
 
-POLICIES: Final = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")
+PolicyName = Literal["DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random"]
+POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
 
 
 def policy_named(name: str, threshold_tokens: int | None) -> Policy:
