@@ -1,6 +1,7 @@
 """Bad days: the API server fails, operators die, two of them run. Nothing is left or doubled."""
 
 import itertools
+import time
 from collections import Counter
 
 import pytest
@@ -107,6 +108,7 @@ def test_two_operators_agree(kube: Kube, start_operator: StartOperator) -> None:
     first, second = start_operator(), start_operator()
     kube.apply(router())
     settled(kube)
+    time.sleep(1.1)  # an event tells the second only: what comes now is to have another one
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 9}}})
     kube.kubectl("delete", "deployment", "qwen-greedy")
     settled(kube)
