@@ -132,6 +132,20 @@ def test_without_an_endpoint_nothing_is_recorded_and_the_callers_context_is_pass
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     tracing = Tracing(Telemetry())
-    span = tracing.server_span("/v1/chat/completions", {})
+    span = tracing.server_span("POST", "/v1/chat/completions", {})
     assert not span.is_recording()
     assert tracing.propagate(span, {"traceparent": CALLER}) == {"traceparent": CALLER}
+
+
+async def test_what_is_passed_through_is_a_server_span_of_the_callers_trace(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    async with (
+        ClientSession(headers={"traceparent": CALLER}) as session,
+        session.get(f"{gateway}/v1/models") as response,
+    ):
+        assert response.status == 200
+    (server,) = by_name(exporter, "GET /v1/*")
+    assert server.parent is not None
+    assert f"{server.parent.span_id:016x}" in CALLER
+    assert dict(server.attributes or {})["http.response.status_code"] == 200

@@ -77,7 +77,7 @@ async def grpc_endpoint(collector: Collector) -> AsyncIterator[str]:
 
 async def export_one_span(**settings: object) -> None:
     tracing = Tracing(Telemetry.model_validate(settings))
-    tracing.server_span("/v1/chat/completions", {}).end()
+    tracing.server_span("POST", "/v1/chat/completions", {}).end()
     await asyncio.to_thread(tracing.shutdown)
 
 

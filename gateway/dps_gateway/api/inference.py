@@ -2,7 +2,6 @@
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,6 +19,7 @@ from dps_gateway.api.request import (
     parse_object,
     prompts_of,
     read_body,
+    request_id_of,
     with_usage_asked,
 )
 from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
@@ -45,8 +45,8 @@ def routed(route: Route) -> Callable[[web.Request], Coroutine[Any, Any, web.Stre
 async def _serve(route: Route, request: web.Request) -> web.StreamResponse:
     runtime = request.app[RUNTIME]
     started = time.perf_counter()
-    request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
-    span = runtime.tracing.server_span(route.path, request.headers)
+    request_id = request_id_of(request)
+    span = runtime.tracing.server_span(request.method, route.path, request.headers)
     status = 499  # the client left, unless something else happens
     try:
         response: web.StreamResponse = await _answer(runtime, route, request, span, request_id, started)

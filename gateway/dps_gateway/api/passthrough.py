@@ -1,30 +1,33 @@
 """The rest of the engines' API: relayed as it is, without a session, to whoever has least to do."""
 
 import time
-import uuid
+from typing import Final
 
 from aiohttp import web
 
 from dps_gateway.api.dispatch import least_loaded, place
 from dps_gateway.api.errors import Draining, error_event, refusal
-from dps_gateway.api.request import RUNTIME, read_body
+from dps_gateway.api.request import RUNTIME, read_body, request_id_of
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.record import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
+
+ROUTE: Final = "/v1/*"
 
 
 async def passed_through(request: web.Request) -> web.StreamResponse:
     """Any other route of the engines: /v1/models, /v1/embeddings, /v1/responses, /v1/messages and so on."""
     runtime = request.app[RUNTIME]
-    request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+    request_id = request_id_of(request)
     started = time.perf_counter()
+    span = runtime.tracing.server_span(request.method, ROUTE, request.headers)
     status = 499
     try:
         if runtime.draining:
             raise Draining("this replica is shutting down; try again")
         runtime.tenant(request.headers)
         body = await read_body(request) if request.can_read_body else None
-        trace = runtime.tracing.propagate(runtime.tracing.server_span(request.path, {}), request.headers)
+        trace = runtime.tracing.propagate(span, request.headers)
         placed = await place(
             runtime,
             Decision(least_loaded(runtime), Reason.FIXED),
@@ -70,3 +73,5 @@ async def passed_through(request: web.Request) -> web.StreamResponse:
         return refused
     finally:
         runtime.metrics.requests.labels("relayed", str(status)).inc()
+        span.set_attribute("http.response.status_code", status)
+        span.end()

@@ -1,5 +1,6 @@
 """What a request is: the routed endpoints, the prompts and bytes of their requests. Pure but for reading the body."""
 
+import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +66,11 @@ def max_output_tokens(body: dict[str, Any]) -> int | None:
     nested = sampling.get("max_new_tokens") if isinstance(sampling, dict) else None
     value = body.get("max_completion_tokens") or body.get("max_tokens") or nested
     return value if isinstance(value, int) else None
+
+
+def request_id_of(request: web.Request) -> str:
+    """The client's id for its request, or a new one."""
+    return request.headers.get("x-request-id") or uuid.uuid4().hex
 
 
 async def read_body(request: web.Request) -> bytes:

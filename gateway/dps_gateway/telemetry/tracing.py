@@ -4,7 +4,7 @@ Every OTEL_* variable works; the configuration file fills in what they leave ope
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -39,19 +39,17 @@ class Tracing:
         self._provider = provider
         self._tracer = provider.get_tracer(INSTRUMENTATION)
 
-    def server_span(self, route: str, headers: Mapping[str, str]) -> Span:
+    def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> Span:
         """The span of a request, child of the caller's."""
         if self._provider is None:
             return trace.INVALID_SPAN
-        return self._tracer.start_span(f"POST {route}", extract(headers), SpanKind.SERVER)
+        return self._tracer.start_span(f"{method} {route}", extract(headers), SpanKind.SERVER)
 
-    def child(
-        self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
-    ) -> Span:
+    def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
         """A span under `parent`."""
         if self._provider is None:
             return trace.INVALID_SPAN
-        return self._tracer.start_span(name, trace.set_span_in_context(parent), kind, links=links)
+        return self._tracer.start_span(name, trace.set_span_in_context(parent), kind)
 
     def propagate(self, span: Span, incoming: Mapping[str, str]) -> dict[str, str]:
         """The W3C headers for the upstream request: ours, or the caller's where nothing is recorded."""
