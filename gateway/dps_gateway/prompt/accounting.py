@@ -98,7 +98,7 @@ class Accountant:
             return self._text(text, added_tokens=0)
         # The engine tokenizes the continuation by itself, so that nothing merges across its beginning.
         extra = self._tokenizer.count(chat.continuation)
-        return self._text(text, added_tokens=extra, uncompared=chat.continuation)
+        return self._text(text, added_tokens=extra)
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""
@@ -114,7 +114,7 @@ class Accountant:
         """The tokens of several prompts in one request. Raises Uncountable."""
         return sum(self.text(prompt).count(None)[0] for prompt in prompts)
 
-    def _text(self, text: str, added_tokens: int, uncompared: str = "") -> Prompt:
+    def _text(self, text: str, added_tokens: int) -> Prompt:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:

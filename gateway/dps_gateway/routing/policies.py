@@ -5,9 +5,6 @@ from typing import Final, Literal, get_args
 
 from dps_gateway.routing.decision import Decision, Policy, Pool, Reason, Turn
 
-ALL_SPECULATIVE: Final = None
-"""The threshold that has no upper bound (τ = ∞ in Table 3)."""
-
 
 def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
     """Speculate up to and including the threshold.

@@ -15,10 +15,8 @@ HEALTH_PATH: Final = "/v1/models"
 """Not /health, for which SGLang generates a token and takes a second."""
 
 
-async def watch_health(
-    pools: Iterable[EnginePool], interval_seconds: Callable[[], float], first_round: asyncio.Event
-) -> None:
-    """Ask every replica every interval, for ever. `first_round` is set when each was asked once."""
+async def watch_health(pools: Iterable[EnginePool], interval_seconds: Callable[[], float]) -> None:
+    """Ask every replica every interval, for ever."""
     pools = list(pools)
     async with aiohttp.ClientSession() as session:
         while True:
@@ -27,7 +25,6 @@ async def watch_health(
                 for pool in pools:
                     for replica in list(pool.replicas.values()):
                         group.create_task(_ask(session, pool, replica, limits))
-            first_round.set()
             waiting = any(not replica.ready for pool in pools for replica in pool.replicas.values())
             await asyncio.sleep(min(1.0, interval_seconds()) if waiting else interval_seconds())
 

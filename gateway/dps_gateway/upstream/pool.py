@@ -84,13 +84,11 @@ class EnginePool:
             time_per_output_token_seconds=self._per_token,
         )
 
-    async def acquire(
-        self, session: str | None, avoid: frozenset[str], timeout_seconds: float, *, wait: bool = True
-    ) -> Replica:
+    async def acquire(self, session: str | None, avoid: frozenset[str], timeout_seconds: float) -> Replica:
         """A replica for one request; the caller must `release` it. Waits its turn when all are busy.
 
         `avoid` are replicas that have failed this request. Raises PoolEmpty if none is left, PoolFull if the
-        queue is full, the wait too long, or `wait` is false.
+        queue is full or the wait too long.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
@@ -102,7 +100,7 @@ class EnginePool:
             if replica is not None:
                 replica.in_flight += 1
                 return replica
-            if not wait or len(self._waiting) >= self.max_queued:
+            if len(self._waiting) >= self.max_queued:
                 raise PoolFull(f"the {self.name} pool and its queue are full")
             place: asyncio.Future[None] = loop.create_future()
             self._waiting.append(place)
