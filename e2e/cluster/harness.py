@@ -25,6 +25,8 @@ ROOT = HERE.parents[1]
 BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
 CONTEXT = "dps-test"
 VOLUMES = 60
+COMMAND_SECONDS = 120.0
+"""No command takes so long, helm's waiting included; one that does is stuck, and its test should say so."""
 Manifest = dict[str, Any]
 T = TypeVar("T")
 
@@ -53,13 +55,18 @@ class Kube:
     namespace: str = "default"
 
     def run(self, *command: str, stdin: str = "") -> str:
-        """What a command writes; RefusedError where it fails. `kubectl` and `helm` see this cluster only."""
+        """What a command writes; RefusedError where it fails or hangs. They all see this cluster only."""
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
-        done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True)
+        try:
+            done = subprocess.run(
+                command, input=stdin, env=environment, capture_output=True, text=True, timeout=COMMAND_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise RefusedError(f"{' '.join(command)}: not done after {COMMAND_SECONDS:.0f} s") from None
         if done.returncode:
             raise RefusedError(done.stderr.strip() or done.stdout.strip())
         return done.stdout
