@@ -19,10 +19,10 @@ RUN_BY = {
         '"upgrade", "--install", RELEASE, chart, "--create-namespace"',
     ),
     "kubectl apply -f manifests/examples/minimal.yaml": (
-        "e2e/test_control_plane_chart.py",
+        "e2e/control_plane/test_control_plane_chart.py",
         '"apply", "-f", str(',
     ),
-    "kubectl get dps": ("e2e/test_control_plane.py", '"get", "dps"'),
+    "kubectl get dps": ("e2e/control_plane/test_control_plane.py", '"get", "dps"'),
 }
 """A command of the README -> the file that runs it, and how that reads there."""
 
