@@ -3,11 +3,13 @@
 import time
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
+
+OLDEST = Gauge("dps_operator_oldest_pass_seconds", "How long the oldest pass under way has been running")
 
 
 def stuck(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
@@ -28,6 +30,7 @@ def application(queue: WorkQueue, resync: Resync, settings: Settings) -> web.App
         return web.Response(text=why or "ok", status=500 if why else 200)
 
     async def metrics(_: web.Request) -> web.Response:
+        OLDEST.set(queue.oldest_age())
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

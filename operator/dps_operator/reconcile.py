@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from prometheus_client import Gauge
+
 from dps_operator import status as statuses
 from dps_operator.api.spec import parse
 from dps_operator.build.children import children
@@ -35,6 +37,7 @@ from dps_operator.observe import Child, ChildKey, Key, Observations, child
 from dps_operator.rollout import held_back
 from dps_operator.settings import Settings
 
+READY = Gauge("dps_operator_router_ready", "1 while a DPSRouter is Ready", ["router_namespace", "router"])
 HANDOVER = "dps-operator-handover"
 """Field manager that keeps `replicas` where it is while an autoscaler takes it over."""
 
@@ -68,6 +71,7 @@ class Reconciler:
         body = self._seen.routers.get(key)
         if body is None:
             self._seen.forget(key)
+            READY.remove(*key)
             return
         metadata, before = body["metadata"], body["status"]
         if metadata.get("deletionTimestamp"):
@@ -222,6 +226,8 @@ class Reconciler:
 
     async def _tell(self, key: Key, made: Manifest) -> None:
         """Write the status where it differs, then post what changed."""
+        ready = [one["status"] for one in made["conditions"] if one["type"] == "Ready"]
+        READY.labels(*key).set(ready == ["True"])
         body = self._seen.routers.get(key)
         if body is None or body["status"] == made:
             return

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 
+from prometheus_client import Gauge
+
 from dps_operator.build.metadata import OWNED_SELECTOR, Manifest
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotInstalledError
@@ -13,6 +15,9 @@ from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+FAILING = Gauge(
+    "dps_operator_listing_failing", "1 while the API server does not list what the operator needs"
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +68,10 @@ class Resync:
             try:
                 await self.once()
                 self.complete.set()
+                FAILING.set(0)
                 retry, pause = FIRST_RETRY, self._settings.resync_seconds
             except ClusterError as error:
+                FAILING.set(1)
                 log.warning("listing failed: %s; again in %.0f s", error, retry)
                 pause, retry = retry, min(retry * 2, LONGEST_RETRY)
             await asyncio.sleep(pause)

@@ -13,6 +13,11 @@ from dps_operator.observe import Key
 RECONCILES = Counter("dps_operator_reconcile_total", "Passes over a DPSRouter", ["outcome"])
 RECONCILE_SECONDS = Histogram("dps_operator_reconcile_seconds", "Duration of a pass")
 WAITING = Gauge("dps_operator_queue_length", "DPSRouters that wait for a pass")
+FAILED = Gauge(
+    "dps_operator_failed_passes",
+    "Passes over a DPSRouter that failed since its last good one",
+    ["router_namespace", "router"],
+)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds before the first repetition, which doubles up to the longest."""
@@ -64,6 +69,7 @@ class WorkQueue:
                 with RECONCILE_SECONDS.time():
                     await self._work(key)
                 self._failures.pop(key, None)
+                FAILED.remove(*key)
                 RECONCILES.labels("done").inc()
             except ClusterError as error:
                 pause = self._pause(key, error.retry_after)
@@ -83,6 +89,7 @@ class WorkQueue:
 
     def _pause(self, key: Key, asked: float | None) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
+        FAILED.labels(*key).set(failures)
         pause = FIRST_PAUSE * 2.0 ** min(failures - 1, 16)
         return max(min(pause, LONGEST_PAUSE), asked or 0.0)
 

@@ -1,0 +1,102 @@
+"""What the operator tells Prometheus about single DPSRouters and about itself."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import REGISTRY
+from support.operator_cluster import FakeCluster
+from support.operator_wanted import SETTINGS, SMALLEST
+
+from dps_operator.errors import ClusterError
+from dps_operator.health import application
+from dps_operator.observe import Observations
+from dps_operator.reconcile import READY, Reconciler
+from dps_operator.resync import Resync
+from dps_operator.settings import Settings
+from dps_operator.work_queue import FAILED, WorkQueue
+
+KEY = ("serving", "qwen")
+LABELS = {"router_namespace": "serving", "router": "qwen"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_before() -> Iterator[None]:
+    for gauge in (READY, FAILED):
+        gauge.clear()
+    yield
+    for gauge in (READY, FAILED):
+        gauge.clear()
+
+
+class Passes:
+    """Fails as often as told, then is good. Tells what is counted when a pass begins, and when one was good."""
+
+    def __init__(self, failures: int) -> None:
+        self._failures = failures
+        self.counted: list[float | None] = []
+        self.good = asyncio.Event()
+
+    async def __call__(self, key: tuple[str, str]) -> None:
+        self.counted.append(failed_passes())
+        if len(self.counted) <= self._failures:
+            raise ClusterError("away")
+        self.good.set()
+
+
+def failed_passes() -> float | None:
+    return REGISTRY.get_sample_value("dps_operator_failed_passes", LABELS)
+
+
+def ready() -> float | None:
+    return REGISTRY.get_sample_value("dps_operator_router_ready", LABELS)
+
+
+async def test_failed_passes_are_counted_until_a_good_one() -> None:
+    passes = Passes(failures=2)
+    queue = WorkQueue(passes)
+    queue.add(KEY, 0)
+    async with asyncio.timeout(30):
+        task = asyncio.create_task(queue.work())
+        await passes.good.wait()
+        while failed_passes() is not None:  # noqa: ASYNC110 - a metric has no event
+            await asyncio.sleep(0)
+    task.cancel()
+    assert passes.counted == [None, 1, 2]
+
+
+async def test_a_router_is_not_ready_until_its_children_are_and_is_forgotten_with_it() -> None:
+    cluster, seen = FakeCluster(), Observations()
+    reconciler = Reconciler(cluster, seen, SETTINGS, lambda: "2026-01-01T00:00:00Z")
+    router = {"kind": "DPSRouter", "metadata": {"name": "qwen", "namespace": "serving"}, "spec": SMALLEST}
+    seen.replace([cluster.store(router)], [], [])
+    await reconciler.reconcile(KEY)
+    assert ready() == 0
+    seen.replace([], [], [])
+    await reconciler.reconcile(KEY)
+    assert ready() is None
+
+
+async def test_a_listing_that_fails_is_told_until_one_is_whole() -> None:
+    cluster = FakeCluster()
+    cluster.fail["list", "Pod"] = ClusterError("forbidden")
+    made = Resync(cluster, Observations(), WorkQueue(Passes(0)), Settings())
+    async with asyncio.timeout(30):
+        task = asyncio.create_task(made.run())
+        while REGISTRY.get_sample_value("dps_operator_listing_failing") != 1:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        cluster.fail.clear()
+        await made.complete.wait()
+    task.cancel()
+    assert REGISTRY.get_sample_value("dps_operator_listing_failing") == 0
+
+
+async def test_the_oldest_pass_is_aged_when_it_is_asked_for() -> None:
+    queue = WorkQueue(Passes(0))
+    made = Resync(FakeCluster(), Observations(), queue, Settings())
+    queue.running[KEY] = made.alive - 400
+    async with TestClient(TestServer(application(queue, made, Settings()))) as client:
+        answer = await (await client.get("/metrics")).text()
+    (age,) = [line for line in answer.splitlines() if line.startswith("dps_operator_oldest_pass_seconds ")]
+    assert float(age.split()[1]) >= 400
