@@ -41,6 +41,9 @@ class EngineMetrics:
         self._generated = self._counter(
             "generation_tokens_total", "Number of generation tokens processed.", True
         )
+        self._verified = self._counter(
+            "spec_verify_calls_total", "Number of speculative decoding verification calls.", False
+        )
         self._requests = self._counter("num_requests_total", "Number of requests processed.", True)
         self._aborted = self._counter("num_aborted_requests_total", "Number of requests aborted.", False)
         self._cached = Counter(
@@ -78,7 +81,7 @@ class EngineMetrics:
     def finished(self, sequence: Sequence, streaming: bool, aborted: bool, draft_tokens: int) -> None:
         """A sequence left the engine."""
         engine = {"model_name": self._model, **ENGINE_LABELS}
-        labels = {**engine, "is_streaming": str(streaming)}
+        labels = {**engine, "is_streaming": str(streaming).lower()}
         self._requests.labels(**labels).inc()
         self._prompt.labels(**labels).inc(len(sequence.prompt))
         self._generated.labels(**labels).inc(sequence.generated)
@@ -92,6 +95,7 @@ class EngineMetrics:
                 decode = sequence.finished - sequence.first_token
                 self._inter_token.labels(**engine).observe(decode / (sequence.generated - 1))
         if sequence.verify_steps:
+            self._verified.labels(**engine).inc(sequence.verify_steps)
             self.accept_length = 1 + sequence.accepted_drafts / sequence.verify_steps
             self.accept_rate = sequence.accepted_drafts / (sequence.verify_steps * max(1, draft_tokens - 1))
 
