@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import signal
+import socket
 
 import kopf
 from aiohttp import web
@@ -44,29 +45,40 @@ async def run(settings: Settings) -> None:
             loop.add_signal_handler(number, stop.set)
 
     listen_for_the_end()
-    server = web.AppRunner(application(queue, resync, settings))
+    watching = asyncio.Event()
+    server = web.AppRunner(application(queue, resync, watching, settings))
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
+
+    # Kopf's name for itself. Left alone it asks for the user's, and a container's user is in no passwd file.
+    os.environ.setdefault("POD_ID", socket.gethostname())
 
     async def watch() -> None:
         # The first pass must know every child, so nothing is watched before everything was listed.
         await resync.complete.wait()
         while not stop.is_set():
+            resync.changed.clear()
             try:
                 await kopf.operator(
-                    registry=registry(observations, queue),
+                    registry=registry(observations, queue, resync.installed),
                     settings=kopf_settings(settings),
                     standalone=True,
                     clusterwide=not settings.namespaces,
                     namespaces=settings.namespaces,
+                    stop_flag=resync.changed,
+                    ready_flag=watching,
                 )
             except Exception as error:
                 # Kopf gives up where the API server fails while it looks for the kinds to watch.
+                watching.clear()
                 log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
                 listen_for_the_end()
                 await asyncio.sleep(WATCH_PAUSE)
             else:
-                return
+                if not resync.changed.is_set():
+                    return
+                log.info("watching again: other kinds are installed now")
+                listen_for_the_end()
 
     others = [asyncio.create_task(resync.run())]
     others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]

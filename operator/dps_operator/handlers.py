@@ -1,6 +1,6 @@
 """Wiring to Kopf: every event is remembered, and wakes the DPSRouter that it belongs to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kopf
@@ -12,8 +12,13 @@ from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
 
-def registry(observations: Observations, queue: WorkQueue) -> kopf.OperatorRegistry:
-    """The event handlers. Kopf writes nothing to any object on their account: no annotation, no finalizer."""
+def registry(
+    observations: Observations, queue: WorkQueue, installed: Sequence[Kind]
+) -> kopf.OperatorRegistry:
+    """The event handlers, for the kinds of children that are installed.
+
+    Kopf writes nothing to any object on their account: no annotation, no finalizer.
+    """
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made, id="login")
@@ -31,7 +36,7 @@ def registry(observations: Observations, queue: WorkQueue) -> kopf.OperatorRegis
 
     watch(ROUTER, observations.see_router)
     watch(POD, observations.see_pod)
-    for kind in CHILDREN:
+    for kind in installed:
         watch(kind, observations.see_child)
     return made
 
@@ -46,6 +51,6 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     made.watching.connect_timeout = settings.request_timeout
     made.networking.request_timeout = settings.request_timeout
     made.posting.enabled = False
-    # With named namespaces the operator has no right to look at anything of the whole cluster.
-    made.scanning.disabled = bool(settings.namespaces)
+    # Kinds that are installed later are found by the listings, without a right to the whole cluster's CRDs.
+    made.scanning.disabled = True
     return made

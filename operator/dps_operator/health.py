@@ -1,5 +1,6 @@
-"""The operator's own endpoints: /healthz, which fails when it is stuck, and /metrics."""
+"""The operator's own endpoints: /healthz fails when it is stuck, /readyz until it watches; /metrics."""
 
+import asyncio
 import time
 
 from aiohttp import web
@@ -22,17 +23,25 @@ def stuck(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
     return ""
 
 
-def application(queue: WorkQueue, resync: Resync, settings: Settings) -> web.Application:
-    """The endpoints of one operator process."""
+def application(
+    queue: WorkQueue, resync: Resync, watching: asyncio.Event, settings: Settings
+) -> web.Application:
+    """The endpoints of one operator process; `watching` is set while it hears of every change."""
 
     async def healthz(_: web.Request) -> web.Response:
         why = stuck(queue, resync, settings)
         return web.Response(text=why or "ok", status=500 if why else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready = watching.is_set()
+        return web.Response(
+            text="ok" if ready else "not watching the API server", status=200 if ready else 503
+        )
 
     async def metrics(_: web.Request) -> web.Response:
         OLDEST.set(queue.oldest_age())
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     return app

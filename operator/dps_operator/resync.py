@@ -15,6 +15,8 @@ from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+LOOK = 15.0
+"""Seconds between two looks for a kind that was not installed."""
 FAILING = Gauge(
     "dps_operator_listing_failing", "1 while the API server does not list what the operator needs"
 )
@@ -39,14 +41,19 @@ class Resync:
         """When the loop last came round, by the monotonic clock."""
         self.complete = asyncio.Event()
         """Set once the first listing is in."""
+        self.installed = CHILDREN
+        """The kinds of children that the API server knows."""
+        self.changed = asyncio.Event()
+        """Set when `installed` has changed."""
 
-    async def _list(self, kind: Kind, selector: str = "") -> list[Manifest]:
+    async def _list(self, kind: Kind, selector: str = "") -> list[Manifest] | None:
+        """All objects of a kind; None where its CRD is not installed."""
         found: list[Manifest] = []
         for namespace in self._settings.namespaces or (None,):
             try:
                 items = await self._cluster.list(kind, namespace, selector)
             except NotInstalledError:
-                return []
+                return None
             # The items of a list do not say what they are.
             identity = {"apiVersion": kind.api_version, "kind": kind.name}
             found += [identity | item for item in items]
@@ -54,11 +61,36 @@ class Resync:
 
     async def once(self) -> None:
         """One full listing. ClusterError where the API server does not answer: nothing is forgotten then."""
-        children = [item for kind in CHILDREN for item in await self._list(kind, OWNED_SELECTOR)]
-        pods = await self._list(POD, OWNED_SELECTOR)
-        self._seen.replace(await self._list(ROUTER), children, pods)
+        found = {kind: await self._list(kind, OWNED_SELECTOR) for kind in CHILDREN}
+        children = [item for items in found.values() for item in items or []]
+        pods = await self._list(POD, OWNED_SELECTOR) or []
+        self._seen.replace(await self._list(ROUTER) or [], children, pods)
+        installed = tuple(kind for kind, items in found.items() if items is not None)
+        if installed != self.installed:
+            self.installed = installed
+            self.changed.set()
         for key in list(self._seen.routers):
             self._queue.add(key)
+
+    async def arrived(self) -> bool:
+        """Whether a kind is there now that the last listing missed."""
+        for kind in CHILDREN:
+            if kind in self.installed:
+                continue
+            try:
+                if await self._list(kind, OWNED_SELECTOR) is not None:
+                    return True
+            except ClusterError as error:
+                log.debug("looking for %s failed: %s", kind.name, error)
+        return False
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next listing, but no longer than until a missing kind has been installed."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, LOOK))
+            if left > LOOK and await self.arrived():
+                return
 
     async def run(self) -> None:
         """List for ever, soon again after a failure."""
@@ -74,4 +106,4 @@ class Resync:
                 FAILING.set(1)
                 log.warning("listing failed: %s; again in %.0f s", error, retry)
                 pause, retry = retry, min(retry * 2, LONGEST_RETRY)
-            await asyncio.sleep(pause)
+            await self._rest(pause)

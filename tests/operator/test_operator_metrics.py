@@ -96,7 +96,16 @@ async def test_the_oldest_pass_is_aged_when_it_is_asked_for() -> None:
     queue = WorkQueue(Passes(0))
     made = Resync(FakeCluster(), Observations(), queue, Settings())
     queue.running[KEY] = made.alive - 400
-    async with TestClient(TestServer(application(queue, made, Settings()))) as client:
+    async with TestClient(TestServer(application(queue, made, asyncio.Event(), Settings()))) as client:
         answer = await (await client.get("/metrics")).text()
     (age,) = [line for line in answer.splitlines() if line.startswith("dps_operator_oldest_pass_seconds ")]
     assert float(age.split()[1]) >= 400
+
+
+async def test_it_is_ready_while_it_watches() -> None:
+    queue, watching = WorkQueue(Passes(0)), asyncio.Event()
+    made = Resync(FakeCluster(), Observations(), queue, Settings())
+    async with TestClient(TestServer(application(queue, made, watching, Settings()))) as client:
+        assert (await client.get("/readyz")).status == 503
+        watching.set()
+        assert (await client.get("/readyz")).status == 200

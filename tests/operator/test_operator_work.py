@@ -18,6 +18,7 @@ from dps_operator.errors import (
     RejectedError,
 )
 from dps_operator.health import stuck
+from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Key, Observations
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
@@ -151,6 +152,24 @@ async def test_a_listing_takes_in_everything_and_asks_for_every_router() -> None
     made, seen, _ = await resync(cluster)
     await made.once()
     assert set(seen.routers) == {A}
+
+
+async def test_a_kind_that_is_installed_later_is_noticed() -> None:
+    cluster = FakeCluster()
+    cluster.fail["list", "HTTPRoute"] = NotInstalledError("page not found", 404)
+    made, _, _ = await resync(cluster)
+    await made.once()
+    assert {kind.name for kind in CHILDREN} - {kind.name for kind in made.installed} == {"HTTPRoute"}
+    assert made.changed.is_set()
+    assert not await made.arrived()
+    made.changed.clear()
+    cluster.fail["list", "HTTPRoute"] = ClusterError("away")
+    assert not await made.arrived()
+    cluster.fail.clear()
+    assert await made.arrived()
+    await made.once()
+    assert made.installed == CHILDREN
+    assert made.changed.is_set()
 
 
 async def test_a_listing_that_fails_forgets_nothing() -> None:
