@@ -9,7 +9,8 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
 from dps_gateway.app import public_app
 from dps_gateway.config import Telemetry, parse_config
@@ -42,9 +43,7 @@ async def gateway(exporter: InMemorySpanExporter) -> AsyncIterator[str]:
     text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {pool}, greedy: {pool}}}"
     config = parse_config(text, source="test", environment={})
     runtime = Runtime(config, Tokenizer.load(tokenizer))
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    runtime.tracing.record_with(provider)
+    record(runtime, exporter)
     server = TestServer(public_app(runtime), handler_cancellation=True)
     await server.start_server()
     yield str(server.make_url("")).rstrip("/")
@@ -53,13 +52,20 @@ async def gateway(exporter: InMemorySpanExporter) -> AsyncIterator[str]:
     await engine.close()
 
 
+def record(runtime: Runtime, exporter: InMemorySpanExporter) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    runtime.tracing.record_with(provider)
+
+
 async def take_turns(url: str) -> None:
     """Two turns of one conversation."""
     first = [{"role": "user", "content": SECRET}]
     second = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
     headers = {"x-session-id": "conversation-1", "traceparent": CALLER}
     async with ClientSession() as session:
-        for messages in (first, second):
+        for number, messages in enumerate((first, second), 1):
+            headers["x-request-id"] = f"request-{number}"
             body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0.5}
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
                 assert response.status == 200, await response.text()
@@ -67,6 +73,13 @@ async def take_turns(url: str) -> None:
 
 def by_name(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == name]
+
+
+def known(span: ReadableSpan, attribute: str) -> object:
+    """What the span says, where it differs from run to run; it must say something."""
+    value = dict(span.attributes or {}).get(attribute)
+    assert value
+    return value
 
 
 async def test_a_turn_is_a_server_span_with_its_decision_and_its_call(
@@ -81,32 +94,122 @@ async def test_a_turn_is_a_server_span_with_its_decision_and_its_call(
     assert f"{server.parent.span_id:016x}" in CALLER
     assert server.context is not None
     assert [span.parent and span.parent.span_id for span in (route, call)] == [server.context.span_id] * 2
-    decided = dict(route.attributes or {})
-    assert (
-        decided.items()
-        >= {
-            "dps.pool": "speculative",
-            "dps.reason": "within_threshold",
-            "dps.history": "grown",
-            "dps.state": "mirror",
-            "dps.turn": 2,
-            "dps.threshold_tokens": 128,
-        }.items()
+    decision = {
+        "dps.request_id": "request-2",
+        "dps.pool": "speculative",
+        "dps.reason": "within_threshold",
+        "dps.threshold_tokens": 128,
+        "dps.prompt_tokens": 46,
+        "dps.delta_tokens": 14,
+        "dps.turn": 2,
+        "dps.state": "mirror",
+        "dps.history": "grown",
+        "dps.session": known(route, "dps.session"),
+        "dps.uncached_tokens.speculative": 14,
+        "dps.uncached_tokens.greedy": 46,
+    }
+    assert dict(route.attributes or {}) == decision
+    assert dict(server.attributes or {}) == decision | {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "http.response.status_code": 200,
+        "gen_ai.conversation.id": "conversation-1",
+    }
+    assert dict(call.attributes or {}) == {
+        "dps.pool": "speculative",
+        "dps.reason": "within_threshold",
+        "gen_ai.conversation.id": "conversation-1",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "sglang",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.model": "m",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.response.id": known(call, "gen_ai.response.id"),
+        "gen_ai.response.model": "m",
+        "gen_ai.response.time_to_first_chunk": known(call, "gen_ai.response.time_to_first_chunk"),
+        "gen_ai.usage.cache_read.input_tokens": 32,
+        "gen_ai.usage.input_tokens": 46,
+        "gen_ai.usage.output_tokens": 5,
+        "http.response.status_code": 200,
+        "server.address": "127.0.0.1",
+        "server.port": known(call, "server.port"),
+    }
+
+
+async def test_a_mistake_of_the_client_is_told_but_no_error_of_ours(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    async with (
+        ClientSession() as session,
+        session.post(f"{gateway}/v1/chat/completions", data=b"no JSON") as response,
+    ):
+        assert response.status == 400
+    (server,) = by_name(exporter, "POST /v1/chat/completions")
+    assert server.status.status_code is StatusCode.UNSET
+    assert dict(server.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "http.response.status_code": 400,
+        "error.type": "BadRequest",
+    }
+
+
+async def test_a_refusal_of_the_engine_is_an_error_of_its_call_alone(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": -1}
+    async with (
+        ClientSession() as session,
+        session.post(f"{gateway}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 400, await response.text()
+    (server,), (call,) = by_name(exporter, "POST /v1/chat/completions"), by_name(exporter, "chat m")
+    assert (server.status.status_code, call.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    assert dict(call.attributes or {})["error.type"] == "400"
+
+
+async def test_without_an_engine_both_the_request_and_its_call_are_errors(
+    exporter: InMemorySpanExporter,
+) -> None:
+    nowhere = "{endpoints: ['http://127.0.0.1:9']}"
+    text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {nowhere}, greedy: {nowhere}}}"
+    runtime = Runtime(
+        parse_config(text, source="test", environment={}), Tokenizer.load(str(bundled_tokenizer()))
     )
-    assert decided["dps.prompt_tokens"] == dict(call.attributes or {})["gen_ai.usage.input_tokens"]
-    assert 0 < int(str(decided["dps.delta_tokens"])) < int(str(decided["dps.prompt_tokens"]))
-    assert (
-        dict(call.attributes or {}).items()
-        >= {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "sglang",
-            "gen_ai.request.model": "m",
-            "gen_ai.request.max_tokens": 5,
-            "gen_ai.request.temperature": 0.5,
-            "gen_ai.usage.output_tokens": 5,
-            "gen_ai.conversation.id": "conversation-1",
-        }.items()
-    )
+    record(runtime, exporter)
+    async with TestServer(public_app(runtime)) as server, ClientSession() as session:
+        url = server.make_url("/v1/chat/completions")
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        async with session.post(url, json=body) as response:
+            status = response.status
+    await runtime.close()
+    assert status in (502, 503)
+    told = {
+        span.name: (span.status.status_code, dict(span.attributes or {}).get("http.response.status_code"))
+        for span in exporter.get_finished_spans()
+    }
+    assert told == {
+        "dps.route": (StatusCode.UNSET, None),
+        "chat m": (StatusCode.ERROR, None),
+        "POST /v1/chat/completions": (StatusCode.ERROR, status),
+    }
+
+
+async def test_what_is_not_sampled_makes_no_span_and_tells_the_engine_so(
+    exporter: InMemorySpanExporter,
+) -> None:
+    tracing = Tracing(Telemetry())
+    provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.record_with(provider)
+    server = tracing.server_span("POST", "/v1/chat/completions", {})
+    call = tracing.child(server, "chat m", SpanKind.CLIENT)
+    flags = tracing.propagate(call, {})["traceparent"].rpartition("-")[2]
+    assert int(flags, 16) & TraceFlags.SAMPLED == 0
+    call.end()
+    server.end()
+    assert exporter.get_finished_spans() == ()
 
 
 async def test_a_turn_links_to_the_turn_before(gateway: str, exporter: InMemorySpanExporter) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 
 from dps_gateway.api import spans
 from dps_gateway.api.dispatch import Placed
@@ -16,7 +16,7 @@ from dps_gateway.api.request import Route
 from dps_gateway.api.usage import EventRelay, Usage, read_usage
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.record import History
-from dps_gateway.telemetry.tracing import span_reference
+from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.turn import MeasuredTurn
 from dps_gateway.upstream.exchange import UpstreamBroken
 
@@ -126,8 +126,7 @@ async def _relay_stream(
     except UpstreamBroken as error:
         log.warning("request %s: %s", job.request_id, error)
         runtime.metrics.upstream_failures.labels(placed.pool.name.value, "broken").inc()
-        span.set_attribute("error.type", type(error).__name__)
-        span.set_status(Status(StatusCode.ERROR))
+        fail_span(span, error)
         await response.write(error_event(error))
     finally:
         await asyncio.shield(commit)

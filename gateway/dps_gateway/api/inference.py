@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind
 
 from dps_gateway.api import spans
 from dps_gateway.api.answer import Job, relay
@@ -26,7 +26,7 @@ from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.record import History
-from dps_gateway.telemetry.tracing import links_to
+from dps_gateway.telemetry.tracing import end_server_span, fail_span, links_to
 from dps_gateway.turn import decide
 from dps_gateway.upstream.exchange import forwarded_headers
 
@@ -48,6 +48,7 @@ async def _serve(route: Route, request: web.Request) -> web.StreamResponse:
     request_id = request_id_of(request)
     span = runtime.tracing.server_span(request.method, route.path, request.headers)
     status = 499  # the client left, unless something else happens
+    failure: Exception | None = None
     try:
         response: web.StreamResponse = await _answer(runtime, route, request, span, request_id, started)
         status = response.status
@@ -55,15 +56,13 @@ async def _serve(route: Route, request: web.Request) -> web.StreamResponse:
     except ConnectionResetError:  # noticed while writing to it
         return web.Response(status=status)
     except Exception as error:
+        failure = error
         response = refusal(error, request_id)
         status = response.status
-        span.set_attribute("error.type", type(error).__name__)
-        span.set_status(Status(StatusCode.ERROR))
         return response
     finally:
         runtime.metrics.requests.labels(route.path, str(status)).inc()
-        span.set_attribute("http.response.status_code", status)
-        span.end()
+        end_server_span(span, status, failure)
 
 
 async def _answer(
@@ -95,11 +94,11 @@ async def _answer(
             started,
             whole=True,
         )
-        spans.describe_placement(upstream_span, placed.replica.url, placed.pool.name, placed.reason)
+        status = placed.answer.status
+        spans.describe_placement(upstream_span, placed.replica.url, placed.pool.name, placed.reason, status)
         return await relay(runtime, job, placed, upstream_span)
     except Exception as error:
-        upstream_span.set_attribute("error.type", type(error).__name__)
-        upstream_span.set_status(Status(StatusCode.ERROR))
+        fail_span(upstream_span, error)
         raise
     finally:
         if placed is not None:
@@ -120,13 +119,14 @@ async def _decide(runtime: Runtime, job: Job, tenant: str) -> Decision:
             runtime.metrics.delta_tokens.observe(turn.delta_tokens)
             runtime.metrics.prompt_tokens.observe(turn.prompt_tokens)
             runtime.metrics.history.labels(turn.session.growth.history.value).inc()
-            if turn.session.base.span:
+            if job.span.is_recording():
                 for link in links_to(turn.session.base.span):
                     job.span.add_link(link.context, link.attributes)
         else:
             decision = Decision(least_loaded(runtime), Reason.FIXED)
             runtime.metrics.history.labels(History.STATELESS.value).inc()
-        spans.describe_decision(span, job.span, job.turn, decision, runtime.config.routing.threshold_tokens)
+        threshold = runtime.config.routing.threshold_tokens
+        spans.describe_decision(span, job.span, job.request_id, job.turn, decision, threshold)
         return decision
     finally:
         span.end()

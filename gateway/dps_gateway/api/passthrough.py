@@ -10,6 +10,7 @@ from dps_gateway.api.errors import Draining, error_event, refusal
 from dps_gateway.api.request import RUNTIME, read_body, request_id_of
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.record import History
+from dps_gateway.telemetry.tracing import end_server_span
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 
 ROUTE: Final = "/v1/*"
@@ -22,6 +23,7 @@ async def passed_through(request: web.Request) -> web.StreamResponse:
     started = time.perf_counter()
     span = runtime.tracing.server_span(request.method, ROUTE, request.headers)
     status = 499
+    failure: Exception | None = None
     try:
         if runtime.draining:
             raise Draining("this replica is shutting down; try again")
@@ -68,10 +70,10 @@ async def passed_through(request: web.Request) -> web.StreamResponse:
             request.transport.abort()
         return web.Response(status=status)
     except Exception as error:
+        failure = error
         refused = refusal(error, request_id)
         status = refused.status
         return refused
     finally:
         runtime.metrics.requests.labels("relayed", str(status)).inc()
-        span.set_attribute("http.response.status_code", status)
-        span.end()
+        end_server_span(span, status, failure)

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import urlsplit
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, Status, StatusCode
 
 from dps_gateway.api.usage import Usage
 from dps_gateway.routing.decision import Decision, Pool, Reason
@@ -23,12 +23,21 @@ _REQUEST_ATTRIBUTES = {
 
 
 def describe_decision(
-    span: Span, server: Span, turn: MeasuredTurn | None, decision: Decision, threshold_tokens: int | None
+    span: Span,
+    server: Span,
+    request_id: str,
+    turn: MeasuredTurn | None,
+    decision: Decision,
+    threshold_tokens: int | None,
 ) -> None:
     """What `dps.route` decided, and by what; the request's own span carries the same."""
     if not span.is_recording():
         return
-    attributes: dict[str, Any] = {"dps.pool": decision.pool.value, "dps.reason": decision.reason.value}
+    attributes: dict[str, Any] = {
+        "dps.request_id": request_id,
+        "dps.pool": decision.pool.value,
+        "dps.reason": decision.reason.value,
+    }
     if threshold_tokens is not None:
         attributes["dps.threshold_tokens"] = threshold_tokens
     if turn is None:
@@ -71,16 +80,24 @@ def describe_request(span: Span, operation: str, body: dict[str, Any], model: st
             span.set_attribute(attribute, value)
 
 
-def describe_placement(span: Span, url: str, pool: Pool, reason: Reason) -> None:
-    """Who answers, which is not always whom the policy chose."""
+def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status: int) -> None:
+    """Who answers, which is not always whom the policy chose, and by which HTTP status."""
     if not span.is_recording():
         return
     parts = urlsplit(url)
     span.set_attributes(
-        {"server.address": parts.hostname or "", "dps.pool": pool.value, "dps.reason": reason.value}
+        {
+            "server.address": parts.hostname or "",
+            "dps.pool": pool.value,
+            "dps.reason": reason.value,
+            "http.response.status_code": status,
+        }
     )
     if parts.port is not None:
         span.set_attribute("server.port", parts.port)
+    if status >= 400:
+        span.set_attribute("error.type", str(status))
+        span.set_status(Status(StatusCode.ERROR))
 
 
 def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float) -> None:

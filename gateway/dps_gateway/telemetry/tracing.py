@@ -14,7 +14,17 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, Tracer
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from dps_gateway.config import Telemetry
@@ -43,12 +53,13 @@ class Tracing:
         """The span of a request, child of the caller's."""
         if self._provider is None:
             return trace.INVALID_SPAN
-        return self._tracer.start_span(f"{method} {route}", extract(headers), SpanKind.SERVER)
+        attributes = {"http.request.method": method, "http.route": route}
+        return self._tracer.start_span(f"{method} {route}", extract(headers), SpanKind.SERVER, attributes)
 
     def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        """A span under `parent`."""
-        if self._provider is None:
-            return trace.INVALID_SPAN
+        """A span under `parent`; `parent` itself where it is not recorded, as its child would not be either."""
+        if not parent.is_recording():
+            return parent
         return self._tracer.start_span(name, trace.set_span_in_context(parent), kind)
 
     def propagate(self, span: Span, incoming: Mapping[str, str]) -> dict[str, str]:
@@ -63,6 +74,26 @@ class Tracing:
         """Flush what is buffered, within the exporter's own bounds."""
         if self._provider is not None:
             self._provider.shutdown()
+
+
+def end_server_span(span: Span, status: int, error: BaseException | None = None) -> None:
+    """End a request's span with the HTTP status it was answered with, and what was raised, if anything.
+
+    By OpenTelemetry's HTTP conventions a client's mistake (4xx) is no error of the server's span.
+    """
+    if span.is_recording():
+        span.set_attribute("http.response.status_code", status)
+        if error is not None:
+            span.set_attribute("error.type", type(error).__name__)
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+    span.end()
+
+
+def fail_span(span: Span, error: BaseException) -> None:
+    """Say on a span that is still open what it failed by."""
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(Status(StatusCode.ERROR))
 
 
 def span_reference(span: Span) -> str:
