@@ -1,0 +1,152 @@
+"""Traffic that never stops: sessions of growing history, as many at once as asked for, one after the other."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from openai.types.chat import ChatCompletionMessageParam
+
+from e2e.traffic.client import Client, Turn
+from e2e.traffic.judge import Place, forgotten
+from e2e.traffic.table import Observed, Row, row, undisturbed_median
+
+SHORT, LONG = "And why is that?", "Tell me more about the sky over Oslo in November, please. " * 20
+"""What a user says, by turns: less than 128 tokens, and more."""
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How the traffic is. base_url: with /v1. agents: how many sessions at once. think_seconds: between turns.
+
+    attempts: at a turn, before it counts as failed; by default they take some fifteen seconds.
+    """
+
+    base_url: str
+    model: str
+    agents: int = 8
+    turns: int = 6
+    answer_tokens: int = 12
+    think_seconds: float = 0.1
+    attempts: int = 10
+
+
+@dataclass
+class Traffic:
+    """Traffic under way. `checkpoint` sums up what was seen since the last one."""
+
+    flow: Flow
+    rows: list[Row] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    """Those that ended since the last checkpoint."""
+    _usual: dict[bool, float] = field(default_factory=dict)
+    _agents: list[asyncio.Task[None]] = field(default_factory=list)
+    _began: dict[int, float] = field(default_factory=dict)
+    """By agent: when its last finished turn began."""
+
+    async def checkpoint(self, case: str) -> Row:
+        """A row on all turns since the last checkpoint, once every agent has finished one that began after now.
+
+        The first checkpoint is the undisturbed one, with which the others are compared.
+        """
+        now = time.monotonic()
+        await self._until(lambda: all(began > now for began in self._began.values()))
+        turns, self.turns = self.turns, []
+        if not self.rows:
+            for streamed in (False, True):
+                self._usual[streamed] = undisturbed_median(
+                    [turn.latency for turn in turns if turn.streamed is streamed]
+                )
+        seen = row(case, [self._observed(turn) for turn in turns])
+        self.rows.append(seen)
+        return seen
+
+    async def observe(self, turns: int) -> None:
+        """Let so many more turns end."""
+        wanted = len(self.turns) + turns
+        await self._until(lambda: len(self.turns) >= wanted)
+
+    async def start(self) -> None:
+        """Begin; the agents run until `stop`."""
+        self._began = dict.fromkeys(range(self.flow.agents), 0.0)
+        self._agents = [asyncio.create_task(self._agent(number)) for number in self._began]
+
+    async def stop(self) -> None:
+        """End it in the middle of whatever it does."""
+        for agent in self._agents:
+            agent.cancel()
+        await asyncio.gather(*self._agents, return_exceptions=True)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        """Wait until it is so. Raises what ended an agent, for without it nothing is complete."""
+        while not reached():
+            for agent in self._agents:
+                if agent.done():
+                    agent.result()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _observed(self, turn: Turn) -> Observed:
+        return Observed(
+            latency=turn.latency,
+            added=turn.latency - self._usual[turn.streamed],
+            retries=len(turn.attempts) - 1,
+            events=sum(attempt.event for attempt in turn.attempts),
+            failed=turn.failed,
+            troubles=tuple(attempt.error for attempt in turn.attempts if attempt.error is not None),
+            lost=turn.lost,
+        )
+
+    async def _agent(self, number: int) -> None:
+        """Session after session, for ever. Every second one is named to the gateway."""
+        flow = self.flow
+        async with Client(flow.base_url, flow.model, flow.answer_tokens, flow.attempts) as client:
+            for session in itertools.count(number):
+                await self._session(client, number, named=session % 2 == 0)
+
+    async def _session(self, client: Client, agent: int, *, named: bool) -> None:
+        identity = uuid4().hex
+        history: list[ChatCompletionMessageParam] = [
+            {"role": "system", "content": f"You are assistant {identity} of the weather desk."}
+        ]
+        place = Place()
+        for number in range(self.flow.turns):
+            history.append({"role": "user", "content": f"{number}: {LONG if number % 2 else SHORT}"})
+            # Each agent streams its short turns, or its long ones.
+            turn = await client.send(history, identity if named else None, stream=(agent + number) % 2 == 0)
+            turn.lost = _lost(place, turn)
+            self.turns.append(turn)
+            self._began[agent] = turn.began
+            verdict = turn.verdict
+            if turn.failed or verdict is None or verdict.turn is None or verdict.prompt_tokens is None:
+                return
+            place = Place(verdict.turn, verdict.prompt_tokens)
+            history.append({"role": "assistant", "content": turn.answer})
+            await asyncio.sleep(self.flow.think_seconds)
+
+
+def _lost(place: Place, turn: Turn) -> str | None:
+    """What some attempt at a turn shows to be forgotten, or miscounted."""
+    for number, attempt in enumerate(turn.attempts):
+        if attempt.verdict is None:
+            continue
+        if lost := forgotten(place, attempt.verdict, repeated=number > 0):
+            return lost
+        counted = attempt.verdict.prompt_tokens
+        if attempt.error is None and counted != turn.prompt_tokens:
+            return f"counted {counted} prompt tokens, the engine {turn.prompt_tokens}"
+    return None
+
+
+@asynccontextmanager
+async def traffic(flow: Flow) -> AsyncIterator[Traffic]:
+    """Traffic for as long as the block lasts."""
+    under_way = Traffic(flow)
+    await under_way.start()
+    try:
+        yield under_way
+    finally:
+        await under_way.stop()

@@ -1,0 +1,66 @@
+"""What the table of fault cases says of the turns that were seen."""
+
+import pytest
+
+from e2e.traffic.table import Observed, Row, markdown, percentile, row, undisturbed_median
+
+CALM = [Observed(latency=second / 100, added=second / 100 - 0.5) for second in range(1, 101)]
+
+
+def test_a_case_that_nobody_notices() -> None:
+    calm = row("calm", CALM)
+    assert calm.unnoticed
+    assert calm == Row(
+        case="calm",
+        requests=100,
+        retries=0,
+        events=0,
+        failures=0,
+        forgotten=0,
+        p95=percentile([turn.latency for turn in CALM], 95),
+        worst=1.0,
+        worst_added=0.5,
+    )
+
+
+TROUBLES = {
+    "a retry": Observed(0.2, 0.1, retries=1, troubles=("connection reset",)),
+    "an error event": Observed(0.2, 0.1, retries=1, events=1, troubles=("error event: engine lost",)),
+    "a failure": Observed(9.0, 8.9, retries=2, failed=True, troubles=("status 503",) * 3),
+    "a forgotten turn": Observed(0.2, 0.1, lost="new turn 1"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
+def test_a_trouble_is_noticed_and_told(trouble: Observed) -> None:
+    seen = row("trouble", [*CALM, trouble])
+    assert not seen.unnoticed
+    assert (seen.requests, seen.retries, seen.events) == (
+        101 + trouble.retries,
+        trouble.retries,
+        trouble.events,
+    )
+    assert (seen.failures, seen.forgotten) == (trouble.failed, trouble.lost is not None)
+    assert seen.troubles == trouble.troubles + ((trouble.lost,) if trouble.lost else ())
+    assert (seen.worst, seen.worst_added) == (max(1.0, trouble.latency), max(0.5, trouble.added))
+
+
+def test_a_case_in_which_no_turn_ended_says_nothing() -> None:
+    with pytest.raises(ValueError, match="gateway deleted: no turn ended"):
+        row("gateway deleted", [])
+
+
+def test_one_turn_is_its_own_percentile_and_nothing_measured_is_zero() -> None:
+    assert percentile([0.3], 95) == 0.3
+    assert undisturbed_median([]) == 0.0
+
+
+def test_the_table_is_markdown() -> None:
+    rows = [row("undisturbed", CALM), row("engines deleted", [*CALM * 20, TROUBLES["an error event"]])]
+    assert markdown(rows) == (
+        "| case | requests | retries | error events | failures | forgotten turns | p95 s | worst s | worst added s |\n"
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |\n"
+        "| undisturbed | 100 | 0 | 0 | 0 | 0 | 0.95 | 1.00 | 0.50 |\n"
+        "| engines deleted | 2,002 | 1 | 1 | 0 | 0 | 0.95 | 1.00 | 0.50 |\n"
+    )
+    assert markdown([]) == ""
