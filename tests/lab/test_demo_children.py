@@ -1,5 +1,6 @@
 """Processes of our own: waited for, told about when they fail, and never left behind."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -54,6 +55,44 @@ async def test_stop_terminates_and_kills_what_does_not_listen(tmp_path: Path) ->
     await deaf.stop(seconds=0.0)
     with pytest.raises(ChildError):
         deaf.signal(signal.SIGTERM)
+
+
+FORKS = f"""
+import socket, subprocess, sys, time
+held = "import socket, sys, time; held = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", held, sys.argv[1]])
+{SLEEP}
+"""
+"""Leaves a process of its own behind when it is terminated, as SGLang does while it loads."""
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_what_a_process_started_ends_with_it(tmp_path: Path, how: str) -> None:
+    """The grandchild holds a connection to this test, which closes when it dies."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        process = child(tmp_path, FORKS)
+        process.command.append(str(server.getsockname()[1]))
+        process.start()
+        connection, _ = await asyncio.to_thread(server.accept)
+        with connection:
+            connection.settimeout(60.0)
+            if how == "stop":
+                await process.stop()
+            else:
+                process.kill()
+            assert await asyncio.to_thread(connection.recv, 1) == b""
+
+
+async def test_a_process_finds_what_is_put_over_the_environment(tmp_path: Path) -> None:
+    async def is_told() -> bool:
+        return told.last_line() == "given"
+
+    program = f"import os; print(os.environ['DPS_GIVEN'], flush=True); {SLEEP}"
+    told = Child("thing", [sys.executable, "-c", program], tmp_path / "log", is_told, {"DPS_GIVEN": "given"})
+    told.start()
+    await told.wait_ready()
+    await told.stop()
 
 
 async def test_a_process_that_ends_early_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_toke
 @pytest.mark.timeout(300)
 async def test_sessions_outlive_the_gateway_that_began_them() -> None:
     sessions = load_sessions(bundled_sessions())[:8]
-    expected = expected_by_session(sessions, PromptCounter(OPTIONS.tokenizer), 64)
+    expected = expected_by_session(sessions, PromptCounter(bundled_tokenizer()), 64)
     async with LocalStack(OPTIONS) as stack:
         started: list[asyncio.Task[None]] = []
         seen = 0

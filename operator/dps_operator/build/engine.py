@@ -5,7 +5,7 @@ from typing import Any, Literal
 from dps_operator.api.pools import Pool
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, to_wire
-from dps_operator.build.engine_args import PORT, engine_args, image
+from dps_operator.build.engine_args import ENVIRONMENT, PORT, engine_args, image
 from dps_operator.build.metadata import TEMPLATE_HASH, Manifest, Router, child, child_name, selector
 from dps_operator.build.node_pool import placement
 from dps_operator.build.pods import CONTAINER_SECURITY, digest, pod_template, resources, spread
@@ -31,9 +31,7 @@ def _env(spec: Spec, pool: Pool) -> list[Manifest]:
     """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
     own: list[Manifest] = [
         {"name": "HF_HOME", "value": MODELS},
-        # /health generates a token unless told not to, and a busy engine would be late with it. SGLang's own
-        # watchdog ends a scheduler that hangs.
-        {"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "0"},
+        *({"name": name, "value": value} for name, value in ENVIRONMENT.items()),
     ]
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)

@@ -16,6 +16,12 @@ from dps_operator.api.spec import Spec
 from dps_operator.errors import SpecError
 
 PORT = 30000
+ENVIRONMENT = {
+    # /health generates a token unless told not to, and a busy engine would be late with it. SGLang's own
+    # watchdog ends a scheduler that hangs.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+"""What every engine finds in its environment."""
 OLDEST = (0, 5, 8)
 """The oldest version whose arguments were checked against the engine's own parser."""
 
@@ -122,10 +128,11 @@ def _trace_args(spec: Spec) -> list[str]:
     return ["--enable-trace", "--otlp-traces-endpoint", endpoint]
 
 
-def engine_args(spec: Spec, pool: Pool) -> list[str]:
+def engine_args(spec: Spec, pool: Pool, *, host: str = "0.0.0.0", port: int = PORT) -> list[str]:
     """The whole command line of one pool; a user's arguments come last, those of the pool after the engine's.
 
-    Raises SpecError for an argument that the operator sets, and for a version that is not supported.
+    host, port: where it listens. Raises SpecError for an argument that the operator sets, and for a version
+    that is not supported.
     """
     greedy = not isinstance(pool, SpeculativePool)
     _check_version(spec.engine)
@@ -137,9 +144,9 @@ def engine_args(spec: Spec, pool: Pool) -> list[str]:
         "--served-model-name",
         spec.model.served_name or spec.model.name,
         "--host",
-        "0.0.0.0",
+        host,
         "--port",
-        str(PORT),
+        str(port),
         "--tp-size",
         str(spec.engine.tensor_parallel),
         "--enable-metrics",

@@ -1,0 +1,1 @@
+"""The engines of a local stack: emulated ones, SGLang servers, or such that somebody else runs."""
