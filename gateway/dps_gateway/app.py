@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from dps_gateway.api.admin import admin_app
 from dps_gateway.api.inference import routed
@@ -38,10 +38,22 @@ def public_app(runtime: Runtime) -> web.Application:
     """The application that clients talk to."""
     app = web.Application(client_max_size=runtime.config.limits.max_body_bytes)
     app[RUNTIME] = runtime
+    app.on_response_prepare.append(_let_go_if_draining)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
     app.router.add_route("*", "/v1/{rest:.*}", passed_through)
     return app
+
+
+async def _let_go_if_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Answer the last request of a connection while the replica goes away: the next one finds another replica.
+
+    Clients reuse connections, and a load balancer hears late of a replica that is not ready. Who has sent a request
+    until then is served.
+    """
+    if request.app[RUNTIME].draining:
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
 
 
 async def _keep_gauges(runtime: Runtime) -> None:

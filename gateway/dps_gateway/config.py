@@ -109,7 +109,7 @@ class Timeouts(_Section):
     queue_seconds: Seconds = 30.0
     health_interval_seconds: Seconds = 5.0
     drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
-    """Between 'not ready' and refusing connections: what endpoint propagation takes."""
+    """Between 'not ready' and refusing connections: what endpoint propagation takes. Requests are served."""
     drain_seconds: Seconds = 60.0
 
 

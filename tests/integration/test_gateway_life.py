@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,39 +20,50 @@ from support.plane import (
     chat,
     posted,
     read,
-    refusal,
 )
-from support.site import Gateway, Site, eventually, metric_over
+from support.site import Gateway, Site, eventually, metric_over, status_of
 
 from dps_lab.children import ChildError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
-async def test_a_gateway_that_is_told_to_stop_finishes_its_streams_and_takes_no_more(
+async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_every_connection(
     tmp_path: Path, plane: Plane
 ) -> None:
-    tokens = int(7 / STEP_SECONDS)
+    """Clients hear late that it goes away: what they send meanwhile is answered, and their next goes elsewhere."""
+    tokens = int(8 / STEP_SECONDS)
     async with Site(tmp_path) as site, aiohttp.ClientSession() as kept_alive:
         gateway = await site.gateway(
             [plane.speculative],
             [plane.greedy],
-            {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 5, "drainSeconds": 60}},
+            {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 6, "drainSeconds": 60}},
         )
+
+        async def connection(method: str, path: str, **options: Any) -> tuple[int, str | None]:
+            async with kept_alive.request(method, gateway.url + path, **options) as response:
+                await response.read()
+                return response.status, response.headers.get("Connection")
+
+        assert await connection("POST", CHAT, json=chat()) == (200, None)
         async with posted(gateway.url + CHAT, chat(tokens, stream=True, **USAGE_ASKED)) as response:
             first = await response.content.readuntil(b"\n\n")
             stopped = asyncio.create_task(gateway.child.stop(seconds=60))
 
             async def not_ready() -> bool:
-                async with kept_alive.get(f"{gateway.admin}/readyz") as probe:
-                    return probe.status == 503
+                return await status_of(f"{gateway.admin}/readyz") == 503
 
             await eventually(not_ready, "the gateway says that it is going away")
-            async with posted(gateway.url + CHAT, chat()) as another:
-                assert await refusal(another) == (503, "server_error", "draining", "1")
+            answers = [
+                await connection("POST", CHAT, json=chat()),
+                await connection("POST", CHAT, json=chat(stream=True)),
+                await connection("GET", "/v1/models"),
+                await connection("POST", CHAT, data=b"no JSON"),
+            ]
             rest = await response.read()
         events = (first + rest).decode().split("\n\n")
 
+        assert answers == [(200, "close"), (200, "close"), (200, "close"), (400, "close")]
         assert events[-2:] == ["data: [DONE]", ""]
         assert json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"] == tokens
         await stopped

@@ -24,10 +24,6 @@ class BodyTooLarge(Exception):
     """The request's body is over limits.maxBodyBytes."""
 
 
-class Draining(Exception):
-    """This replica is going away."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Problem:
     status: int
@@ -44,7 +40,6 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
     UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
     PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
-    Draining: _Problem(503, "server_error", "draining", retry=True),
 }
 _UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")
 

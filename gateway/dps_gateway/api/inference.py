@@ -11,7 +11,7 @@ from opentelemetry.trace import Span, SpanKind
 from dps_gateway.api import spans
 from dps_gateway.api.answer import Job, relay
 from dps_gateway.api.dispatch import Placed, least_loaded, place
-from dps_gateway.api.errors import BadRequest, Draining, refusal
+from dps_gateway.api.errors import BadRequest, refusal
 from dps_gateway.api.request import (
     RUNTIME,
     Route,
@@ -68,8 +68,6 @@ async def _serve(route: Route, request: web.Request) -> web.StreamResponse:
 async def _answer(
     runtime: Runtime, route: Route, request: web.Request, span: Span, request_id: str, started: float
 ) -> web.StreamResponse:
-    if runtime.draining:
-        raise Draining("this replica is shutting down; try again")
     tenant = runtime.tenant(request.headers)
     raw = await read_body(request)
     job = Job(route, request, span, parse_object(raw), request_id, started)

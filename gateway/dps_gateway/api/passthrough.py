@@ -6,7 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from dps_gateway.api.dispatch import least_loaded, place
-from dps_gateway.api.errors import Draining, error_event, refusal
+from dps_gateway.api.errors import error_event, refusal
 from dps_gateway.api.request import RUNTIME, read_body, request_id_of
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.record import History
@@ -25,8 +25,6 @@ async def passed_through(request: web.Request) -> web.StreamResponse:
     status = 499
     failure: Exception | None = None
     try:
-        if runtime.draining:
-            raise Draining("this replica is shutting down; try again")
         runtime.tenant(request.headers)
         body = await read_body(request) if request.can_read_body else None
         trace = runtime.tracing.propagate(span, request.headers)
