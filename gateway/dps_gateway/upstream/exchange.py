@@ -122,7 +122,7 @@ class Upstream:
                 timeout=self._limits,
                 allow_redirects=False,
             )
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamFailed("connect", "the engine cannot be reached") from error
         except TimeoutError as error:
             raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
