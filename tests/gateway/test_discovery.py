@@ -16,6 +16,14 @@ ONE = "http://10.0.0.1:30000"
 SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)
 
 
+def going(address: str, *, serving: bool = True) -> dict[str, Any]:
+    """An endpoint whose pod was deleted."""
+    return {
+        "addresses": [address],
+        "conditions": {"ready": False, "serving": serving, "terminating": True},
+    }
+
+
 def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extra: Any) -> dict[str, Any]:
     return {
         "metadata": {"name": name},
@@ -37,6 +45,12 @@ def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extr
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=[{"port": 9}, {"port": 30000}])], [ONE], id="ports"),
         pytest.param(
             [endpoint_slice("a", "10.0.0.1", ports=[{"port": 8080}])], ["http://10.0.0.1:8080"], id="target port"
+        ),
+        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1")])], [ONE], id="the last one, going"),
+        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1", serving=False)])], [], id="gone"),
+        pytest.param(
+            [endpoint_slice("a", endpoints=[going("10.0.0.9")]), endpoint_slice("b", "10.0.0.1")], [ONE],
+            id="one going while another is ready",
         ),
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=None, endpoints=None)], [], id="an empty slice"),
     ],

@@ -64,8 +64,13 @@ class ApiServer:
 
 
 def replica_urls(slices: Iterable[Mapping[str, Any]], port: int) -> list[str]:
-    """The URLs of all endpoints that are ready. `port` is the one wanted, should a slice have several."""
-    urls = set()
+    """The URLs of all endpoints that are ready. `port` is the one wanted, should a slice have several.
+
+    Where none is, those that are going away and still serve, as kube-proxy does it (KEP-1669): a pool whose only pod
+    was deleted serves on until that pod is told to stop, and with luck its successor is there by then.
+    """
+    ready: set[str] = set()
+    going: set[str] = set()
     for endpoint_slice in slices:
         ports = [each["port"] for each in endpoint_slice.get("ports") or [] if each.get("port")]
         if not ports:
@@ -73,11 +78,16 @@ def replica_urls(slices: Iterable[Mapping[str, Any]], port: int) -> list[str]:
         chosen = port if port in ports else ports[0]
         ipv6 = endpoint_slice.get("addressType") == "IPv6"
         for endpoint in endpoint_slice.get("endpoints") or []:
-            if (endpoint.get("conditions") or {}).get("ready") is False:  # absent means ready
-                continue
-            for address in endpoint["addresses"]:
-                urls.add(f"http://[{address}]:{chosen}" if ipv6 else f"http://{address}:{chosen}")
-    return sorted(urls)
+            conditions = endpoint.get("conditions") or {}
+            urls = {
+                f"http://[{address}]:{chosen}" if ipv6 else f"http://{address}:{chosen}"
+                for address in endpoint["addresses"]
+            }
+            if conditions.get("ready") is not False:  # absent means ready
+                ready |= urls
+            elif conditions.get("serving") and conditions.get("terminating"):
+                going |= urls
+    return sorted(ready or going)
 
 
 async def watch_service(api: ApiServer, service: ServiceRef, found: Callable[[list[str]], None]) -> None:
