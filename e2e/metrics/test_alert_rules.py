@@ -35,7 +35,7 @@ def test_every_alert_has_a_unit_test_in_which_it_comes_and_one_in_which_it_does_
 
 def test_helm_hands_them_on_as_they_are(tmp_path: Path) -> None:
     values = "monitoring.prometheusRule.enabled=true"
-    command = [BIN / "helm", "template", "dps", ROOT / "charts/dps-router", "--set", values]
+    command = [str(BIN / "helm"), "template", "dps", str(ROOT / "charts/dps-router"), "--set", values]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS).stdout
     (made,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "PrometheusRule"]
     assert made["spec"] == yaml.safe_load(RULES.read_text())
