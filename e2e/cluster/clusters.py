@@ -1,0 +1,192 @@
+"""Where a cluster with a real node comes from: yours, kind's, or one that is built on this machine."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from e2e.cluster.harness import BIN, CONTEXT, HERE, ROOT, Kube, Manifest, RefusedError, eventually, free_port
+
+Way = Literal["existing", "kind", "self-built"]
+KIND = "dps-test"
+VOLUMES = 20
+IMAGES = Path.home() / ".cache/dps-router/images"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster with a node that runs pods.
+
+    load: the command that makes an image archive known to the node; none where it pulls images by itself.
+    state: the folder of a cluster that was built here, whose parts can be stopped.
+    """
+
+    kube: Kube
+    load: tuple[str, ...] = ()
+    state: Path | None = None
+
+    def load_images(self) -> None:
+        """Build every image, unchanged ones out of the cache, and make them known to the node."""
+        if not self.load:
+            return
+        subprocess.run([ROOT / "e2e/images", IMAGES], check=True, timeout=900)
+        for archive in sorted(IMAGES.glob("*.tar")):
+            subprocess.run([*self.load, archive], check=True, timeout=300)
+
+    @contextmanager
+    def reach(self, kube: Kube, service: str, port: int) -> Iterator[str]:
+        """The URL of a Service for a client on this machine."""
+        if self.state is not None:  # kube-proxy runs here, so cluster addresses mean something here
+            yield f"http://{kube.get('service', service)['spec']['clusterIP']}:{port}"
+            return
+        local = free_port()
+        command = ["kubectl", "--kubeconfig", str(kube.kubeconfig), "--namespace", kube.namespace]
+        forward = subprocess.Popen([*command, "port-forward", f"service/{service}", f"{local}:{port}"])
+        try:
+            yield f"http://127.0.0.1:{local}"
+        finally:
+            forward.terminate()
+            forward.wait(timeout=10)
+
+    @contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """The API server is killed, and started again afterwards. Only where the cluster was built here."""
+        if self.state is None:
+            raise RefusedError("the API server of a cluster that was not built here is not ours to stop")
+        file = self.state / "pids/kube-apiserver"
+        pid = int(file.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        os.kill(pid, signal.SIGKILL)
+        try:
+            yield
+        finally:
+            while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+                time.sleep(0.1)
+            path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+            with (self.state / "log/kube-apiserver.log").open("a") as log:
+                again = subprocess.Popen(
+                    command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "PATH": path}
+                )
+            file.write_text(str(again.pid))
+            eventually(lambda: self.kube.kubectl("get", "--raw", "/readyz"))
+
+
+def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Way:
+    """Which way to take: a kubeconfig that is named, kind where docker runs, otherwise building one as root.
+
+    RefusedError, with what to do, where none is open.
+    """
+    if environment.get("E2E_KUBECONFIG"):
+        return "existing"
+    if docker_works and shutil.which("kind", path=environment.get("PATH")):
+        return "kind"
+    if root:
+        return "self-built"
+    raise RefusedError(
+        "no cluster: set E2E_KUBECONFIG and E2E_CONTEXT, or start docker with kind, or be root"
+    )
+
+
+def refuse_unknown(kube: Kube, known: str) -> None:
+    """RefusedError unless the kubeconfig's context is the one that was named as a cluster for tests."""
+    context = kube.run("kubectl", "config", "current-context").strip()
+    if context != known:
+        raise RefusedError(
+            f"the current context is {context!r}; these tests install and delete things. "
+            f"If it is a cluster for tests, say so: E2E_CONTEXT={shlex.quote(context)}"
+        )
+
+
+def storage(folder: Path) -> list[Manifest]:
+    """A default storage class and volumes of it, in folders that any user may write to."""
+    made: list[Manifest] = [
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {
+                "name": "standard",
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+    ]
+    for number in range(VOLUMES):
+        path = folder / str(number)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)
+        made.append(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": f"volume-{number}"},
+                "spec": {
+                    "capacity": {"storage": "100Gi"},
+                    "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+                    "storageClassName": "standard",
+                    "hostPath": {"path": str(path)},
+                },
+            }
+        )
+    return made
+
+
+@contextmanager
+def _existing(environment: Mapping[str, str]) -> Iterator[Cluster]:
+    kube = Kube(Path(environment["E2E_KUBECONFIG"]))
+    refuse_unknown(kube, environment.get("E2E_CONTEXT", ""))
+    yield Cluster(kube, tuple(shlex.split(environment.get("E2E_LOAD_IMAGE", ""))))
+
+
+@contextmanager
+def _kind(folder: Path) -> Iterator[Cluster]:
+    kube = Kube(folder / "kubeconfig")
+    name = ("--name", KIND)
+    try:
+        create = ["kind", "create", "cluster", *name, "--kubeconfig", str(kube.kubeconfig), "--wait", "180s"]
+        subprocess.run(create, check=True, timeout=600)
+        refuse_unknown(kube, f"kind-{KIND}")
+        kube.run(str(HERE / "advertise-gpus"))
+        yield Cluster(kube, ("kind", "load", "image-archive", *name))
+    finally:
+        subprocess.run(["kind", "delete", "cluster", *name], check=True, timeout=120)
+
+
+@contextmanager
+def _self_built(folder: Path) -> Iterator[Cluster]:
+    subprocess.run([HERE / "build"], check=True)
+    try:
+        subprocess.run([HERE / "up", folder], check=True, timeout=600)
+        kube = Kube(folder / "kubeconfig")
+        refuse_unknown(kube, CONTEXT)
+        kube.apply(*storage(folder / "volumes"))
+        yield Cluster(kube, (str(HERE / "load-image"), str(folder)), folder)
+    finally:
+        subprocess.run([HERE / "down", folder], check=True, timeout=120)
+
+
+def _docker_works() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, timeout=30).returncode == 0
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster with a node, with this checkout's images. One that was made for it is gone afterwards."""
+    way = choose(os.environ, _docker_works(), os.geteuid() == 0)
+    ways = {
+        "existing": lambda: _existing(os.environ),
+        "kind": lambda: _kind(folder),
+        "self-built": lambda: _self_built(folder),
+    }
+    with ways[way]() as made:
+        made.load_images()
+        yield made

@@ -1,0 +1,26 @@
+"""Tests on real clusters: a failure comes with what the cluster knows about it."""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster.diagnostics import collect
+from e2e.cluster.harness import ROOT, Kube
+
+FOLDER = ROOT / "build/e2e"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the state of every namespace that a failed test had to its report."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for name, value in item.funcargs.items():
+            if isinstance(value, Kube):
+                folder = FOLDER / Path(item.nodeid.replace("/", "-").replace("::", "-")) / name
+                report.sections.append((f"{value.namespace}, more in {folder}", collect(value, folder)))
+    return report

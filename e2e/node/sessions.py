@@ -1,0 +1,47 @@
+"""Sessions of an unmodified client, and what each turn was told about its routing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+LITTLE, MUCH = "And then?", "Consider all of this, point by point, and compare it with what was said. " * 40
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: what the headers say, and what the engine counted."""
+
+    pool: str
+    reason: str
+    prompt_tokens: int
+    delta_tokens: int
+    number: int
+    engine_prompt_tokens: int
+    cached_tokens: int
+
+
+def turns(url: str, model: str, count: int = 4, answer_tokens: int = 16) -> Iterator[Turn]:
+    """A session in which every other turn adds little; it sends its history as any client does, and no id."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
+    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are brief."}]
+    for number in range(count):
+        messages.append({"role": "user", "content": f"{number}. {LITTLE if number % 2 else MUCH}"})
+        raw = client.chat.completions.with_raw_response.create(
+            model=model, messages=messages, max_tokens=answer_tokens, temperature=0
+        )
+        answer = raw.parse()
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+        usage = answer.usage
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        yield Turn(
+            pool=raw.headers["x-dps-pool"],
+            reason=raw.headers["x-dps-reason"],
+            prompt_tokens=int(raw.headers["x-dps-prompt-tokens"]),
+            delta_tokens=int(raw.headers["x-dps-delta-tokens"]),
+            number=int(raw.headers["x-dps-turn"]),
+            engine_prompt_tokens=usage.prompt_tokens,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+        )
