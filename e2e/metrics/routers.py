@@ -1,0 +1,138 @@
+"""Two routers on this machine, each with engines, a Redis and a gateway: one in health, one with every fault."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from support.site import Engine, Gateway, RedisServer, Site
+
+from dps_lab.local import MODEL
+from dps_lab.workload.assets import bundled_tokenizer
+from e2e.metrics.prometheus import Target
+
+NAMESPACE = "llm"
+HEALTHY, FAULTY = "well", "faulty"
+SPEED = ("--emulate-speed", "200")
+USELESS_DRAFTS = ("--emulate-acceptance-length", "1")
+
+
+@dataclass(frozen=True)
+class LocalRouter:
+    """One router's processes, named as a DPSRouter would be."""
+
+    name: str
+    gateway: Gateway
+    speculative: Engine
+    greedy: Engine
+    redis: RedisServer
+
+    def targets(self) -> list[Target]:
+        """What the ServiceMonitor of such a DPSRouter selects, and with which labels."""
+        found = {
+            "metrics": self.gateway.admin,
+            "speculative": self.speculative.url,
+            "greedy": self.greedy.url,
+        }
+        return [
+            Target(url, {**_labels(self.name, component), "pod": f"{self.name}-{component}-0"})
+            for component, url in found.items()
+        ]
+
+    async def talk(self, topic: str) -> None:
+        """One session of some turns, long and short ones, streaming and not. What fails, fails."""
+        messages: list[dict[str, str]] = []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
+            for turn in range(6):
+                question = f"{topic}, {turn}: " + ("and why? " if turn % 3 else "tell me of the sky. " * 60)
+                messages.append({"role": "user", "content": question})
+                body = {
+                    "model": MODEL,
+                    "messages": messages,
+                    "max_tokens": 48,
+                    "ignore_eos": True,
+                    "stream": turn % 2 == 1,
+                }
+                try:
+                    async with http.post(f"{self.gateway.url}/v1/chat/completions", json=body) as answer:
+                        await answer.read()
+                except (aiohttp.ClientError, TimeoutError):
+                    continue
+                messages.append({"role": "assistant", "content": f"Answer {turn}."})
+
+    async def cut_streams(self) -> None:
+        """From now on every stream breaks off after some events."""
+        for engine in (self.speculative, self.greedy):
+            await engine.emulate(disconnect_after_chunks=3)
+
+    def lose_everything(self) -> None:
+        """No Redis, no engines, and a configuration file that the gateway refuses."""
+        for child in (self.redis.child, self.speculative.child, self.greedy.child):
+            child.kill()
+        self.gateway.configure(_misspell)
+
+
+@asynccontextmanager
+async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
+    """The healthy router and the faulty one, whose faults so far are useless drafts and another chat template."""
+    async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
+        yield await asyncio.gather(
+            _router(HEALTHY, site, site, ()),
+            _router(FAULTY, site, other, USELESS_DRAFTS),
+        )
+
+
+@asynccontextmanager
+async def traffic(*routers: LocalRouter) -> AsyncIterator[None]:
+    """Sessions at all of them, one after another, for a while."""
+
+    async def for_ever(router: LocalRouter) -> None:
+        number = 0
+        while True:
+            await router.talk(f"Talk {number}")
+            await asyncio.sleep(0.2)
+            number += 1
+
+    tasks = [asyncio.create_task(for_ever(router)) for router in routers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def other_template(folder: Path) -> Path:
+    """The bundled tokenizer with a chat template that says a word more."""
+    shutil.copytree(bundled_tokenizer(), folder)
+    file = folder / "tokenizer_config.json"
+    settings: dict[str, Any] = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"chat_template": settings["chat_template"] + "Well, "}))
+    return folder
+
+
+async def _router(name: str, gateways: Site, engines: Site, speculation: tuple[str, ...]) -> LocalRouter:
+    redis = await gateways.redis()
+    drafts = ("--speculative-algorithm", "STANDALONE", *speculation)
+    (speculative,) = await engines.engines(f"{name}-speculative", arguments=[*SPEED, *drafts])
+    (greedy,) = await engines.engines(f"{name}-greedy", arguments=SPEED)
+    session = {"redisUrl": redis.url, "redisTimeoutSeconds": 2.0}
+    gateway = await gateways.gateway([speculative], [greedy], {"session": session})
+    return LocalRouter(name, gateway, speculative, greedy, redis)
+
+
+def _labels(router: str, component: str) -> Mapping[str, str]:
+    return {
+        "namespace": NAMESPACE,
+        "dpsrouter_io_router": router,
+        "dpsrouter_io_component": component,
+    }
+
+
+def _misspell(configuration: dict[str, Any]) -> None:
+    configuration["routing"] = {"polisy": "DeltaPrefill"}
