@@ -1,0 +1,126 @@
+"""What the chart brings for Prometheus and Grafana names only what there is, and says what to do."""
+
+import json
+import re
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY, Metric
+from support.operator_wanted import EVERYTHING, router
+
+import dps_operator.app  # noqa: F401 - with it all of the operator's metrics are registered
+from dps_gateway.telemetry.metrics import Metrics
+from dps_operator.build.monitoring import service_monitor
+from e2e.metrics.dashboard import dashboard, metrics
+
+ROOT = Path(__file__).parent.parent
+RULES = (ROOT / "charts/dps-router/files/rules.yaml").read_text()
+PAGE = (ROOT / "docs/monitoring.md").read_text()
+VALUES = yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text())
+SGLANG = json.loads((ROOT / "tests/lab/contract/sglang-0.5.23.json").read_text())["speculative metrics"]
+ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]}
+PANELS: list[dict[str, Any]] = dashboard()["panels"]
+GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
+EXPRESSIONS = " ".join(target["expr"] for panel in GRAPHS for target in panel["targets"])
+UNITS = {"reqps", "ops", "percentunit", "s", "short"}
+SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+
+
+def title(panel: dict[str, Any]) -> str:
+    return str(panel["title"])
+
+
+def series(families: Iterable[tuple[str, str]]) -> set[str]:
+    """The names of series that metrics have, by name and type."""
+    return {name + suffix for name, kind in families for suffix in SUFFIXES.get(kind, [])}
+
+
+def typed(found: Iterable[Metric]) -> set[str]:
+    return series((family.name, family.type) for family in found)
+
+
+def test_every_metric_is_one_of_the_gateways_the_operators_or_sglangs() -> None:
+    gateway, operator = typed(Metrics().registry.collect()), typed(REGISTRY.collect())
+    sglang = series((name, shape["type"]) for name, shape in SGLANG.items())
+    assert metrics(RULES + EXPRESSIONS) - gateway - operator - sglang == set()
+
+
+def test_the_page_has_every_metric_of_the_operator() -> None:
+    exposed = {family.name for family in REGISTRY.collect() if family.name.startswith("dps_operator_")}
+    named = {name.removesuffix("_total") for name in metrics(PAGE)}
+    assert {name for name in named if name.startswith("dps_operator_")} == exposed
+
+
+def test_routers_are_told_apart_by_labels_that_the_service_monitor_sets() -> None:
+    (monitor,) = service_monitor(router(EVERYTHING))
+    set_by_it = {re.sub(r"\W", "_", label) for label in monitor["spec"]["targetLabels"]}
+    assert set(re.findall(r"dpsrouter_io_\w+", RULES + json.dumps(dashboard()))) == set_by_it
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_is_wrong_and_what_to_do(name: str) -> None:
+    alert = ALERTS[name]
+    assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+    assert alert["labels"]["severity"] in ("warning", "critical")
+    assert alert["annotations"]["runbook"] == f"docs/monitoring.md#{name.lower()}"
+    assert f"\n### {name}\n\n" in PAGE
+
+
+def test_the_page_has_a_chapter_for_each_alert_and_no_other() -> None:
+    assert set(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)) == set(ALERTS)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", PAGE))
+def test_an_anchor_of_the_page_is_a_heading(link: str) -> None:
+    file, _, anchor = link.partition("#")
+    text = (ROOT / "docs" / (file or "monitoring.md")).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_values_are_the_charts() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    told = yaml.safe_load(block)["monitoring"]
+    assert {name: set(values) for name, values in told.items()} == {
+        name: {"enabled"} for name in VALUES["monitoring"]
+    }
+
+
+def test_the_page_has_the_dashboards_rows() -> None:
+    rows = [title(panel) for panel in PANELS if panel["type"] == "row"]
+    table = PAGE.partition("## The dashboard")[2].partition("## ")[0]
+    assert re.findall(r"^\| ([A-Z][\w ]+) \|", table, re.MULTILINE) == rows
+
+
+@pytest.mark.parametrize("panel", GRAPHS, ids=title)
+def test_a_panel_has_its_data_source_unit_and_explanation(panel: dict[str, Any]) -> None:
+    sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+    assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    assert panel["description"]
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    places = [
+        (box["x"], box["y"], box["x"] + box["w"], box["y"] + box["h"])
+        for box in (panel["gridPos"] for panel in PANELS)
+    ]
+    assert all(right <= 24 for _, _, right, _ in places)
+    overlapping = [
+        pair
+        for pair in combinations(places, 2)
+        if max(pair[0][0], pair[1][0]) < min(pair[0][2], pair[1][2])
+        and max(pair[0][1], pair[1][1]) < min(pair[0][3], pair[1][3])
+    ]
+    assert overlapping == []
+
+
+def test_every_query_about_routers_obeys_the_variables() -> None:
+    selectors = re.findall(r"\b(?:dps_(?!operator_)|sglang:)[a-z_]+(?:\{[^}]*\})?", EXPRESSIONS)
+    variables = '{namespace=~"$namespace",dpsrouter_io_router=~"$router"'
+    assert [one for one in selectors if variables not in one] == []
