@@ -66,6 +66,10 @@ def test_deleting_it_leaves_nothing(kube: Kube) -> None:
 def test_uninstalling_leaves_nothing(system: Kube) -> None:
     system.helm("uninstall", RELEASE, "--wait")
     system.kubectl("delete", "crd", "dpsrouters.dpsrouter.io")
-    assert system.list("clusterroles,clusterrolebindings", f"app.kubernetes.io/instance={RELEASE}") == []
-    assert system.list(LEFT, f"app.kubernetes.io/instance={RELEASE}") == []
+
+    def nothing() -> None:
+        ours = f"app.kubernetes.io/instance={RELEASE}"
+        assert system.list(f"clusterroles,clusterrolebindings,{LEFT}", ours) == []
+
+    eventually(nothing, READY_SECONDS)
     assert RELEASE not in system.helm("list", "--short").split()

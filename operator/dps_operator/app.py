@@ -117,6 +117,7 @@ def settings_from(arguments: list[str]) -> Settings:
         level=logging.DEBUG if read.verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # a line for every probe
     # At DEBUG the client writes whole answers to the log, Secrets among them.
     logging.getLogger("kubernetes").setLevel(logging.INFO)
     if not read.verbose:
