@@ -26,7 +26,9 @@ def collect(kube: Kube, folder: Path) -> str:
     (folder / "events.txt").write_text(events)
     (folder / "pods.txt").write_text(_told(kube, "describe", "pods"))
     short = [objects, *events.splitlines(keepends=True)[-SHOWN_LINES:]]
-    for pod in _told(kube, "get", "pods", "--output", "name").split():
+    for pod in _told(kube, "get", "pods", "--output", "name").splitlines():
+        if not pod.startswith("pod/"):
+            continue  # kubectl's complaint
         for when in ((), ("--previous",)):
             log = _told(kube, "logs", pod, "--all-containers", "--prefix", *when)
             if when and "not found" in log:
