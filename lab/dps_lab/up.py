@@ -22,7 +22,7 @@ from dps_operator.errors import SpecError
 
 POLICIES = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")
 PROGRESS_SECONDS = 0.5
-PROGRESS_COLUMNS = 100
+PROGRESS_COLUMNS = 80
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ async def _up(arguments: argparse.Namespace) -> int:
     for name, placement in stack.placements.items():
         print(f"engine, {name}: {placement}")
     print(f"logs: {stack.folder}", flush=True)
-    with Console().status("starting") as status:
+    with Console().status("starting", refresh_per_second=4) as status:
         progress = asyncio.create_task(_tell_progress(stack, status))
         async with stack:
             progress.cancel()
@@ -185,7 +185,8 @@ async def _tell_progress(stack: LocalStack, status: Status) -> None:
     """Show what the engines say last, on a terminal."""
     began = time.monotonic()
     while True:
-        lines = [f"{name}: {engine.last_line()[:PROGRESS_COLUMNS]}" for name, engine in stack.engines.items()]
+        said = {name: engine.last_line() or "loading" for name, engine in stack.engines.items()}
+        lines = [f"{name}: {line[:PROGRESS_COLUMNS]}" for name, line in said.items()]
         status.update(escape("\n  ".join([f"starting, {time.monotonic() - began:.0f} s", *lines])))
         await asyncio.sleep(PROGRESS_SECONDS)
 
