@@ -84,7 +84,7 @@ def test_a_change_of_routing_reaches_the_gateways_and_restarts_nobody(kube: Kube
     def told() -> None:
         config = yaml.safe_load(kube.get("configmap", "qwen-gateway")["data"]["config.yaml"])
         assert config["routing"] == {"policy": "DeltaPrefill", "thresholdTokens": 512}
-        assert config["session"] == {"ttlSeconds": 60}
+        assert config["session"]["ttlSeconds"] == 60
         # A pod that is touched has its volumes looked at by the kubelet at once.
         hashes = {
             pod["metadata"]["annotations"]["dpsrouter.io/config-hash"]

@@ -67,19 +67,19 @@ async def _keep_gauges(runtime: Runtime) -> None:
 async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
     """Health checks, discovery, overdue commits and the configuration file, for as long as the gateway runs.
 
-    Raises ConfigError if a pool names a service and this is not a cluster.
+    Raises ConfigError if a service is named and this is not a cluster.
     """
     health = watch_health(runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds)
     tasks = [asyncio.create_task(health)]
     if runtime.redis is not None:
         tasks.append(asyncio.create_task(write_behind(runtime)))
-    services = {name: runtime.config.pools[name].service for name in Pool}
-    if any(services.values()):
+    followed = [(runtime.config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool]
+    if runtime.peers is not None and runtime.config.session.peers is not None:
+        followed.append((runtime.config.session.peers.service, runtime.peers.set_endpoints))
+    services = [(service, found) for service, found in followed if service is not None]
+    if services:
         api = ApiServer.of_pod()
-        for name, service in services.items():
-            if service is not None:
-                found = runtime.pools[name].set_endpoints
-                tasks.append(asyncio.create_task(watch_service(api, service, found)))
+        tasks += [asyncio.create_task(watch_service(api, service, found)) for service, found in services]
     if runtime.config.listen.workers > 1:
         tasks.append(asyncio.create_task(_keep_gauges(runtime)))
     if config_file is not None:

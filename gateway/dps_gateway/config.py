@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -55,16 +55,21 @@ class ServiceRef(_Section):
     port: Port
 
 
-class PoolConfig(_Section):
+class Servers(_Section):
+    """Where servers are: a list of URLs, or a Service of the cluster."""
+
     endpoints: tuple[Annotated[str, AfterValidator(_http_url)], ...] = ()
     service: ServiceRef | None = None
-    api_key_file: Path | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> "PoolConfig":
+    def _one_source(self) -> Self:
         if bool(self.endpoints) == (self.service is not None):
             raise ValueError("give either 'endpoints' or 'service', not both and not neither")
         return self
+
+
+class PoolConfig(Servers):
+    api_key_file: Path | None = None
 
 
 class Pools(_Section):
@@ -92,6 +97,8 @@ class Session(_Section):
     redis_timeout_seconds: Seconds = 0.05
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
     """Sessions remembered in this process for when Redis is away."""
+    peers: Servers | None = None
+    """The admin ports of all replicas, which then tell each other what they remember."""
 
 
 class Limits(_Section):

@@ -12,6 +12,7 @@ from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy, Pool
 from dps_gateway.session.identity import Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
+from dps_gateway.session.peers import HttpPeers
 from dps_gateway.session.redis import RedisBackend, connect
 from dps_gateway.session.store import SessionStore
 from dps_gateway.telemetry.metrics import Metrics
@@ -35,7 +36,10 @@ class Runtime:
         self.accountant = Accountant(tokenizer)
         self.upstream = Upstream(config.timeouts)
         self.redis = _redis(config, self._count_state_error)
-        store = SessionStore(self.redis, Mirror(config.session.mirror_records), config.session.ttl_seconds)
+        session = config.session
+        self.mirror = Mirror(session.mirror_records)
+        self.peers = HttpPeers() if session.peers is not None else None
+        store = SessionStore(self.redis, self.mirror, session.ttl_seconds, self.peers)
         self.turns = Turns(store, ())
         self.pools = {pool: EnginePool(pool, 1, 0) for pool in Pool}
         self.draining = False
@@ -58,6 +62,8 @@ class Runtime:
         self.turns.keys = tuple(parse_session_key(key) for key in config.session.keys)
         self.turns.store.ttl_seconds = config.session.ttl_seconds
         self.upstream.configure(config.timeouts)
+        if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
+            self.peers.set_endpoints(config.session.peers.endpoints)
         for name, pool in self.pools.items():
             pool.max_in_flight_per_replica = config.limits.max_in_flight_per_replica
             pool.max_queued = config.limits.max_queued
@@ -90,6 +96,8 @@ class Runtime:
     async def close(self) -> None:
         """Let go of connections and flush spans."""
         await self.upstream.close()
+        if self.peers is not None:
+            await self.peers.close()
         if self.redis is not None:
             await self.redis.close()
         self.tracing.shutdown()

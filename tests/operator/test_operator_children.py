@@ -42,7 +42,11 @@ def test_the_gateways_configuration_is_the_contracts() -> None:
             "greedy": {"service": {"name": "qwen-greedy", "namespace": "serving", "port": 30000}},
         },
         "routing": {"policy": "TotalLength", "thresholdTokens": 4096},
-        "session": {"ttlSeconds": 600, "keys": ["header:x-session-id"]},
+        "session": {
+            "ttlSeconds": 600,
+            "peers": {"service": {"name": "qwen-metrics", "namespace": "serving", "port": 9090}},
+            "keys": ["header:x-session-id"],
+        },
         "timeouts": {"drainSeconds": 300},
         "auth": {"keysFile": "/etc/dps-keys/keys"},
         "telemetry": {

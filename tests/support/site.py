@@ -148,9 +148,11 @@ class Site:
         speculative: Sequence[Engine],
         greedy: Sequence[Engine],
         sections: Mapping[str, Mapping[str, Any]] | None = None,
+        admin_port: int | None = None,
     ) -> Gateway:
         """A gateway in front of these engines; `sections` of its configuration are put over the defaults."""
-        port, admin_port = free_ports(2)
+        port, free_port = free_ports(2)
+        admin_port = admin_port or free_port
         configuration: dict[str, dict[str, Any]] = {
             "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port},
             "model": {"name": MODEL, "tokenizer": str(self._tokenizer)},

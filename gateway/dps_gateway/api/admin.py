@@ -10,6 +10,7 @@ from dps_gateway.api.request import RUNTIME
 from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
+from dps_gateway.session.peers import PATH as MIRROR_PATH
 from dps_gateway.session.record import Record
 from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
@@ -26,6 +27,7 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/config", _config)
     app.router.add_get("/sessions/{id}", _session)
     app.router.add_delete("/sessions/{id}", _forget)
+    app.router.add_post(MIRROR_PATH, _mirror)
     return app
 
 
@@ -121,6 +123,18 @@ async def _session(request: web.Request) -> web.Response:
     if snapshot.record is None:
         return _json({"error": f"there is no session {session.text}", "source": snapshot.source.value}, 404)
     return _json(session_document(session, snapshot.record, snapshot.source.value))
+
+
+async def _mirror(request: web.Request) -> web.Response:
+    """What this replica has in mind of some keys, for another one that cannot ask Redis."""
+    try:
+        keys = orjson.loads(await request.read())
+    except ValueError:
+        keys = None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        return _json({"error": "a JSON array of keys is expected"}, 400)
+    known = request.app[RUNTIME].mirror.values(keys)
+    return _json({key: value.decode() for key, value in known.items()})
 
 
 async def _forget(request: web.Request) -> web.Response:

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -30,6 +30,10 @@ class Mirror:
         if entry is None or entry.expires < self._clock():
             return None
         return entry.value
+
+    def values(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """What there is of these keys."""
+        return {key: value for key in keys if (value := self.get(key)) is not None}
 
     def unwritten(self, key: str) -> bytes | None:
         """The value, if it could not be written to the authoritative store."""

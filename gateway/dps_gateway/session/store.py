@@ -1,17 +1,22 @@
-"""Session records, read and committed: Redis is authoritative, a mirror in this process bridges its absence.
+"""Session records, read and committed: Redis is authoritative, what replicas have in mind bridges its absence.
 
 A request never fails because of its session's state. The worst that can happen is that ΔL is taken to be L.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from dps_gateway.session.breaker import LONGEST_PAUSE_SECONDS
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
+
+DOUBT_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
+"""So long after Redis failed last may another replica have something that it has not brought to Redis yet."""
 
 COMMIT_ATTEMPTS: Final = 8
 """Compare-and-set tries of one commit. Each loss means that another turn of the session was committed."""
@@ -58,6 +63,13 @@ class Backend(Protocol):
     async def delete(self, key: str) -> bool: ...
 
 
+class Peers(Protocol):
+    """The other replicas."""
+
+    async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
+        """What each of them has in mind of these keys. Who does not answer soon has nothing; never raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What was read of a session, to decide by and to commit against."""
@@ -73,9 +85,19 @@ class Snapshot:
 class SessionStore:
     """Reads and commits the records of sessions. Never raises for an absent backend, except in `delete`."""
 
-    def __init__(self, backend: Backend | None, mirror: Mirror, ttl_seconds: int) -> None:
+    def __init__(
+        self,
+        backend: Backend | None,
+        mirror: Mirror,
+        ttl_seconds: int,
+        peers: Peers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._backend = backend
         self._mirror = mirror
+        self._peers = peers
+        self._clock = clock
+        self._in_doubt_until = clock() + DOUBT_SECONDS  # who starts does not know what was before
         self.ttl_seconds = ttl_seconds
 
     async def read(self, scope: Scope, session: SessionId) -> Snapshot:
@@ -84,11 +106,11 @@ class SessionStore:
         if self._backend is not None:
             try:
                 raw = await self._backend.get(key)
-                return Snapshot(StateSource.REDIS, session, self._with_unwritten(key, raw), raw)
+                return Snapshot(StateSource.REDIS, session, await self._record(key, raw), raw)
             except StoreUnavailable:
-                pass
-        raw = self._mirror.get(key)
-        return Snapshot(self._absent(raw is not None), session, _decode(raw), raw)
+                self._doubt()
+        record = await self._record(key, self._mirror.get(key))
+        return Snapshot(self._absent(record is not None), session, record)
 
     async def find(self, scope: Scope, tag: str, digests: list[str]) -> Snapshot:
         """The session whose history holds the first of these prefixes that anybody wrote."""
@@ -101,9 +123,12 @@ class SessionStore:
                 hit = await self._backend.find(keys, prefix)
                 source = StateSource.REDIS
             except StoreUnavailable:
-                pass
-        for rank, key in enumerate(keys[: hit.rank if hit else None]):
+                self._doubt()
+        keys = keys[: hit.rank if hit else None]
+        others = await self._others(keys)
+        for rank, key in enumerate(keys):
             value = self._mirror.get(key) if source is None else self._mirror.unwritten(key)
+            value = value or next((known[key] for known in others if key in known), None)
             if value is not None:
                 hit = Hit(rank, value, None)
                 break
@@ -112,7 +137,7 @@ class SessionStore:
             return Snapshot(source or self._absent(known=False))
         key = record_key(scope, pointer.session)
         raw = hit.record if source else self._mirror.get(key)
-        record = self._with_unwritten(key, raw)
+        record = await self._record(key, raw)
         return Snapshot(source or self._absent(known=True), pointer.session, record, raw, pointer.point)
 
     async def commit(
@@ -196,12 +221,30 @@ class SessionStore:
                         return
                     expected, record = current, self._with_unwritten(key, current)
             except StoreUnavailable:
-                pass
+                self._doubt()
         mirrored = _decode(self._mirror.get(key))
         if mirrored is not None:
             record = record.merged(mirrored) if record else mirrored
         value = change(record).encode()
         self._mirror.put(key, value, pointer, self.ttl_seconds, written=self._backend is None)
+
+    async def _record(self, key: str, raw: bytes | None) -> Record | None:
+        """The record, with what replicas could not write while the backend was away: this one, and the others."""
+        record = self._with_unwritten(key, raw)
+        for known in await self._others([key]):
+            other = _decode(known.get(key))
+            if other is not None:
+                record = record.merged(other) if record else other
+        return record
+
+    async def _others(self, keys: list[str]) -> list[dict[str, bytes]]:
+        """What the other replicas know, where Redis may not."""
+        if self._peers is None or not keys or self._clock() >= self._in_doubt_until:
+            return []
+        return await self._peers.values(keys)
+
+    def _doubt(self) -> None:
+        self._in_doubt_until = self._clock() + DOUBT_SECONDS
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
         """The record, with what this process could not write while the backend was away."""

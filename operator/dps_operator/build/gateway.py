@@ -47,7 +47,17 @@ def gateway_config(router: Router) -> dict[str, Any]:
             for pool in POOLS
         },
         "routing": {"policy": spec.routing.policy, "thresholdTokens": spec.routing.threshold_tokens},
-        "session": {"ttlSeconds": spec.routing.session_ttl_seconds},
+        "session": {
+            "ttlSeconds": spec.routing.session_ttl_seconds,
+            # While Redis is away, replicas ask each other.
+            "peers": {
+                "service": {
+                    "name": child_name(router, "metrics"),
+                    "namespace": router.namespace,
+                    "port": ADMIN_PORT,
+                }
+            },
+        },
         "timeouts": {"drainSeconds": DRAIN_SECONDS},
     }
     if spec.routing.session_keys:

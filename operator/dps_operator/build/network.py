@@ -54,14 +54,14 @@ def _policy(router: Router, component: Component, rules: list[Manifest], *, sile
 
 
 def network_policies(router: Router) -> list[Manifest]:
-    """Where wanted: the gateway alone reaches engines and Redis, monitors its admin port."""
+    """Where wanted: the gateway alone reaches engines and Redis, monitors and itself its admin port."""
     wanted = router.spec.network_policy
     if wanted is None:
         return []
     gateway: Manifest = {"podSelector": {"matchLabels": selector(router, "gateway")}}
     clients: Manifest = {"ports": _tcp(PORT)} | ({"from": wanted.clients} if wanted.clients else {})
-    monitors = [{"from": wanted.monitoring, "ports": _tcp(ADMIN_PORT)}] if wanted.monitoring else []
-    policies = [_policy(router, "gateway", [clients, *monitors])]
+    admin = {"from": [gateway, *wanted.monitoring], "ports": _tcp(ADMIN_PORT)}
+    policies = [_policy(router, "gateway", [clients, admin])]
     engines = {"from": [gateway, *wanted.monitoring], "ports": _tcp(engine_args.PORT)}
     policies += [_policy(router, pool, [engines]) for pool in POOLS]
     if store.managed(router) is not None:

@@ -1,0 +1,165 @@
+"""Session state across replicas while Redis is away: each asks the others for what they have in mind."""
+
+import pytest
+
+from dps_gateway.routing.decision import Pool
+from dps_gateway.session.identity import Scope, SessionId
+from dps_gateway.session.mirror import Mirror
+from dps_gateway.session.record import Point, Record
+from dps_gateway.session.store import DOUBT_SECONDS, Hit, SessionStore, StateSource, StoreUnavailable
+
+SCOPE = Scope.of("model", "")
+SESSION = SessionId.of_client(SCOPE, "session")
+
+
+class Redis:
+    """A dictionary that can be away."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.away = False
+
+    async def get(self, key: str) -> bytes | None:
+        self._check()
+        return self.values.get(key)
+
+    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
+        self._check()
+        for rank, key in enumerate(pointer_keys):
+            if key in self.values:
+                session = self.values[key].split(b'"')[1].decode()
+                return Hit(rank, self.values[key], self.values.get(record_prefix + session))
+        return None
+
+    async def swap(
+        self,
+        key: str,
+        expected: bytes | None,
+        value: bytes,
+        ttl_seconds: int,
+        pointer: tuple[str, bytes] | None,
+    ) -> tuple[bool, bytes | None]:
+        self._check()
+        if self.values.get(key) != expected:
+            return False, self.values.get(key)
+        self.values[key] = value
+        if pointer is not None:
+            self.values[pointer[0]] = pointer[1]
+        return True, None
+
+    async def delete(self, key: str) -> bool:
+        self._check()
+        return self.values.pop(key, None) is not None
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+
+
+class Fleet:
+    """Replicas before one Redis, which know each other, and a clock of their own."""
+
+    def __init__(self, replicas: int = 2) -> None:
+        self.redis = Redis()
+        self.now = 0.0
+        self.asked = 0
+        self.mirrors = [Mirror(100, self.clock) for _ in range(replicas)]
+        self.stores = [SessionStore(self.redis, mirror, 600, self, self.clock) for mirror in self.mirrors]
+        self.now = DOUBT_SECONDS + 1  # they have long been running
+
+    def clock(self) -> float:
+        return self.now
+
+    async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
+        self.asked += 1
+        return [mirror.values(keys) for mirror in self.mirrors]
+
+    async def take(self, replica: int, turn: int) -> None:
+        """A turn of the session at a replica."""
+        store = self.stores[replica]
+        snapshot = await store.read(SCOPE, SESSION)
+        base = snapshot.record or Record(())
+        await store.commit(SCOPE, snapshot, SESSION, base, point(turn), pointed=True)
+
+    async def known(self, replica: int) -> tuple[StateSource, list[int]]:
+        """Where the replica finds the session, and the turns that it knows of it."""
+        snapshot = await self.stores[replica].read(SCOPE, SESSION)
+        return snapshot.source, [p.turn for p in snapshot.record.points] if snapshot.record else []
+
+
+def point(turn: int) -> Point:
+    return Point(turn, f"d{turn}", 100 * turn, 25 * turn, 25 * turn, frozenset({Pool.GREEDY}))
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+async def test_a_session_that_changes_replicas_while_redis_is_away_is_remembered(fleet: Fleet) -> None:
+    await fleet.take(0, 1)
+    fleet.redis.away = True
+    for turn in (2, 3, 4):
+        await fleet.take(turn % 2, turn)
+    assert await fleet.known(0) == (StateSource.MIRROR, [4, 3, 2, 1])
+    assert await fleet.known(1) == (StateSource.MIRROR, [4, 3, 2, 1])
+
+
+async def test_one_that_says_no_name_is_found_at_another_replica(fleet: Fleet) -> None:
+    fleet.redis.away = True
+    await fleet.take(0, 1)
+    await fleet.take(0, 2)
+    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+    assert (found.source, found.session, found.point) == (StateSource.MIRROR, SESSION, point(2))
+    assert found.record is not None
+    assert [known.turn for known in found.record.points] == [2, 1]
+
+
+async def test_the_longest_history_counts_wherever_it_is(fleet: Fleet) -> None:
+    fleet.redis.away = True
+    await fleet.take(1, 1)
+    await fleet.take(0, 2)
+    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+    assert found.point == point(2)
+
+
+async def test_after_an_outage_others_are_asked_until_they_have_written_what_they_know(fleet: Fleet) -> None:
+    await fleet.take(0, 1)
+    fleet.redis.away = True
+    await fleet.take(1, 2)
+    await fleet.take(0, 3)
+    fleet.redis.away = False
+    assert await fleet.known(1) == (StateSource.REDIS, [3, 2, 1])
+    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+    assert (found.source, found.point) == (StateSource.REDIS, point(3))
+    for store in fleet.stores:
+        await store.flush()
+    fleet.now += DOUBT_SECONDS
+    asked = fleet.asked
+    assert await fleet.known(1) == (StateSource.REDIS, [3, 2, 1])
+    assert fleet.asked == asked
+
+
+async def test_nobody_is_asked_while_redis_answers(fleet: Fleet) -> None:
+    await fleet.take(0, 1)
+    await fleet.take(1, 2)
+    await fleet.stores[0].find(SCOPE, SESSION.tag, ["d3"])
+    assert fleet.asked == 0
+
+
+async def test_a_replica_that_starts_asks_for_what_others_could_not_write(fleet: Fleet) -> None:
+    fleet.redis.away = True
+    await fleet.take(0, 1)
+    fleet.redis.away = False
+    late = SessionStore(fleet.redis, Mirror(100, fleet.clock), 600, fleet, fleet.clock)
+    snapshot = await late.read(SCOPE, SESSION)
+    assert snapshot.record is not None
+    assert [known.turn for known in snapshot.record.points] == [1]
+
+
+async def test_rubbish_of_a_peer_is_as_good_as_nothing(fleet: Fleet) -> None:
+    fleet.redis.away = True
+    await fleet.take(0, 1)
+    (key,) = [key for key in fleet.mirrors[0].unwritten_keys() if ":s:" in key]
+    fleet.mirrors[0].put(key, b"rubbish", None, 600, written=False)
+    assert await fleet.known(1) == (StateSource.NONE, [])

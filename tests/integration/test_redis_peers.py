@@ -1,0 +1,89 @@
+"""Two replicas while Redis is away: sessions go from one to the other, by name or by history, and are not forgotten."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.site import Engine, Gateway, Site, eventually
+from support.talks import decided, expected, play, talks
+
+from dps_lab.children import free_ports
+from dps_lab.local import MODEL
+from dps_lab.replay.client import Client, ReplayOptions
+from dps_lab.replay.records import TurnRecord
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+BEFORE, WITHOUT, HEALED = range(1, 4), range(4, 10), range(10, 16)
+NAMED, UNNAMED = talks(3, HEALED[-1], "named"), talks(3, HEALED[-1], "unnamed")
+EXPECTED = expected([*NAMED, *UNNAMED])
+
+
+class Wanderers:
+    """Clients whose every turn goes to the next replica."""
+
+    def __init__(self, http: aiohttp.ClientSession, gateways: Sequence[Gateway]) -> None:
+        urls = [f"{gateway.url}/v1" for gateway in gateways]
+        named = ReplayOptions(urls, MODEL, attempts=1)
+        unnamed = replace(named, session_ids="none")
+        self.clients = {session.id: Client(http, named) for session in NAMED}
+        self.clients |= {session.id: Client(http, unnamed) for session in UNNAMED}
+
+    async def run(self, turns: Sequence[int]) -> list[TurnRecord]:
+        return [
+            record
+            for session in (*NAMED, *UNNAMED)
+            for record in await play(self.clients[session.id], session, turns)
+        ]
+
+
+async def two_gateways(site: Site, engines: tuple[Engine, Engine], redis_url: str) -> tuple[Gateway, Gateway]:
+    ports = free_ports(2)
+    peers = {"endpoints": [f"http://127.0.0.1:{port}" for port in ports]}
+    session = {"redisUrl": redis_url, "redisTimeoutSeconds": 1, "peers": peers}
+    first, second = [
+        await site.gateway([engines[0]], [engines[1]], {"session": session}, admin_port=port)
+        for port in ports
+    ]
+    return first, second
+
+
+async def test_an_outage_of_redis_is_bridged_by_what_the_replicas_have_in_mind(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
+        redis = await site.redis("--save", "3600 1")
+        gateways = await two_gateways(site, engines, redis.url)
+        wanderers = Wanderers(http, gateways)
+        records = await wanderers.run(BEFORE)
+        await redis.child.stop()
+        without = await wanderers.run(WITHOUT)
+        redis.child.start()
+        await redis.child.wait_ready()
+        records += without + await wanderers.run(HEALED)
+
+        async def healed() -> bool:
+            return sum([await gateway.metric("dps_state_degraded") for gateway in gateways]) == 0
+
+        await eventually(healed, "both have found Redis again")
+
+    assert {record.verdict.state for record in without} == {"mirror"}
+    wrong = [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]
+    assert wrong == []
+
+
+async def test_a_peer_is_told_what_it_asks_for_and_nothing_else(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
+        gateway = await site.gateway([engines[0]], [engines[1]])
+
+        async def asked(body: bytes) -> tuple[int, object]:
+            async with http.post(f"{gateway.admin}/mirror", data=body) as response:
+                return response.status, await response.json()
+
+        assert await asked(b'["dps:{x:y}:s:z"]') == (200, {})
+        refused = (400, {"error": "a JSON array of keys is expected"})
+        assert [await asked(body) for body in (b"{", b"{}", b"[1]")] == [refused] * 3
