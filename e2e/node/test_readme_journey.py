@@ -1,0 +1,51 @@
+"""The README's way onto Kubernetes, word for word, from `helm install` to an answer."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+from e2e.cluster.clusters import Cluster
+from e2e.cluster.harness import BIN, ROOT, Kube
+from e2e.node.conftest import RELEASE, SYSTEM
+
+SECONDS = 420.0
+README = (ROOT / "README.md").read_text()
+
+
+def script() -> str:
+    """The commands of the README's section on Kubernetes; what they leave in the background ends with them."""
+    section = README.partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    return f"set -euo pipefail; trap 'kill $(jobs -p)' EXIT\n{commands}"
+
+
+@pytest.mark.timeout(900)
+def test_a_new_user_gets_an_answer(node: Cluster) -> None:
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(node.kube.kubeconfig),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script()],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^emulated +True +DeltaPrefill +128 +1 +1 +2 ", done.stdout, flags=re.MULTILINE)
+        head, _, body = done.stdout.partition("\r\n\r\n")
+        headers = dict(re.findall(r"^(x-dps-[a-z-]+): (.*)\r$", head, flags=re.MULTILINE))
+        answer = json.loads(body)
+        assert headers["x-dps-pool"] == "speculative"
+        assert int(headers["x-dps-prompt-tokens"]) == answer["usage"]["prompt_tokens"]
+    finally:
+        node.kube.kubectl("delete", "dpsrouters", "--all", "--ignore-not-found")
+        Kube(node.kube.kubeconfig, SYSTEM).helm("uninstall", RELEASE, "--wait", "--ignore-not-found")
+        node.kube.kubectl("delete", "crd", "dpsrouters.dpsrouter.io", "--ignore-not-found")

@@ -1,0 +1,137 @@
+"""Real SGLang in pods, on the CPU: the operator's own command line starts it, and it counts as the gateway does.
+
+The pods' image is Debian with Python and nothing else; SGLang and a tiny model come from this machine by hostPath.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.clusters import Cluster
+from e2e.cluster.harness import ROOT, Kube, Manifest
+from e2e.engine_truth import real
+from e2e.node.conftest import A100
+from e2e.node.sessions import Turn, turns
+
+pytestmark = pytest.mark.timeout(2400)
+
+IMAGE = "localhost/python:bookworm"
+LOAD_SECONDS = 900.0
+"""Two engines on two cores; a minute and a half where nobody else uses them."""
+MODEL = "/opt/tiny"
+CPU = [
+    *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch", "--disable-overlap-schedule", "--skip-server-warmup"),
+    *("--mem-fraction-static", "0.3", "--max-total-tokens", "20000", "--sleep-on-idle"),
+]
+ENV = {
+    "PATH": f"{real.VENV}/bin:/usr/bin:/bin",
+    "PYTHONPATH": "/opt/shim",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HOME": "/tmp",
+}
+
+
+def mounted(container: str, **folders: Path) -> Manifest:
+    """A pod template that mounts folders of this machine at /opt/NAME."""
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": container,
+                    "volumeMounts": [
+                        {"name": name, "mountPath": f"/opt/{name}", "readOnly": True} for name in folders
+                    ],
+                }
+            ],
+            "volumes": [{"name": name, "hostPath": {"path": str(path)}} for name, path in folders.items()],
+        }
+    }
+
+
+def sglang(model: Path) -> Manifest:
+    """A DPSRouter whose engines are the real ones."""
+    engine = mounted(
+        "engine", **{real.VENV.name: real.VENV, "shim": real.HERE / "shim", Path(MODEL).name: model}
+    )
+    pool = {
+        "podTemplate": engine,
+        "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": A100},
+    }
+    small = {"requests": {"cpu": "50m", "memory": "256Mi"}}
+    return {
+        "apiVersion": "dpsrouter.io/v1alpha1",
+        "kind": "DPSRouter",
+        "metadata": {"name": "real"},
+        "spec": {
+            "model": {"name": MODEL, "servedName": "tiny"},
+            "engine": {
+                "image": IMAGE,
+                "version": "0.5.23",
+                "args": CPU,
+                "env": [{"name": name, "value": value} for name, value in ENV.items()],
+            },
+            "pools": {
+                "speculative": {
+                    "speculation": {"algorithm": "Standalone", "draftModel": MODEL},
+                    # The path without AMX looks at --attention-backend only; these two take the shim's operators.
+                    "args": [
+                        *("--prefill-attention-backend", "intel_amx"),
+                        *("--decode-attention-backend", "intel_amx"),
+                    ],
+                    **pool,
+                },
+                "greedy": pool,
+            },
+            "gateway": {
+                "replicas": 1,
+                "resources": small,
+                "podTemplate": mounted("gateway", **{Path(MODEL).name: model}),
+            },
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
+    """A session through both pools."""
+    if node.state is None:
+        pytest.skip("the node of this cluster does not see this machine's folders")
+    real.install()
+    archive = node.state / "python.tar"
+    subprocess.run(
+        ["buildah", "push", "--quiet", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True, timeout=300
+    )
+    subprocess.run([ROOT / "e2e/cluster/load-image", node.state, archive], check=True, timeout=300)
+    kube.apply(sglang(real.tiny_model()))
+    kube.until("real", LOAD_SECONDS, Ready="True")
+    with node.reach(kube, "real-gateway", 8000) as url:
+        yield list(turns(url, "tiny", count=6))
+    kube.kubectl("delete", "dpsrouter", "real")
+
+
+def test_the_operators_command_line_starts_it_and_it_is_routed_to(session: list[Turn]) -> None:
+    assert [(turn.number, turn.pool) for turn in session] == [
+        (number, "speculative" if number % 2 == 0 else "greedy") for number in range(1, 7)
+    ]
+
+
+def test_the_gateway_counts_as_the_engine_does(session: list[Turn]) -> None:
+    lengths = [turn.prompt_tokens for turn in session]
+    assert [turn.engine_prompt_tokens for turn in session] == lengths
+    assert [turn.delta_tokens for turn in session] == [
+        lengths[0],
+        *(after - before for before, after in pairwise(lengths)),
+    ]
+
+
+def test_each_engine_has_cached_what_it_saw_of_the_session(session: list[Turn]) -> None:
+    assert [turn.cached_tokens for turn in session[:2]] == [0, 0]
+    for before, after in zip(session, session[2:], strict=False):
+        assert before.pool == after.pool
+        assert before.prompt_tokens <= after.cached_tokens < after.prompt_tokens
