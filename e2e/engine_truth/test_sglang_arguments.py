@@ -1,0 +1,132 @@
+"""The command lines of the operator and of `dps up`, read by the real SGLang, 0.5.8.post1 and 0.5.23."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_lab.stack.sglang import Placement, SGLangOptions, sglang_command
+from dps_operator.api.spec import parse
+from dps_operator.build.engine import POOLS, PoolName, pool_of
+from dps_operator.build.engine_args import engine_args
+from e2e.engine_truth.real import HERE, PYTHON, VENV, install, tiny_model
+
+pytestmark = pytest.mark.timeout(2400)
+
+VERSIONS = ("0.5.8.post1", "0.5.23")
+READ_SECONDS = 600.0
+ON_GPU = ["--device", "cuda"]
+"""Said here alone: left out, SGLang looks for a GPU, which a test has not."""
+
+SPECULATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Standalone": (
+        {"algorithm": "Standalone", "draftModel": "MODEL"},
+        {"algorithm": "STANDALONE", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4},
+    ),
+    "Eagle, a tree": (
+        {"algorithm": "Eagle", "draftModel": "MODEL", "steps": 3, "topK": 4},
+        {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 13},
+    ),
+    "Eagle3, a tree that is cut": (
+        {"algorithm": "Eagle3", "draftModel": "MODEL", "steps": 5, "topK": 8, "draftTokens": 32},
+        {"algorithm": "EAGLE3", "num_steps": 5, "eagle_topk": 8, "num_draft_tokens": 32},
+    ),
+    "Ngram": ({"algorithm": "Ngram"}, {"algorithm": "NGRAM", "num_draft_tokens": 12}),
+}
+"""`speculation` of a DPSRouter, and SGLang's fields, `speculative_` left out."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and what SGLang must read in it."""
+
+    name: str
+    arguments: list[str]
+    wanted: dict[str, Any]
+
+
+def speculative(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    draft = {} if wanted["algorithm"] == "NGRAM" else {"draft_model_path": model}
+    return {f"speculative_{name}": value for name, value in (wanted | draft).items()}
+
+
+def operators(model: str) -> Iterator[Case]:
+    """Both pools of a DPSRouter with every kind of speculation."""
+    for name, (speculation, wanted) in SPECULATIONS.items():
+        drafting = {key: model if value == "MODEL" else value for key, value in speculation.items()}
+        spec = parse(
+            {
+                "model": {"name": model, "servedName": "served"},
+                "engine": {"tensorParallel": 2, "args": ["--mem-fraction-static", "0.8"]},
+                "pools": {"speculative": {"speculation": drafting}},
+                "telemetry": {"otlpEndpoint": "http://collector:4317"},
+            }
+        )
+        for pool in POOLS:
+            yield Case(
+                f"operator, {name}, {pool}",
+                [*engine_args(spec, pool_of(spec, pool)), *ON_GPU],
+                {
+                    "model_path": model,
+                    "served_model_name": "served",
+                    "host": "0.0.0.0",
+                    "port": 30000,
+                    "tp_size": 2,
+                    "mem_fraction_static": 0.8,
+                    "enable_metrics": True,
+                    "enable_cache_report": True,
+                    "enable_trace": True,
+                    "otlp_traces_endpoint": "collector:4317",
+                    **(speculative(model, wanted) if pool == "speculative" else NOT_SPECULATIVE),
+                },
+            )
+
+
+NOT_SPECULATIVE = {"speculative_algorithm": None}
+
+
+def local(model: str) -> Iterator[Case]:
+    """Both servers of `dps up`, on a CPU and on a GPU that they share."""
+    options = SGLangOptions(model, draft_model=model)
+    chain = speculative(model, SPECULATIONS["Standalone"][1])
+    shares: dict[PoolName, float] = {"speculative": 0.45, "greedy": 0.8}
+    for pool, share in shares.items():
+        told = chain if pool == "speculative" else NOT_SPECULATIVE
+        on_cpu = sglang_command(options, pool, Placement([]), port=31000, served_name="served")
+        yield Case(
+            f"dps up, {pool}, CPU",
+            list(on_cpu.command[3:]),
+            {"device": "cpu", "host": "127.0.0.1", "port": 31000, "mem_fraction_static": 0.3, **told},
+        )
+        shared = sglang_command(options, pool, Placement(["0"], shared=True), port=31000, served_name="m")
+        yield Case(
+            f"dps up, {pool}, a shared GPU",
+            [*shared.command[3:], *ON_GPU],
+            {"device": "cuda", "host": "127.0.0.1", "mem_fraction_static": share, **told},
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sglang_reads_what_was_meant(version: str, tmp_path: Path) -> None:
+    install()
+    model = str(tiny_model())
+    cases = [*operators(model), *local(model)]
+    done = subprocess.run(
+        [PYTHON, HERE / "read_arguments.py", tmp_path / "read.json"],
+        input=json.dumps([case.arguments for case in cases]),
+        env=os.environ | {"PYTHONPATH": str(VENV / f"sglang-{version}")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=READ_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    read = json.loads((tmp_path / "read.json").read_text())
+    assert {
+        case.name: {name: one[name] for name in case.wanted} for case, one in zip(cases, read, strict=True)
+    } == {case.name: case.wanted for case in cases}
