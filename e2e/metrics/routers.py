@@ -45,7 +45,7 @@ class LocalRouter:
         ]
 
     async def talk(self, topic: str) -> None:
-        """One session of some turns, long and short ones, streaming and not. What fails, fails."""
+        """One session of some turns, long and short ones, streaming and not. It ends with the first error."""
         messages: list[dict[str, str]] = []
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
             for turn in range(6):
@@ -61,8 +61,10 @@ class LocalRouter:
                 try:
                     async with http.post(f"{self.gateway.url}/v1/chat/completions", json=body) as answer:
                         await answer.read()
+                        if answer.status != 200:
+                            return
                 except (aiohttp.ClientError, TimeoutError):
-                    continue
+                    return
                 messages.append({"role": "assistant", "content": f"Answer {turn}."})
 
     async def cut_streams(self) -> None:
@@ -95,7 +97,7 @@ async def traffic(*routers: LocalRouter) -> AsyncIterator[None]:
         number = 0
         while True:
             await router.talk(f"Talk {number}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
             number += 1
 
     tasks = [asyncio.create_task(for_ever(router)) for router in routers]
