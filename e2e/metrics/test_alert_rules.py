@@ -1,11 +1,14 @@
-"""The alert rules by promtool: their unit tests (alerts.yaml), and what helm makes of them."""
+"""The alert rules by promtool: their unit tests (alerts.yaml); and what helm makes of them and the dashboard."""
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from e2e.cluster.harness import BIN
+from e2e.metrics.dashboard import dashboard
 from e2e.metrics.prometheus import HERE, ROOT, RULES, SECONDS, binary
 
 UNIT_TESTS = HERE / "alerts.yaml"
@@ -33,12 +36,23 @@ def test_every_alert_has_a_unit_test_in_which_it_comes_and_one_in_which_it_does_
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
 
 
-def test_helm_hands_them_on_as_they_are(tmp_path: Path) -> None:
-    values = "monitoring.prometheusRule.enabled=true"
-    command = [str(BIN / "helm"), "template", "dps", str(ROOT / "charts/dps-router"), "--set", values]
-    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS).stdout
-    (made,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "PrometheusRule"]
-    assert made["spec"] == yaml.safe_load(RULES.read_text())
-    rendered = tmp_path / "rules.yaml"
-    rendered.write_text(yaml.safe_dump(made["spec"]))
-    promtool("check", "rules", rendered)
+def rendered(what: str) -> dict[str, Any]:
+    """What helm makes of one of the chart's values under `monitoring`; its one object."""
+    command = [str(BIN / "helm"), "template", "dps", str(ROOT / "charts/dps-router")]
+    command += ["--show-only", "templates/monitoring.yaml", "--set", f"monitoring.{what}.enabled=true"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS)
+    (made,) = [one for one in yaml.safe_load_all(done.stdout) if one]
+    result: dict[str, Any] = made
+    return result
+
+
+def test_helm_hands_the_rules_on_as_they_are(tmp_path: Path) -> None:
+    made = rendered("prometheusRule")["spec"]
+    assert made == yaml.safe_load(RULES.read_text())
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(made))
+    promtool("check", "rules", file)
+
+
+def test_helm_hands_the_dashboard_on_as_it_is() -> None:
+    assert json.loads(rendered("dashboard")["data"]["dps-router.json"]) == dashboard()
