@@ -146,7 +146,8 @@ async def _account(runtime: Runtime, job: Job, placed: Placed, usage: Usage | No
     metrics.genai_duration.labels(operation, model).observe(ended - job.started)
     if usage is None or job.first_byte is None:
         return
-    spans.describe_usage(span, usage, job.first_byte - job.started)
+    first_chunk = job.first_byte - job.started if placed.answer.streams else None
+    spans.describe_usage(span, usage, first_chunk)
     metrics.genai_token_usage.labels(operation, model, "input").observe(usage.prompt_tokens)
     metrics.genai_token_usage.labels(operation, model, "output").observe(usage.completion_tokens)
     metrics.cached_tokens.labels(pool.name.value).inc(usage.cached_tokens or 0)
@@ -154,7 +155,7 @@ async def _account(runtime: Runtime, job: Job, placed: Placed, usage: Usage | No
     if placed.answer.streams and usage.completion_tokens > 1:
         per_token = (ended - job.first_byte) / (usage.completion_tokens - 1)
         metrics.time_per_output_token.labels(pool.name.value).observe(per_token)
-    pool.observe(job.first_byte - job.started if placed.answer.streams else None, per_token)
+    pool.observe(first_chunk, per_token)
     if job.turn is None or not usage.prompt_tokens:
         return
     if await runtime.turns.correct(job.turn, pool.name, usage.prompt_tokens, usage.cached_tokens):

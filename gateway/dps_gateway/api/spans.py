@@ -100,17 +100,18 @@ def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status:
         span.set_status(Status(StatusCode.ERROR))
 
 
-def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float) -> None:
-    """What the engine says it used."""
+def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float | None) -> None:
+    """What the engine says it used; and of a stream, seconds until its first chunk."""
     if not span.is_recording():
         return
     span.set_attributes(
         {
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
-            "gen_ai.response.time_to_first_chunk": first_chunk_seconds,
         }
     )
+    if first_chunk_seconds is not None:
+        span.set_attribute("gen_ai.response.time_to_first_chunk", first_chunk_seconds)
     if usage.cached_tokens is not None:
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
     if usage.finish_reason is not None:

@@ -1,0 +1,106 @@
+"""A client as people write one: the `openai` SDK, and a span of its own around each turn."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionChunk
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.propagate import inject
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+SPAN = "agent turn"
+MAX_TOKENS = 24
+
+SHORT = "And why is that?"
+LONG = "Here is more of the log: the linker did not find the symbol that step 14 had promised. " * 12
+TURNS = [
+    (False, "A build failed. Read its log and tell me what is wrong. " + LONG),
+    (True, SHORT),
+    (False, LONG),
+    (True, SHORT),
+]
+"""Streamed or not, and what is asked: more than τ = 128 tokens are added in the first and third turn."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn, as its client saw it."""
+
+    trace_id: str
+    headers: dict[str, str]
+    """The answer's."""
+    response_id: str
+    usage: CompletionUsage
+    streamed: bool
+
+
+class Agent:
+    """Plays turns of one conversation; each is a trace."""
+
+    def __init__(self, model: str, otlp_endpoint: str, conversation_id: str | None = None) -> None:
+        """conversation_id: sent as x-session-id. Without it the gateway knows the session by its history."""
+        self._model = model
+        self._conversation_id = conversation_id
+        self._messages: list[Any] = []
+        resource = Resource.create({SERVICE_NAME: "agent"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=True)
+        self._provider.add_span_processor(SimpleSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("agent")
+
+    def close(self) -> None:
+        """End the exporter."""
+        self._provider.shutdown()
+
+    def take(self, base_url: str, text: str, *, stream: bool) -> Turn:
+        """Ask for one answer at this gateway, and remember it. Raises openai.OpenAIError."""
+        self._messages.append({"role": "user", "content": text})
+        with (
+            openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=300) as client,
+            self._tracer.start_as_current_span(SPAN) as span,
+        ):
+            headers: dict[str, str] = {}
+            inject(headers)
+            if self._conversation_id is not None:
+                headers["x-session-id"] = self._conversation_id
+            request: dict[str, Any] = {
+                "model": self._model,
+                "messages": self._messages,
+                "max_tokens": MAX_TOKENS,
+                "temperature": 0,
+                "extra_headers": headers,
+            }
+            answer = _streamed(client, request) if stream else _whole(client, request)
+            self._messages.append({"role": "assistant", "content": answer.text})
+            trace_id = f"{span.get_span_context().trace_id:032x}"
+            return Turn(trace_id, answer.headers, answer.id, answer.usage, stream)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    headers: dict[str, str]
+    id: str
+    text: str
+    usage: CompletionUsage
+
+
+def _whole(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
+    raw = client.chat.completions.with_raw_response.create(**request, stream=False)
+    completion = raw.parse()
+    assert completion.usage is not None
+    text = completion.choices[0].message.content or ""
+    return _Answer(dict(raw.headers), completion.id, text, completion.usage)
+
+
+def _streamed(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
+    request |= {"stream_options": {"include_usage": True}}
+    raw = client.chat.completions.with_raw_response.create(**request, stream=True)
+    chunks: list[ChatCompletionChunk] = list(raw.parse())
+    usage = chunks[-1].usage
+    assert usage is not None
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    return _Answer(dict(raw.headers), chunks[-1].id, text, usage)

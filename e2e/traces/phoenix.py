@@ -1,0 +1,118 @@
+"""Arize Phoenix as a process of ours, and what it has been told, by its REST API."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from dps_lab.children import Child, free_ports
+from e2e.traces.spans import Span
+
+VENV = Path(os.environ.get("PHOENIX_VENV", Path.home() / ".cache/dps-router/phoenix"))
+PROJECT = "default"
+START_SECONDS = 300.0
+_QUIET = {
+    "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
+    "PHOENIX_DISABLE_AGENT_ASSISTANT": "true",
+    "PHOENIX_ENABLE_MCP_SERVER": "false",
+    "PHOENIX_TELEMETRY_ENABLED": "false",
+}
+"""It asks nobody else for anything, and offers no more than it is here for."""
+
+
+class Phoenix:
+    """One server on loopback, with a working directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        port, grpc_port = free_ports(2)
+        self.url = f"http://127.0.0.1:{port}"
+        """Its pages, its API, and OTLP/HTTP."""
+        self.grpc_url = f"http://127.0.0.1:{grpc_port}"
+        """OTLP/gRPC."""
+        environment = _QUIET | {
+            "PHOENIX_WORKING_DIR": str(folder),
+            "PHOENIX_HOST": "127.0.0.1",
+            "PHOENIX_PORT": str(port),
+            "PHOENIX_GRPC_PORT": str(grpc_port),
+        }
+        command = [str(VENV / "bin/phoenix"), "serve"]
+        self.child = Child("phoenix", command, folder / "phoenix.log", self._answers, environment)
+
+    async def spans(self, **filters: str) -> list[Span]:
+        """The spans that the filters let through: `trace_id=…`, `name=…`, `attribute="key:value"`."""
+        found = await self._pages(f"/v1/projects/{PROJECT}/spans", {"limit": "1000", **filters})
+        return [
+            Span(
+                one["name"],
+                one["context"]["trace_id"],
+                one["context"]["span_id"],
+                one["parent_id"],
+                one["start_time"],
+                one["attributes"],
+            )
+            for one in found
+        ]
+
+    async def conversation(self, conversation_id: str) -> list[str]:
+        """The ids of a conversation's traces, from the first turn to the last; none if it is not known."""
+        sessions = await self._pages(f"/v1/projects/{PROJECT}/sessions", {"limit": "1000"})
+        traces = [
+            trace for one in sessions if one["session_id"] == conversation_id for trace in one["traces"]
+        ]
+        return [trace["trace_id"] for trace in sorted(traces, key=lambda trace: str(trace["start_time"]))]
+
+    async def page_of(self, span: Span) -> str:
+        """The URL of the page that shows a span in its trace."""
+        projects = await self._get("/v1/projects", {})
+        project = next(one["id"] for one in projects["data"] if one["name"] == PROJECT)
+        filters = {"trace_id": span.trace_id, "span_id": span.span_id}
+        (found,) = await self._pages(f"/v1/projects/{PROJECT}/spans", filters)
+        return f"{self.url}/projects/{project}/traces/{span.trace_id}?selectedSpanNodeId={found['id']}"
+
+    async def _pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = await self._get(path, query | ({"cursor": cursor} if cursor else {}))
+            found += page["data"]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return found
+
+    async def _get(self, path: str, query: dict[str, str]) -> Any:
+        timeout = aiohttp.ClientTimeout(total=60)
+        async with (
+            aiohttp.ClientSession(self.url, timeout=timeout) as http,
+            http.get(path, params=query) as answer,
+        ):
+            if answer.status == 404:  # nothing has come yet: the project is made by the first span
+                return {"data": []}
+            answer.raise_for_status()
+            return await answer.json()
+
+    async def _answers(self) -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+                http.get(f"{self.url}/healthz") as answer,
+            ):
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+
+@asynccontextmanager
+async def phoenix() -> AsyncIterator[Phoenix]:
+    """A server that takes spans. Raises ChildError if it does not get so far."""
+    with tempfile.TemporaryDirectory(prefix="dps-phoenix-", ignore_cleanup_errors=True) as folder:
+        server = Phoenix(Path(folder))
+        server.child.start()
+        try:
+            await server.child.wait_ready(START_SECONDS)
+            yield server
+        finally:
+            await server.child.stop()

@@ -1,0 +1,97 @@
+"""All that makes traces, on this machine: a client, two gateways, Redis, two engines, and Phoenix."""
+
+import asyncio
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import aiohttp
+
+from dps_lab.local import START_SECONDS, LocalStack, StackOptions
+from dps_lab.stack.sglang import SGLangOptions
+from dps_lab.workload.assets import qwen_tokenizer
+from e2e.traces.phoenix import Phoenix
+from e2e.traces.relay import Relay, relay_to
+
+Engines = Literal["emulated", "sglang"]
+ENGINE_TRUTH = Path(__file__).parents[1] / "engine_truth"
+SGLANG = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "200"}
+"""Milliseconds; both wait for seconds unless told otherwise."""
+LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
+"""SGLang's spans without one for each round of decoding, which is level 3."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What runs. The first gateway's spans go by gRPC through the relay, the second's by HTTP to Phoenix itself."""
+
+    phoenix: Phoenix
+    relay: Relay
+    stack: LocalStack
+
+
+@asynccontextmanager
+async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
+    """Everything up and ready, and nothing left of it afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dps-traces-") as folder,
+        relay_to(phoenix.grpc_url) as relay,
+    ):
+        stack = LocalStack(_options(engines, Path(folder), phoenix.grpc_url))
+        first, second = stack.gateways
+        first.environment |= SOON | {"OTEL_EXPORTER_OTLP_ENDPOINT": relay.url}
+        second.environment |= SOON | {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix.url,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        }
+        for engine in stack.engines.values():
+            engine.environment |= SOON | LEVEL
+        async with stack:
+            await asyncio.gather(*(_both_pools(url) for url in stack.admin_urls))
+            yield Site(phoenix, relay, stack)
+
+
+async def eventually(look: Callable[[], Awaitable[T]], seconds: float = START_SECONDS) -> T:
+    """What `look` returns, as soon as it raises no AssertionError. The last one where it never does."""
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            return await look()
+        except AssertionError:
+            if time.monotonic() > limit:
+                raise
+        await asyncio.sleep(0.2)
+
+
+async def _both_pools(admin_url: str) -> None:
+    """Wait until a gateway has an engine in each pool; it is ready with one, and the other's turns go there."""
+
+    async def look() -> None:
+        async with http.get(f"{admin_url}/pools") as answer:
+            pools = await answer.json()
+        assert all(pool["readyReplicas"] for pool in pools.values()), pools
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http:
+        await eventually(look)
+
+
+def _options(engines: Engines, folder: Path, otlp_endpoint: str) -> StackOptions:
+    tokenizer = qwen_tokenizer().path
+    sglang = None
+    if engines == "sglang":
+        model = folder / "model"
+        make = [SGLANG / "bin/python", ENGINE_TRUTH / "make_tiny_model.py", tokenizer, model]
+        subprocess.run(make, check=True, capture_output=True, timeout=300)
+        python = str(ENGINE_TRUTH / "python")
+        sglang = SGLangOptions(str(model), draft_model=str(model), python=python)
+    return StackOptions(tokenizer, gateways=2, sglang=sglang, otlp_endpoint=otlp_endpoint)

@@ -1,0 +1,207 @@
+"""One trace a turn, from the client's span to the engine's own, as a tracing backend has it."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from dps_lab.local import MODEL
+from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
+from e2e.traces.phoenix import VENV, Phoenix, phoenix
+from e2e.traces.screenshot import chromium, photograph, route_of
+from e2e.traces.site import SGLANG, Engines, Site, eventually, site
+from e2e.traces.spans import Node, tree
+
+THRESHOLD = 128
+SERVER_SPAN = "POST /v1/chat/completions"
+BY_GRPC, BY_HTTP = 0, 1
+GATEWAYS = (BY_HTTP, BY_GRPC, BY_GRPC, BY_HTTP)
+"""Which gateway takes which turn."""
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[Phoenix]:
+    if not (VENV / "bin/phoenix").exists():
+        pytest.skip("Phoenix is not installed: e2e/traces/install")
+    async with phoenix() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["emulated", "sglang"])
+async def running(request: pytest.FixtureRequest, backend: Phoenix) -> AsyncIterator[tuple[Site, Engines]]:
+    engines: Engines = request.param
+    if engines == "sglang" and not (SGLANG / "bin/python").exists():
+        pytest.skip("SGLang is not installed: e2e/engine_truth/install")
+    async with site(engines, backend) as everything:
+        yield everything, engines
+
+
+async def play(site: Site, topic: str, conversation_id: str | None) -> list[Turn]:
+    """All turns of a session, each at its gateway. topic: what no other session begins with."""
+    agent = Agent(MODEL, site.phoenix.grpc_url, conversation_id)
+    try:
+        return [
+            await asyncio.to_thread(agent.take, site.stack.urls[gateway], f"{topic}: {text}", stream=stream)
+            for gateway, (stream, text) in zip(GATEWAYS, TURNS, strict=True)
+        ]
+    finally:
+        await asyncio.to_thread(agent.close)
+
+
+async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tuple[Site, Engines]) -> None:
+    site, engines = running
+    conversation = f"conversation with {engines} engines"
+    turns = await play(site, conversation, conversation)
+    assert [turn.headers["x-dps-pool"] for turn in turns] == ["greedy", "speculative"] * 2
+    seen: dict[str, int] = {}
+    for turn in turns:
+        decision = decided(turn.headers, seen)
+        seen[decision["dps.pool"]] = decision["dps.prompt_tokens"]
+        expected = (
+            Node(
+                SPAN,
+                {},
+                (
+                    Node(
+                        SERVER_SPAN,
+                        decision
+                        | {
+                            "gen_ai.conversation.id": conversation,
+                            "http.request.method": "POST",
+                            "http.route": "/v1/chat/completions",
+                            "http.response.status_code": 200,
+                        },
+                        (
+                            Node("dps.route", decision),
+                            Node(
+                                f"chat {MODEL}",
+                                called(turn, conversation, decision, site.stack.engine_urls),
+                                engines_own(turn) if engines == "sglang" else (),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        )
+
+        async def as_expected(turn: Turn = turn, expected: tuple[Node, ...] = expected) -> None:
+            assert tree(await site.phoenix.spans(trace_id=turn.trace_id)) == expected
+
+        await eventually(as_expected)
+
+    assert await site.phoenix.conversation(conversation) == [turn.trace_id for turn in turns]
+    servers = [
+        span.span_id
+        for turn in turns
+        for span in await site.phoenix.spans(trace_id=turn.trace_id, name=SERVER_SPAN)
+    ]
+    # The relay sees the gateway of the second and third turn. The first was taken by the other one.
+    links = {span: linked for span, linked in site.relay.links().items() if span in servers}
+    assert links == {servers[1]: [servers[0]], servers[2]: [servers[1]]}
+
+
+async def test_turns_of_a_client_that_names_no_conversation_are_found_by_the_gateways_session(
+    running: tuple[Site, Engines],
+) -> None:
+    site, engines = running
+    turns = await play(site, f"no name, {engines} engines", None)
+    (session,) = {turn.headers["x-dps-session"] for turn in turns}
+
+    async def found() -> None:
+        spans = await site.phoenix.spans(name=SERVER_SPAN, attribute=f"dps.session:{session}")
+        assert {span.trace_id for span in spans} == {turn.trace_id for turn in turns}
+        assert not any("gen_ai.conversation.id" in span.attributes for span in spans)
+
+    await eventually(found)
+
+
+def decided(headers: Mapping[str, str], seen: Mapping[str, int]) -> dict[str, Any]:
+    """What `dps.route` must say: the response's headers, τ, and what each pool has not seen of the prompt."""
+    numbers = ("prompt-tokens", "delta-tokens", "turn")
+    words = ("pool", "reason", "state", "history", "session")
+    length = int(headers["x-dps-prompt-tokens"])
+    return {
+        "dps.request_id": headers["x-request-id"],
+        "dps.threshold_tokens": THRESHOLD,
+        **{f"dps.{name.replace('-', '_')}": int(headers[f"x-dps-{name}"]) for name in numbers},
+        **{f"dps.{name}": headers[f"x-dps-{name}"] for name in words},
+        **{f"dps.uncached_tokens.{pool}": length - seen.get(pool, 0) for pool in ("speculative", "greedy")},
+    }
+
+
+def called(
+    turn: Turn, conversation: str, decision: Mapping[str, Any], engine_urls: Mapping[Any, str]
+) -> dict[str, Any]:
+    """What the gateway's call of an engine must say."""
+    engine = urlsplit(engine_urls[decision["dps.pool"]])
+    return {
+        "dps.pool": decision["dps.pool"],
+        "dps.reason": decision["dps.reason"],
+        "gen_ai.conversation.id": conversation,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "sglang",
+        "gen_ai.request.max_tokens": MAX_TOKENS,
+        "gen_ai.request.model": MODEL,
+        "gen_ai.request.stream": turn.streamed,
+        "gen_ai.request.temperature": 0,
+        "gen_ai.response.id": turn.response_id,
+        "gen_ai.response.model": MODEL,
+        "gen_ai.usage.cache_read.input_tokens": cached_tokens(turn),
+        "gen_ai.usage.input_tokens": decision["dps.prompt_tokens"],
+        "gen_ai.usage.output_tokens": turn.usage.completion_tokens,
+        "http.response.status_code": 200,
+        "server.address": engine.hostname,
+        "server.port": engine.port,
+        **({} if turn.streamed else {"gen_ai.response.finish_reasons": ["length"]}),
+    }
+
+
+def cached_tokens(turn: Turn) -> int:
+    """Tokens of the prompt that the engine had in its KV cache, as the client was told."""
+    details = turn.usage.prompt_tokens_details
+    assert details is not None
+    return details.cached_tokens or 0
+
+
+def engines_own(turn: Turn) -> tuple[Node, ...]:
+    """What SGLang 0.5.23 adds, at level 2."""
+    request = {
+        "gen_ai.request.id": turn.response_id,
+        "gen_ai.request.max_tokens": MAX_TOKENS,
+        "gen_ai.request.n": 1,
+        "gen_ai.request.top_k": -1,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.response.finish_reasons": '["length"]',
+        "gen_ai.response.model": MODEL,
+        "gen_ai.usage.cached_tokens": cached_tokens(turn),
+        "gen_ai.usage.completion_tokens": turn.usage.completion_tokens,
+        "gen_ai.usage.prompt_tokens": turn.usage.prompt_tokens,
+    }
+    steps = ("request_process", "prefill_waiting", "prefill_forward", "decode_waiting", "decode_forward")
+    tokenizer = (Node("tokenize"), Node("api_server_dispatch"))
+    scheduler = tuple(Node(step) for step in steps)
+    return (Node("Req", request, (Node("Tokenizer", {}, tokenizer), Node("Scheduler", {}, scheduler))),)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed: e2e/traces/install")
+async def test_a_decision_is_seen_in_the_backends_pages_and_in_a_screenshot(
+    running: tuple[Site, Engines], tmp_path: Path
+) -> None:
+    site, engines = running
+    (turn, *_) = await play(site, f"to be seen, {engines} engines", None)
+    page = await site.phoenix.page_of(await route_of(site.phoenix, turn))
+    seen = await asyncio.to_thread(chromium, page, "--dump-dom")
+    for name in decided(turn.headers, {}):
+        assert name in seen
+    await asyncio.to_thread(photograph, page, tmp_path / "trace.png")
+    with Image.open(tmp_path / "trace.png") as picture:
+        assert picture.width == 1400
