@@ -17,6 +17,8 @@ from e2e.cluster.harness import BIN, CONTEXT, HERE, ROOT, Kube, Manifest, Refuse
 Way = Literal["existing", "kind", "self-built"]
 KIND = "dps-test"
 VOLUMES = 20
+START = 'log=$1 pid=$2; shift 2; setsid nohup "$@" >>"$log" 2>&1 </dev/null & echo $! >"$pid"'
+"""As `up` starts everything: with no parent that would have to wait for it."""
 IMAGES = Path.home() / ".cache/dps-router/images"
 
 
@@ -70,11 +72,13 @@ class Cluster:
             while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
                 time.sleep(0.1)
             path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-            with (self.state / "log/kube-apiserver.log").open("a") as log:
-                again = subprocess.Popen(
-                    command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "PATH": path}
-                )
-            file.write_text(str(again.pid))
+            log = self.state / "log/kube-apiserver.log"
+            subprocess.run(
+                ["bash", "-c", START, "start", log, file, *command],
+                env={**os.environ, "PATH": path},
+                check=True,
+                timeout=60,
+            )
             eventually(lambda: self.kube.kubectl("get", "--raw", "/readyz"))
 
 

@@ -1,26 +1,11 @@
 """A pytest plugin: the table of fault cases, at the end of the run and in the file that FAULTS_TABLE names."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from e2e.traffic.table import Row, markdown
-
-
-@dataclass
-class Report:
-    """What is told at the end: the table's rows, and figures that are no column of it."""
-
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        """Markdown; empty if no fault case ran."""
-        notes = "".join(f"- {note}\n" for note in self.notes)
-        return markdown(self.rows) + (f"\n{notes}" if notes else "")
-
+from e2e.traffic.table import Report
 
 REPORT = pytest.StashKey[Report]()
 

@@ -97,3 +97,16 @@ def markdown(rows: Sequence[Row]) -> str:
         cells = [one.case, *(f"{count:,}" for count in counts), *(f"{value:.2f}" for value in seconds)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Report:
+    """What is told at the end: the table's rows, and figures that are no column of it."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Markdown; empty if no fault case ran."""
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return markdown(self.rows) + (f"\n{notes}" if notes else "")
