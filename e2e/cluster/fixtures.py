@@ -41,16 +41,17 @@ def kube(installed: Kube) -> Iterator[Kube]:
 
 @pytest.fixture
 def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
-    """Starts operators with the rights of the chart's ServiceAccount, for this test's namespace alone."""
+    """Starts operators with the rights of the chart's ServiceAccount, for this test's namespace or for all."""
     started: list[Operator] = []
 
-    def start(*arguments: str, server: str = "") -> Operator:
+    def start(*arguments: str, server: str = "", everywhere: bool = False) -> Operator:
         system = Kube(kube.kubeconfig, SYSTEM)
         kubeconfig = service_account_kubeconfig(
             system, ACCOUNT, tmp_path / f"operator-{len(started)}.yaml", server
         )
         log = tmp_path / f"operator-{len(started)}.log"
-        operator = Operator(kubeconfig, log, "--namespace", kube.namespace, *arguments)
+        scope = [] if everywhere else ["--namespace", kube.namespace]
+        operator = Operator(kubeconfig, log, *scope, *arguments)
         started.append(operator)
         return operator
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import logging
 import os
@@ -12,6 +13,7 @@ import kopf
 from aiohttp import web
 
 from dps_operator.cluster import KubernetesCluster
+from dps_operator.errors import ClusterError
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
 from dps_operator.observe import Observations
@@ -40,7 +42,6 @@ async def run(settings: Settings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def listen_for_the_end() -> None:
-        """Kopf listens itself while it runs, and leaves nobody listening when it fails."""
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
 
@@ -54,41 +55,48 @@ async def run(settings: Settings) -> None:
     os.environ.setdefault("POD_ID", socket.gethostname())
 
     async def watch() -> None:
+        """Run Kopf until the kinds that are installed have changed."""
+        resync.changed.clear()
+        ours = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=registry(observations, queue, resync.installed),
+            settings=kopf_settings(settings),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=resync.changed,
+            ready_flag=watching,
+        )
+        # Kopf listens for the end as well, but not while it fails, which takes it seconds.
+        listen_for_the_end()
+        try:
+            await kopf.run_tasks(tasks, ignored=ours)
+        finally:
+            watching.clear()
+
+    async def watch_for_ever() -> None:
         # The first pass must know every child, so nothing is watched before everything was listed.
         await resync.complete.wait()
-        while not stop.is_set():
-            resync.changed.clear()
+        while True:
             try:
-                await kopf.operator(
-                    registry=registry(observations, queue, resync.installed),
-                    settings=kopf_settings(settings),
-                    standalone=True,
-                    clusterwide=not settings.namespaces,
-                    namespaces=settings.namespaces,
-                    stop_flag=resync.changed,
-                    ready_flag=watching,
-                )
-            except Exception as error:
-                # Kopf gives up where the API server fails while it looks for the kinds to watch.
-                watching.clear()
-                log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
-                listen_for_the_end()
-                await asyncio.sleep(WATCH_PAUSE)
-            else:
-                if not resync.changed.is_set():
-                    return
+                await watch()
                 log.info("watching again: other kinds are installed now")
-                listen_for_the_end()
+            except Exception as error:
+                # The API server failed while Kopf looked for the kinds to watch, or one of them is gone.
+                log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
+                await asyncio.sleep(WATCH_PAUSE)
+                with contextlib.suppress(ClusterError):
+                    await resync.once()
 
     others = [asyncio.create_task(resync.run())]
     others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
-    ends = [asyncio.create_task(watch()), asyncio.create_task(stop.wait())]
+    others.append(asyncio.create_task(watch_for_ever()))
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await stop.wait()
     finally:
-        for task in (*ends, *others):
+        for task in others:
             task.cancel()
-        await asyncio.gather(*ends, *others, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         await server.cleanup()
         await cluster.close()
 

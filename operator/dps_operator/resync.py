@@ -41,7 +41,7 @@ class Resync:
         """When the loop last came round, by the monotonic clock."""
         self.complete = asyncio.Event()
         """Set once the first listing is in."""
-        self.installed = CHILDREN
+        self.installed: tuple[Kind, ...] = CHILDREN
         """The kinds of children that the API server knows."""
         self.changed = asyncio.Event()
         """Set when `installed` has changed."""
