@@ -14,27 +14,28 @@ RUN_BY = {
     "make test": (".ci/run", "make test"),
     ".venv/bin/dps up": ("tests/integration/test_up.py", '"up"'),
     ".venv/bin/dps gateway --config gateway.yaml": ("tests/support/site.py", '"gateway", "--config"'),
-    "helm upgrade --install dps charts/dps-router --namespace dps-system --create-namespace": (
-        "e2e/cluster/fixtures.py",
-        '"upgrade", "--install", RELEASE, chart, "--create-namespace"',
-    ),
-    "kubectl apply -f manifests/examples/minimal.yaml": (
-        "e2e/control_plane/test_control_plane_chart.py",
-        '"apply", "-f", str(',
-    ),
-    "kubectl get dps": ("e2e/control_plane/test_control_plane.py", '"get", "dps"'),
 }
 """A command of the README -> the file that runs it, and how that reads there."""
+RUN_WHOLE = {"## On Kubernetes": "e2e/node/test_readme_journey.py"}
+"""A section whose commands are run as they stand -> the test that takes them from there."""
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    sections = re.split(r"^(?=## )", README, flags=re.MULTILINE)
+    text = "".join(one for one in sections if one.partition("\n")[0] not in RUN_WHOLE)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [" ".join(shlex.split(line, comments=True)) for line in lines if line.strip()]
 
 
 def test_every_command_is_run_somewhere() -> None:
     assert set(commands()) == set(RUN_BY)
+
+
+@pytest.mark.parametrize("section", RUN_WHOLE)
+def test_a_section_that_is_run_whole_is_read_by_its_test(section: str) -> None:
+    assert f"\n{section}\n" in README
+    assert section in (ROOT / RUN_WHOLE[section]).read_text()
 
 
 @pytest.mark.parametrize("command", RUN_BY)

@@ -40,10 +40,10 @@ def test_a_new_user_gets_an_answer(node: Cluster) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"^emulated +True +DeltaPrefill +128 +1 +1 +2 ", done.stdout, flags=re.MULTILINE)
-        head, _, body = done.stdout.partition("\r\n\r\n")
-        headers = dict(re.findall(r"^(x-dps-[a-z-]+): (.*)\r$", head, flags=re.MULTILINE))
+        head, _, body = done.stdout.partition("HTTP/1.1 200 OK\n")[2].partition("\n\n")
+        headers = dict(re.findall(r"^(x-dps-[a-z-]+): (.*)$", head, flags=re.MULTILINE))
         answer = json.loads(body)
-        assert headers["x-dps-pool"] == "speculative"
+        assert headers["x-dps-reason"] == "within_threshold"
         assert int(headers["x-dps-prompt-tokens"]) == answer["usage"]["prompt_tokens"]
     finally:
         node.kube.kubectl("delete", "dpsrouters", "--all", "--ignore-not-found")
