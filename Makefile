@@ -40,7 +40,7 @@ bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API se
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m e2e.cluster.bench
 
-e2e: $(INSTALLED) ## a real API server: the chart, every example, faults (the first time it builds Kubernetes, 11 min)
+e2e: $(INSTALLED) ## real clusters, SGLang, traces and metrics, under faults; see e2e/README.md
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m pytest e2e --timeout 600
 
