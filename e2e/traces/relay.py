@@ -1,11 +1,9 @@
 """An OTLP/gRPC receiver that keeps what it is sent and sends it on: for what a backend does not store."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # or it complains of every process that is started
 import grpc  # type: ignore[import-untyped]  # has no stubs
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (

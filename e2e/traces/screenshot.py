@@ -5,8 +5,7 @@ Headless Chromium on a real session: SGLang's engines where they are installed, 
 
 import argparse
 import asyncio
-import subprocess
-import tempfile
+import io
 from pathlib import Path
 
 from PIL import Image
@@ -14,42 +13,37 @@ from PIL import Image
 from dps_lab.local import MODEL
 from e2e.traces.agent import SPAN as AGENT_SPAN
 from e2e.traces.agent import TURNS, Agent, Turn
+from e2e.traces.browser import opened
 from e2e.traces.phoenix import Phoenix, phoenix
 from e2e.traces.site import SGLANG, Engines, eventually, site
 from e2e.traces.spans import Span
 
 WINDOW = (1400, 930)
-SCALE = 4 / 3
-"""Of the page's pixels: letters stay sharp where the picture is shown smaller than it is."""
-LEFT = 350
-"""Where the trace begins; to the left is Phoenix's own menu."""
-PATIENCE_SECONDS = 120
-PAGE_MILLISECONDS = 20_000
-"""Of the page's own clock, which runs ahead while nothing is being loaded."""
+WIDTH = 1400
+"""Of the picture. More than the page's own pixels, so that letters stay sharp where it is shown smaller."""
+TRACE = """(() => {
+  const {x, y, width, height} = document.querySelector('[role="dialog"]').getBoundingClientRect();
+  return {x, y, width, height};
+})()"""
+"""Where on the page the trace is; Phoenix's own menu and lists are around and under it."""
 
 
-def chromium(url: str, *arguments: str) -> str:
-    """What a headless Chromium writes to its standard output about a page.
+async def photograph(url: str, file: Path, wanted: set[str]) -> None:
+    """Write the part of Phoenix's page that shows a trace, as a PNG, once all that is wanted is to be read there.
 
-    Raises OSError where there is none, subprocess.SubprocessError where it fails.
+    Raises AssertionError if it does not come, ChildError if there is no Chromium.
     """
-    with tempfile.TemporaryDirectory(prefix="dps-chromium-", ignore_cleanup_errors=True) as profile:
-        command = ["chromium", "--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-        command += ["--no-sandbox"]  # root cannot have it, and the page is our own
-        command += [f"--user-data-dir={profile}", f"--virtual-time-budget={PAGE_MILLISECONDS}"]
-        command += [f"--window-size={WINDOW[0]},{WINDOW[1]}", *arguments, url]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
-    return done.stdout
+    async with opened(url, *WINDOW) as page:
 
+        async def look() -> None:
+            seen = await page.evaluate("document.body?.innerText ?? ''")
+            assert {text for text in wanted if text not in seen} == set()
 
-def photograph(url: str, file: Path) -> None:
-    """Write the part of Phoenix's page that shows a trace, as a PNG. Raises as `chromium` does."""
-    with tempfile.TemporaryDirectory(prefix="dps-screenshot-") as folder:
-        whole = Path(folder) / "page.png"
-        chromium(url, f"--screenshot={whole}", f"--force-device-scale-factor={SCALE}")
-        with Image.open(whole) as page:
-            trace = page.crop((round(LEFT * SCALE), round(46 * SCALE), page.width, page.height))
-            trace.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
+        await eventually(look)
+        area = await page.evaluate(TRACE)
+        png = await page.picture(area, WIDTH / area["width"])
+    with Image.open(io.BytesIO(png)) as picture:
+        picture.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
 
 
 async def route_of(server: Phoenix, turn: Turn) -> Span:
@@ -74,7 +68,7 @@ async def take(file: Path) -> None:
         ]
         await asyncio.to_thread(agent.close)
         route = await route_of(server, turns[1])
-        await asyncio.to_thread(photograph, await server.page_of(route), file)
+        await photograph(await server.page_of(route), file, set(route.said()))
 
 
 def main() -> None:

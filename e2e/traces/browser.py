@@ -1,0 +1,90 @@
+"""A page in a headless Chromium, by its DevTools protocol: to read what is on it and to take a picture of it."""
+
+import asyncio
+import base64
+import itertools
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from dps_lab.children import Child, free_ports
+
+START_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+
+
+class Page:
+    """A page that is open."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression on the page. Raises RuntimeError where it has none."""
+        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    async def picture(self, area: dict[str, float], scale: float) -> bytes:
+        """A PNG of an area (x, y, width, height: the page's pixels), so many times as large."""
+        clip = {**area, "scale": scale}
+        answer = await self.call("Page.captureScreenshot", format="png", clip=clip)
+        return base64.b64decode(answer["data"])
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """What Chromium answers to a command. Raises RuntimeError where it refuses, TimeoutError if it hangs."""
+        number = next(self._numbers)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await self._socket.send_json({"id": number, "method": method, "params": parameters})
+            while (message := await self._socket.receive_json()).get("id") != number:
+                pass  # an event, which nobody asked for
+        if "error" in message:
+            raise RuntimeError(f"{method}: {message['error']['message']}")
+        result: dict[str, Any] = message["result"]
+        return result
+
+
+@asynccontextmanager
+async def opened(url: str, width: int, height: int) -> AsyncIterator[Page]:
+    """A browser with this page, in a window of so many pixels. What is on it comes when it comes.
+
+    Raises ChildError if Chromium does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="dps-chromium-", ignore_cleanup_errors=True) as folder:
+        port = free_ports(1)[0]
+        command = ["chromium", "--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        command += ["--no-sandbox"]  # root cannot have it, and the page is our own
+        command += [f"--window-size={width},{height}", f"--remote-debugging-port={port}"]
+        command += [f"--user-data-dir={folder}/profile", url]
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+            browser = Child("chromium", command, Path(folder) / "log", lambda: _has_page(http))
+            browser.start()
+            try:
+                await browser.wait_ready(START_SECONDS)
+                (target,) = await _pages(http)
+                async with http.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    page = Page(socket)
+                    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+                    await page.call("Emulation.setDeviceMetricsOverride", **size)
+                    yield page
+            finally:
+                await browser.stop()
+
+
+async def _pages(http: aiohttp.ClientSession) -> list[dict[str, Any]]:
+    async with http.get("/json/list") as answer:
+        targets: list[dict[str, Any]] = await answer.json(content_type=None)
+        return [target for target in targets if target["type"] == "page"]
+
+
+async def _has_page(http: aiohttp.ClientSession) -> bool:
+    try:
+        return bool(await _pages(http))
+    except aiohttp.ClientError:
+        return False
