@@ -119,10 +119,12 @@ def other_template(folder: Path) -> Path:
 
 
 async def _router(name: str, gateways: Site, engines: Site, speculation: tuple[str, ...]) -> LocalRouter:
-    redis = await gateways.redis()
     drafts = ("--speculative-algorithm", "STANDALONE", *speculation)
-    (speculative,) = await engines.engines(f"{name}-speculative", arguments=[*SPEED, *drafts])
-    (greedy,) = await engines.engines(f"{name}-greedy", arguments=SPEED)
+    redis, (speculative,), (greedy,) = await asyncio.gather(
+        gateways.redis(),
+        engines.engines(f"{name}-speculative", arguments=[*SPEED, *drafts]),
+        engines.engines(f"{name}-greedy", arguments=SPEED),
+    )
     session = {"redisUrl": redis.url, "redisTimeoutSeconds": 2.0}
     gateway = await gateways.gateway([speculative], [greedy], {"session": session})
     return LocalRouter(name, gateway, speculative, greedy, redis)
