@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.harness import ROOT, Kube, Operator, StartOperator, control_plane, service_account_kubeconfig
+from e2e.cluster.harness import (
+    ROOT,
+    Kube,
+    Operator,
+    StartOperator,
+    control_plane,
+    eventually,
+    service_account_kubeconfig,
+)
 
 PORT = 20000 + os.getpid() % 2000 * 5
 """The first of five ports; two runs at the same time hardly ever meet."""
@@ -28,7 +36,8 @@ def installed(whole: Kube) -> Kube:
     system = Kube(whole.kubeconfig, SYSTEM)
     chart = str(ROOT / "charts/dps-router")
     system.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "60s")
-    system.kubectl("wait", "--for=condition=Established", "crd/dpsrouters.dpsrouter.io")
+    # Refused where the CRD has no status at all yet.
+    eventually(lambda: system.kubectl("wait", "--for=condition=Established", "crd/dpsrouters.dpsrouter.io"))
     return whole
 
 
