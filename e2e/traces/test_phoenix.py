@@ -20,6 +20,8 @@ from e2e.traces.spans import Node, tree
 
 THRESHOLD = 128
 SERVER_SPAN = "POST /v1/chat/completions"
+SEARCHED = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
+"""What a request's own span repeats of the decision."""
 BY_GRPC, BY_HTTP = 0, 1
 GATEWAYS = (BY_HTTP, BY_GRPC, BY_GRPC, BY_HTTP)
 """Which gateway takes which turn."""
@@ -73,7 +75,7 @@ async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tu
                 (
                     Node(
                         SERVER_SPAN,
-                        decision
+                        {name: decision[name] for name in SEARCHED}
                         | {
                             "gen_ai.conversation.id": conversation,
                             "http.request.method": "POST",

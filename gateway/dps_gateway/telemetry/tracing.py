@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -25,7 +24,6 @@ from opentelemetry.trace import (
     TraceFlags,
     Tracer,
 )
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from dps_gateway.config import Telemetry
 
@@ -100,9 +98,8 @@ def span_reference(span: Span) -> str:
     """The span as a W3C traceparent, to be kept in the session's record; empty if nobody will see it."""
     if not span.is_recording():
         return ""
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(span, Context()))
-    return carrier.get("traceparent", "")
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def links_to(reference: str) -> list[Link]:
