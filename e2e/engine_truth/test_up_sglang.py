@@ -60,20 +60,9 @@ class Up:
 
 
 @asynccontextmanager
-async def dps_up(folder: Path) -> AsyncIterator[Up]:
-    """`dps up --engine sglang`, interrupted afterwards: nothing may be left of it."""
+async def dps_up(folder: Path, *arguments: str) -> AsyncIterator[Up]:
+    """`dps up`, interrupted afterwards: nothing may be left of it."""
     (port,) = free_ports(1)
-    model = str(tiny_model())
-    arguments = [
-        "--engine",
-        "sglang",
-        "--model",
-        model,
-        "--draft-model",
-        model,
-        "--engine-python",
-        str(PYTHON),
-    ]
     output = folder / "up.log"
     with output.open("w") as log:
         process = await asyncio.create_subprocess_exec(
@@ -109,14 +98,18 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module", autouse=True)
-def sglang() -> None:
+@pytest.fixture(scope="module")
+def sglang() -> list[str]:
+    """The arguments that start real engines."""
     install()
+    model = str(tiny_model())
+    chosen = ["--engine", "sglang", "--engine-python", str(PYTHON)]
+    return [*chosen, "--model", model, "--draft-model", model]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
-    async with dps_up(tmp_path_factory.mktemp("up")) as stack:
+async def up(sglang: list[str], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    async with dps_up(tmp_path_factory.mktemp("up"), *sglang) as stack:
         await stack.until(stack.serves, LOAD_SECONDS)
         yield stack
 
@@ -207,7 +200,25 @@ async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
     assert verified["greedy"] == 0
 
 
-async def test_an_interrupt_while_models_load_leaves_nothing(tmp_path: Path) -> None:
-    async with dps_up(tmp_path) as up:
+async def test_another_stack_before_the_same_engines_learns_from_them_what_they_serve(
+    up: Up, tmp_path: Path
+) -> None:
+    urls = ["--speculative-url", up.told("engine, speculative"), "--greedy-url", up.told("engine, greedy")]
+    async with dps_up(tmp_path, *urls) as another:
+        await another.until(another.serves, LOAD_SECONDS)
+        async with AsyncOpenAI(base_url=another.told("gateway"), api_key="none", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+            turn = await ask(client, model, [{"role": "user", "content": SHORT}])
+    assert model == str(tiny_model())
+    told = {name: turn.headers[name] for name in ("x-dps-pool", "x-dps-prompt-tokens", "x-dps-history")}
+    assert told == {
+        "x-dps-pool": "speculative",
+        "x-dps-prompt-tokens": str(turn.prompt_tokens),
+        "x-dps-history": "new",
+    }
+
+
+async def test_an_interrupt_while_models_load_leaves_nothing(sglang: list[str], tmp_path: Path) -> None:
+    async with dps_up(tmp_path, *sglang) as up:
         # SGLang's own processes: until they have loaded, they do not notice that the one that started them ended.
         await up.until(lambda: len(descendants(up.process.pid)) >= 6, LOAD_SECONDS)
