@@ -57,6 +57,25 @@ def test_the_table_of_added_time_ends_with_what_the_gateway_says_itself() -> Non
     )
 
 
+def test_the_table_of_what_tracing_costs() -> None:
+    summaries = {
+        "off": Summary(Spread(2500, 2400, 2600), Spread(1, 1, 1), 0.006, 400e-6, 1.0, 0.0),
+        "all": Summary(Spread(1500, 1400, 1600), Spread(0.6, 0.58, 0.62), 0.01, 700e-6, 0.57, 0.0),
+    }
+    typical = {"off": Spread(0.0008, 0.0007, 0.0009), "all": Spread(0.001, 0.0009, 0.0011)}
+    slow = {"off": Spread(0.002, 0.0019, 0.003), "all": Spread(0.005, 0.004, 0.0061)}
+    assert (
+        table.cost_of_tracing(Cell(False, Content(4096, "distinct")), summaries, typical, slow)
+        == """\
+### unary, 4 KB, distinct sessions
+
+| tracing | req/s | x off |   min–max | CPU µs/req |   p50 µs, 1 conn. |     p99 µs, 1 conn. |
+| :------ | ----: | ----: | --------: | ---------: | ----------------: | ------------------: |
+| off     | 2,500 |  1.00 | 1.00–1.00 |        400 |     800 (700–900) | 2,000 (1,900–3,000) |
+| all     | 1,500 |  0.60 | 0.58–0.62 |        700 | 1,000 (900–1,100) | 5,000 (4,000–6,100) |"""
+    )
+
+
 BEFORE = """\
 # TYPE dps_history_total counter
 dps_history_total{kind="new"} 5.0

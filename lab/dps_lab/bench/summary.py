@@ -35,9 +35,9 @@ class Spread:
 class Summary:
     """One contender in one cell over all rounds.
 
-    `ratio` compares requests per second with vllm-router's of the same round, so that what slows the machine
-    for a while slows both; `cpu` is CPU seconds per request over all rounds together, and `cpu_ratio`
-    vllm-router's CPU per request divided by it: how rates would compare if only the router's core counted.
+    `ratio` compares requests per second with the reference's of the same round, so that what slows the machine
+    for a while slows both; `cpu` is CPU seconds per request over all rounds together, and `cpu_ratio` the
+    reference's CPU per request divided by it: how rates would compare if only the router's core counted.
     `lost` is the median share of the router's core that others used: on a quiet machine next to nothing.
     """
 
@@ -53,9 +53,9 @@ def _cpu(rounds: list[Round]) -> float:
     return sum(each.cpu_seconds for each in rounds) / sum(each.requests for each in rounds)
 
 
-def summarise(rounds: dict[str, list[Round]]) -> dict[str, Summary]:
-    """One cell's rounds by contender, each list in the rounds' order; vllm-router must be among them."""
-    reference = rounds[VLLM]
+def summarise(rounds: dict[str, list[Round]], compared_with: str = VLLM) -> dict[str, Summary]:
+    """One cell's rounds by contender, each list in the rounds' order; the one compared with among them."""
+    reference = rounds[compared_with]
     return {
         name: Summary(
             rate=Spread.of([each.rate for each in mine]),
