@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from PIL import Image
@@ -124,6 +126,30 @@ async def test_turns_of_a_client_that_names_no_conversation_are_found_by_the_gat
         assert not any("gen_ai.conversation.id" in span.attributes for span in spans)
 
     await eventually(found)
+
+
+async def test_what_its_caller_does_not_sample_is_in_no_span_of_anybody(
+    running: tuple[Site, Engines],
+) -> None:
+    site, engines = running
+    unsampled = uuid.uuid4().hex
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Not this one."}], "max_tokens": 4}
+    headers = {"traceparent": f"00-{unsampled}-00f067aa0ba902b7-00"}
+    for url in site.stack.urls:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http,
+            http.post(f"{url}/chat/completions", json=body, headers=headers) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+    turns = await play(site, f"after it, {engines} engines", None)
+
+    async def later_ones_have_come() -> None:
+        for turn in turns:
+            names = {span.name for span in await site.phoenix.spans(trace_id=turn.trace_id)}
+            assert {SPAN, SERVER_SPAN, *(["decode_forward"] if engines == "sglang" else [])} <= names
+
+    await eventually(later_ones_have_come)
+    assert await site.phoenix.spans(trace_id=unsampled) == []
 
 
 def decided(headers: Mapping[str, str], seen: Mapping[str, int]) -> dict[str, Any]:

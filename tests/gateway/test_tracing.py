@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -12,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
+from dps_gateway.api.spans import REQUEST_ATTRIBUTES
 from dps_gateway.app import public_app
 from dps_gateway.config import Telemetry, parse_config
 from dps_gateway.prompt.tokenizer import Tokenizer
@@ -218,6 +220,13 @@ async def test_a_turn_links_to_the_turn_before(gateway: str, exporter: InMemoryS
     assert first.links == ()
     assert first.context is not None
     assert [link.context.span_id for link in second.links] == [first.context.span_id]
+
+
+async def test_every_attribute_is_documented(gateway: str, exporter: InMemorySpanExporter) -> None:
+    await take_turns(gateway)
+    said = {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
+    page = (Path(__file__).parents[2] / "docs/tracing.md").read_text()
+    assert {name for name in said | set(REQUEST_ATTRIBUTES.values()) if f"`{name}`" not in page} == set()
 
 
 async def test_prompts_are_in_no_span(gateway: str, exporter: InMemorySpanExporter) -> None:

@@ -1,6 +1,6 @@
 """The attributes of the gateway's spans: the contract's `dps.*`, and OpenTelemetry's GenAI conventions."""
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, Status, StatusCode
@@ -9,7 +9,7 @@ from dps_gateway.api.usage import Usage
 from dps_gateway.routing.decision import Decision, Pool, Reason
 from dps_gateway.turn import MeasuredTurn
 
-_REQUEST_ATTRIBUTES = {
+REQUEST_ATTRIBUTES: Final = {
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
     "temperature": "gen_ai.request.temperature",
@@ -20,8 +20,9 @@ _REQUEST_ATTRIBUTES = {
     "n": "gen_ai.request.choice.count",
     "stream": "gen_ai.request.stream",
 }
+"""A request's field -> the attribute that repeats it."""
 
-_SEARCHED = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
+_SEARCHED: Final = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
 """An attribute costs some 8 µs until it is sent, so not all that `dps.route` says is said twice."""
 
 
@@ -77,7 +78,7 @@ def describe_request(span: Span, operation: str, body: dict[str, Any], model: st
     span.set_attributes(
         {"gen_ai.operation.name": operation, "gen_ai.provider.name": "sglang", "gen_ai.request.model": model}
     )
-    for name, attribute in _REQUEST_ATTRIBUTES.items():
+    for name, attribute in REQUEST_ATTRIBUTES.items():
         value = body.get(name)
         if isinstance(value, bool | int | float):
             span.set_attribute(attribute, value)
