@@ -48,6 +48,11 @@ class Child:
             raise ChildError(f"{self.name} does not run")
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and runs no more."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self) -> None:
         """Start it, without waiting. In a session of its own, so that Ctrl-C reaches only its parent."""
         with self.log.open("ab") as log:

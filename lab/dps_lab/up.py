@@ -23,6 +23,7 @@ from dps_operator.errors import SpecError
 POLICIES = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")
 PROGRESS_SECONDS = 0.5
 PROGRESS_COLUMNS = 80
+WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ async def _up(arguments: argparse.Namespace) -> int:
             progress.cancel()
             status.stop()
             _tell(stack)
-            await asyncio.Event().wait()
+            await _tell_of_the_dead(stack)
     return 0
 
 
@@ -189,6 +190,16 @@ async def _tell_progress(stack: LocalStack, status: Status) -> None:
         lines = [f"{name}: {line[:PROGRESS_COLUMNS]}" for name, line in said.items()]
         status.update(escape("\n  ".join([f"starting, {time.monotonic() - began:.0f} s", *lines])))
         await asyncio.sleep(PROGRESS_SECONDS)
+
+
+async def _tell_of_the_dead(stack: LocalStack) -> None:
+    """Say which process has ended, for ever: the others go on, as they would in a cluster."""
+    watched = [stack.redis, *stack.engines.values(), *stack.gateways]
+    while True:
+        for child in [child for child in watched if child.ended]:
+            watched.remove(child)
+            print(f"{child.name} has ended; its log is {child.log}", flush=True)
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 def _tell(stack: LocalStack) -> None:

@@ -1,6 +1,7 @@
 """`dps up`: one command, a whole stack, and nothing left of it."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,10 +21,11 @@ def children_of(pid: int) -> list[Path]:
 
 
 @asynccontextmanager
-async def running(*arguments: str) -> AsyncIterator[str]:
-    """The URL of a stack that serves; it is interrupted afterwards, and must leave no process."""
+async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIterator[tuple[str, int]]:
+    """URL and process id of a stack that serves; it is interrupted afterwards, and must leave no process."""
     (port,) = free_ports(1)
-    up = await asyncio.create_subprocess_exec(*DPS, "up", "--port", str(port), *arguments)
+    with output.open("w") as out:
+        up = await asyncio.create_subprocess_exec(*DPS, "up", "--port", str(port), *arguments, stdout=out)
     url = f"http://127.0.0.1:{port}"
     try:
 
@@ -32,7 +34,7 @@ async def running(*arguments: str) -> AsyncIterator[str]:
             return await status_of(f"{url}/v1/models") == 200
 
         await eventually(serves, "the stack serves")
-        yield url
+        yield url, up.pid
     finally:
         children = children_of(up.pid)
         up.send_signal(signal.SIGINT)
@@ -42,11 +44,25 @@ async def running(*arguments: str) -> AsyncIterator[str]:
 
 async def test_the_stack_serves_until_it_is_interrupted() -> None:
     async with (
-        running("--speed", "100") as url,
+        running("--speed", "100") as (url, _),
         aiohttp.ClientSession() as http,
         http.post(url + CHAT, json=chat()) as response,
     ):
         assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
+
+
+async def test_a_process_that_ends_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    async with running("--speed", "100", output=output) as (url, up):
+        engine = next(child for child in children_of(up) if b"STANDALONE" in (child / "cmdline").read_bytes())
+        os.kill(int(engine.name), signal.SIGKILL)
+
+        async def is_told() -> bool:
+            return "engine-speculative has ended; its log is " in output.read_text()
+
+        await eventually(is_told, "the engine's end is told")
+        async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
+            assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
 
 
 async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_the_stack(
@@ -55,7 +71,7 @@ async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_th
     async with Site(tmp_path) as site:
         speculative, greedy = await site.engines("speculative", "greedy")
         async with (
-            running("--speculative-url", speculative.url, "--greedy-url", f"{greedy.url}/v1") as url,
+            running("--speculative-url", speculative.url, "--greedy-url", f"{greedy.url}/v1") as (url, _),
             aiohttp.ClientSession() as http,
         ):
             async with http.post(url + CHAT, json=chat()) as response:
