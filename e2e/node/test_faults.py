@@ -1,0 +1,267 @@
+"""Faults on a real node under traffic that never stops: what clients of the gateway's Service see of each.
+
+One DPSRouter with emulated engines and one traffic for all cases; each leaves them as it found them. An engine lost in
+mid-stream, as an error event, and a gateway that dies without a word are all that a client may see.
+"""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import pytest_asyncio
+
+from dps_lab.replay.records import Verdict
+from e2e.cluster.clusters import Cluster
+from e2e.cluster.harness import ROOT, Kube, Manifest, eventually
+from e2e.node.conftest import READY_SECONDS, RELEASE, emulated
+from e2e.traffic.flow import Flow, Traffic, traffic
+from e2e.traffic.table import Report, Row
+
+pytest_plugins = ["e2e.traffic.report"]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
+
+ROUTER = "emulated"
+OURS = f"dpsrouter.io/router={ROUTER}"
+UNDISTURBED_TURNS = 200
+OUTAGE_SECONDS = 60.0
+LONGEST_CHANGE_SECONDS = 30.0
+"""Until a new τ decides. A kubelet that nobody hurries looks at its volumes every minute or so."""
+KILL = ("--force", "--grace-period=0")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where it all happens: a DPSRouter that serves, and the release that installed its operator."""
+
+    node: Cluster
+    system: Kube
+    kube: Kube
+
+    def pods(self, component: str = "") -> dict[str, Manifest]:
+        """The router's pods by uid, those that are going away included."""
+        labels = f"{OURS},dpsrouter.io/component={component}" if component else OURS
+        return {pod["metadata"]["uid"]: pod for pod in self.kube.list("pod", labels)}
+
+    def delete(self, component: str, *flags: str, count: int | None = None) -> None:
+        """Delete so many of a component's pods, or all, and wait until others serve in their place."""
+        before = self.pods(component)
+        deleted = dict(list(before.items())[:count])
+        names = [pod["metadata"]["name"] for pod in deleted.values()]
+        self.kube.kubectl("delete", "pod", *names, "--wait=false", *flags)
+
+        def replaced() -> None:
+            after = self.pods(component)
+            assert len(after) == len(before)
+            assert not deleted.keys() & after.keys()
+
+        eventually(replaced, READY_SECONDS)
+        self.settled()
+
+    def change(self, spec: Manifest) -> None:
+        """Change the DPSRouter and wait until that is what runs."""
+        self.kube.patch("dpsrouter", ROUTER, {"spec": spec})
+        self.settled()
+
+    def settled(self) -> None:
+        """Wait until all is as the DPSRouter wants it, and what it wants no more has gone."""
+        self.kube.until(ROUTER, READY_SECONDS, Ready="True", Progressing="Settled")
+
+        def calm() -> None:
+            for pod in self.pods().values():
+                assert "deletionTimestamp" not in pod["metadata"]
+                ready = {one["type"]: one["status"] for one in pod["status"]["conditions"]}["Ready"]
+                assert ready == "True", pod["metadata"]["name"]
+
+        eventually(calm, READY_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def stage(node: Cluster, system: Kube, kube: Kube) -> Iterator[Stage]:
+    """A DPSRouter that is Ready, on a cluster whose parts are ours to break."""
+    if node.state is None:
+        pytest.skip("faults need a cluster that was built here")
+    kube.apply(emulated(ROUTER))
+    made = Stage(node, system, kube)
+    made.settled()
+    yield made
+    kube.kubectl("delete", "dpsrouter", ROUTER)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def flow(stage: Stage, report: Report) -> AsyncIterator[Traffic]:
+    """Traffic for all cases, which knows what undisturbed turns take."""
+    with stage.node.reach(stage.kube, f"{ROUTER}-gateway", 8000) as url:
+        async with traffic(Flow(f"{url}/v1", ROUTER)) as under_way:
+            await under_way.observe(UNDISTURBED_TURNS)
+            calm = await under_way.checkpoint("undisturbed")
+            report.rows.append(calm)
+            judged(calm)
+            yield under_way
+
+
+Fault = Callable[[Stage], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and what of it clients may see besides a longer wait."""
+
+    name: str
+    strike: Fault
+    retries: bool = False
+    events: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def roll_gateways(stage: Stage) -> None:
+    deployment = f"deployment/{ROUTER}-gateway"
+    stage.kube.kubectl("rollout", "restart", deployment)
+    stage.kube.kubectl("rollout", "status", deployment, "--timeout", "110s")
+    stage.settled()
+
+
+def scale_gateways(stage: Stage) -> None:
+    for replicas in (1, 5, 2):
+        stage.change({"gateway": {"replicas": replicas}})
+
+
+def kill_operator(stage: Stage) -> None:
+    """While it has something to do: its successor carries on."""
+    stage.kube.patch("dpsrouter", ROUTER, {"spec": {"gateway": {"replicas": 3}}})
+    stage.system.kubectl("delete", "pod", "--all", "--wait=false", *KILL)
+    stage.settled()
+    stage.change({"gateway": {"replicas": 2}})
+
+
+def lose_redis(stage: Stage) -> None:
+    """Its volume outlives it, and so do the sessions."""
+
+    def sessions() -> int:
+        return int(stage.kube.kubectl("exec", f"{ROUTER}-redis-0", "--", "redis-cli", "dbsize"))
+
+    before = sessions()
+    stage.delete("redis")
+    assert sessions() >= before > 0
+
+
+def roll_engines(stage: Stage) -> None:
+    stage.change({"engine": {"env": [{"name": "ROLLED", "value": "yes"}]}})
+
+
+def scale_engines(stage: Stage) -> None:
+    for replicas in (3, 1):
+        stage.change({"pools": {"greedy": {"replicas": replicas}}})
+
+
+def upgrade_and_roll_back(stage: Stage) -> None:
+    """To a release with another gateway image, so that gateways roll after the operator, there and back."""
+    image = "dps-router/gateway"
+    containerd = ("ctr", "--address", f"{stage.node.state}/containerd.sock", "--namespace", "k8s.io")
+    tags = [f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next")]
+    subprocess.run([*containerd, "images", "tag", "--force", *tags], check=True, timeout=60)
+
+    def runs(tag: str) -> None:
+        images = {pod["spec"]["containers"][0]["image"] for pod in stage.pods("gateway").values()}
+        assert images == {f"{image}:{tag}"}
+
+    wait = ("--wait", "--timeout", "110s")
+    values = ("--reuse-values", "--set", "gatewayImage.tag=next")
+    stage.system.helm("upgrade", RELEASE, str(ROOT / "charts/dps-router"), *values, *wait)
+    eventually(partial(runs, "next"), READY_SECONDS)
+    stage.settled()
+    stage.system.helm("rollback", RELEASE, *wait)
+    eventually(partial(runs, "0.1.0"), READY_SECONDS)
+    stage.settled()
+
+
+def lose_api_server(stage: Stage) -> None:
+    with stage.node.without_api_server():
+        time.sleep(OUTAGE_SECONDS)
+    stage.settled()
+
+
+CASES = [
+    Case("a gateway deleted", lambda stage: stage.delete("gateway", count=1)),
+    Case("a gateway killed", lambda stage: stage.delete("gateway", *KILL, count=1), retries=True),
+    Case("gateways rolled", roll_gateways),
+    Case("gateways scaled 2 → 1 → 5 → 2", scale_gateways),
+    Case("the operator killed", kill_operator),
+    Case("Redis deleted", lose_redis),
+    Case("Redis killed", lambda stage: stage.delete("redis", *KILL)),
+    Case("a pool's only engine deleted", lambda stage: stage.delete("speculative")),
+    Case(
+        "a pool's only engine killed", lambda stage: stage.delete("greedy", *KILL), retries=True, events=True
+    ),
+    Case("engines rolled", roll_engines),
+    Case("engines scaled 1 → 3 → 1", scale_engines),
+    Case("the chart upgraded and rolled back", upgrade_and_roll_back),
+    Case("the API server away for a minute", lose_api_server),
+]
+
+
+def judged(row: Row, *, retries: bool = False, events: bool = False) -> None:
+    """No request fails and no session is forgotten; nothing else is seen than what may be."""
+    assert (row.failures, row.forgotten) == (0, 0), row.troubles
+    assert retries or row.retries == 0, row.troubles
+    assert events or row.events == 0, row.troubles
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_clients_see_no_more_of_a_fault_than_they_must(
+    case: Case, stage: Stage, flow: Traffic, report: Report
+) -> None:
+    await asyncio.to_thread(case.strike, stage)
+    row = await flow.checkpoint(case.name)
+    report.rows.append(row)
+    judged(row, retries=case.retries, events=case.events)
+
+
+async def in_force(flow: Traffic, change: Callable[[], None], new: Callable[[Verdict], bool]) -> float:
+    """Seconds from a change of the DPSRouter until the last turn that was decided as before it."""
+    changed = time.monotonic()
+    await asyncio.to_thread(change)
+    seen = len(flow.turns)
+    while True:
+        await flow.observe(3 * flow.flow.agents)
+        old = [turn for turn in flow.turns[seen:] if turn.verdict is not None and not new(turn.verdict)]
+        newest = flow.turns[-3 * flow.flow.agents :]
+        if not any(turn in old for turn in newest):
+            return max([turn.began - changed for turn in old], default=0.0)
+
+
+async def test_a_new_threshold_or_policy_is_in_force_within_seconds_and_restarts_no_pod(
+    stage: Stage, flow: Traffic, report: Report
+) -> None:
+    before = await asyncio.to_thread(running, stage)
+    routing = (await asyncio.to_thread(stage.kube.get, "dpsrouter", ROUTER))["spec"].get("routing", {})
+    changes: dict[str, tuple[Manifest, Callable[[Verdict], bool]]] = {
+        "τ = 0": ({"thresholdTokens": 0}, lambda verdict: verdict.reason == "over_threshold"),
+        "τ = 4096": ({"thresholdTokens": 4096}, lambda verdict: verdict.reason == "within_threshold"),
+        "policy AlwaysGreedy": ({"policy": "AlwaysGreedy"}, lambda verdict: verdict.reason == "fixed"),
+    }
+    for name, (change, new) in changes.items():
+        patch = {"spec": {"routing": change}}
+        seconds = await in_force(flow, partial(stage.kube.patch, "dpsrouter", ROUTER, patch), new)
+        report.notes.append(f"{name}: in force {seconds:.1f} s after `kubectl patch`")
+        assert seconds < LONGEST_CHANGE_SECONDS
+    restored = {"policy": None, "thresholdTokens": None} | routing
+    await asyncio.to_thread(stage.change, {"routing": restored})
+    row = await flow.checkpoint("τ and policy changed")
+    report.rows.append(row)
+    judged(row)
+    assert await asyncio.to_thread(running, stage) == before
+
+
+def running(stage: Stage) -> set[tuple[str, int]]:
+    """Every pod of the router by uid, and how often its containers were started anew."""
+    return {
+        (uid, container["restartCount"])
+        for uid, pod in stage.pods().items()
+        for container in pod["status"]["containerStatuses"]
+    }
