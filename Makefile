@@ -33,8 +33,9 @@ format: $(INSTALLED) ## put the code in shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## the request path beside its peers, in one run
+bench: $(INSTALLED) ## the request path beside its peers, what tracing costs, and (where Go is) the operator
 	@$(BIN)/python -m dps_lab.bench
+	@command -v go >/dev/null && $(MAKE) --no-print-directory bench-operator || echo "no operator's figures: they need Go"
 
 bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API server: time, memory, calls
 	@e2e/cluster/build control-plane

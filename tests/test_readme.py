@@ -13,6 +13,15 @@ RUN_BY = {
     "make demo": (".ci/run", "make demo"),
     "make test": (".ci/run", "make test"),
     ".venv/bin/dps up": ("tests/integration/test_up.py", '"up"'),
+    ".venv/bin/dps up --speculative-url http://127.0.0.1:30000 --greedy-url http://127.0.0.1:30001": (
+        "tests/integration/test_up.py",
+        '"--speculative-url", speculative.url, "--greedy-url"',
+    ),
+    ".venv/bin/dps up --engine sglang --model Qwen/Qwen2.5-7B-Instruct"
+    " --draft-model Qwen/Qwen2.5-1.5B-Instruct": (
+        "e2e/engine_truth/test_up_sglang.py",
+        '"--engine", "sglang"',
+    ),
     ".venv/bin/dps gateway --config gateway.yaml": ("tests/support/site.py", '"gateway", "--config"'),
 }
 """A command of the README -> the file that runs it, and how that reads there."""
