@@ -59,6 +59,27 @@ def test_ready_endpoints(slices: list[dict[str, Any]], expected: list[str]) -> N
     assert replica_urls(slices, 30000) == expected
 
 
+TWO = "http://10.0.0.2:30000"
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        pytest.param([endpoint_slice("a", "10.0.0.1", "10.0.0.2", ready=False)], [ONE], id="the known one stays"),
+        pytest.param([endpoint_slice("a", "10.0.0.2", ready=False)], [], id="one that was never ready"),
+        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1", serving=False)])], [], id="one that goes"),
+        pytest.param([], [], id="one that is gone"),
+        pytest.param(
+            [endpoint_slice("a", "10.0.0.1", ready=False), endpoint_slice("b", "10.0.0.2")], [TWO],
+            id="one of two is not ready",
+        ),
+    ],
+)  # fmt: skip
+def test_where_none_is_ready_those_that_were_stay(slices: list[dict[str, Any]], expected: list[str]) -> None:
+    """A control plane that has lost its nodes from sight calls every pod not ready."""
+    assert replica_urls(slices, 30000, known={ONE}) == expected
+
+
 class FakeApiServer:
     """Lists `slices`, then sends whatever is put into `events`; None ends the watch."""
 
@@ -97,6 +118,9 @@ async def test_the_watch_is_followed_and_begun_again(tmp_path: Path) -> None:
             assert await found.get() == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
             fake.events.put_nowait({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})
             fake.events.put_nowait({"type": "DELETED", "object": endpoint_slice("a")})
+            assert await found.get() == ["http://10.0.0.2:30000"]
+            unseen = endpoint_slice("b", "10.0.0.2", ready=False)
+            fake.events.put_nowait({"type": "MODIFIED", "object": unseen})
             assert await found.get() == ["http://10.0.0.2:30000"]
             fake.slices = [endpoint_slice("c", "10.0.0.3")]
             fake.events.put_nowait(

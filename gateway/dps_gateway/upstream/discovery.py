@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -63,14 +63,19 @@ class ApiServer:
         return ssl.create_default_context(cafile=str(self.ca_file)) if self.url.startswith("https") else False
 
 
-def replica_urls(slices: Iterable[Mapping[str, Any]], port: int) -> list[str]:
+def replica_urls(
+    slices: Iterable[Mapping[str, Any]], port: int, known: Collection[str] = frozenset()
+) -> list[str]:
     """The URLs of all endpoints that are ready. `port` is the one wanted, should a slice have several.
 
     Where none is, those that are going away and still serve, as kube-proxy does it (KEP-1669): a pool whose only pod
-    was deleted serves on until that pod is told to stop, and with luck its successor is there by then.
+    was deleted serves on until that pod is told to stop, and with luck its successor is there by then. Where there
+    are none of these either, those that stay of the `known` ones: a control plane that cannot see its nodes calls
+    every pod not ready, and an engine that has indeed failed is found out by the gateway itself.
     """
     ready: set[str] = set()
     going: set[str] = set()
+    staying: set[str] = set()
     for endpoint_slice in slices:
         ports = [each["port"] for each in endpoint_slice.get("ports") or [] if each.get("port")]
         if not ports:
@@ -87,18 +92,34 @@ def replica_urls(slices: Iterable[Mapping[str, Any]], port: int) -> list[str]:
                 ready |= urls
             elif conditions.get("serving") and conditions.get("terminating"):
                 going |= urls
-    return sorted(ready or going)
+            elif not conditions.get("terminating"):
+                staying |= urls.intersection(known)
+    return sorted(ready or going or staying)
+
+
+class _Found:
+    """Tells of the replicas in a Service's slices, and remembers them for when none is ready."""
+
+    def __init__(self, port: int, tell: Callable[[list[str]], None]) -> None:
+        self._port = port
+        self._tell = tell
+        self._known: list[str] = []
+
+    def see(self, slices: Iterable[Mapping[str, Any]]) -> None:
+        self._known = replica_urls(slices, self._port, self._known)
+        self._tell(self._known)
 
 
 async def watch_service(api: ApiServer, service: ServiceRef, found: Callable[[list[str]], None]) -> None:
     """Call `found` with the ready replicas whenever they change, for ever."""
+    replicas = _Found(service.port, found)
     pause = FIRST_PAUSE_SECONDS
     connector = aiohttp.TCPConnector(ssl=api.ssl())
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SECONDS + 30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         while True:
             try:
-                await _follow(session, api, service, found)
+                await _follow(session, api, service, replicas)
                 pause = FIRST_PAUSE_SECONDS
             except (aiohttp.ClientError, OSError, TimeoutError, ListAgain, ValueError) as error:
                 log.warning(
@@ -109,7 +130,7 @@ async def watch_service(api: ApiServer, service: ServiceRef, found: Callable[[li
 
 
 async def _follow(
-    session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, found: Callable[[list[str]], None]
+    session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, replicas: _Found
 ) -> None:
     """One list and one watch after it."""
     url = f"{api.url}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
@@ -118,7 +139,7 @@ async def _follow(
         response.raise_for_status()
         listed = orjson.loads(await response.read())
     slices = {item["metadata"]["name"]: item for item in listed["items"]}
-    found(replica_urls(slices.values(), service.port))
+    replicas.see(slices.values())
     query |= {
         "watch": "true",
         "resourceVersion": listed["metadata"]["resourceVersion"],
@@ -140,4 +161,4 @@ async def _follow(
                     continue
                 case _:
                     raise ListAgain(str(event["object"].get("message", event["type"])))
-            found(replica_urls(slices.values(), service.port))
+            replicas.see(slices.values())
