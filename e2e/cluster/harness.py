@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
 CONTEXT = "dps-test"
-VOLUMES = 60
+VOLUMES = 120
 COMMAND_SECONDS = 120.0
 """No command takes so long, helm's waiting included; one that does is stuck, and its test should say so."""
 Manifest = dict[str, Any]

@@ -69,11 +69,17 @@ def test_the_smallest_router_becomes_ready(kube: Kube) -> None:
     heading, row = kube.kubectl("get", "dps").splitlines()
     assert heading.split() == ["NAME", "READY", "POLICY", "THRESHOLD", "SPEC", "GREEDY", "GATEWAY", "AGE"]
     assert row.split()[:7] == ["qwen", "True", "DeltaPrefill", "128", "1", "1", "2"]
-    nodes = {name: {pod["spec"]["nodeName"] for pod in pods(kube, name).values()} for name in NODES}
-    assert nodes == NODES
+    for component, nodes in NODES.items():
+        assert {pod["spec"]["nodeName"] for pod in pods(kube, component).values()} <= nodes, component
 
 
-NODES = {"speculative": {"a100-0"}, "greedy": {"a100-0"}, "gateway": {"cpu-0"}, "redis": {"cpu-0"}}
+NODES = {
+    # Not the node of 40 GB, nor the one whose further taint nothing tolerates.
+    "speculative": {"a100-0", "aks-0"},
+    "greedy": {"a100-0", "aks-0"},
+    "gateway": {"cpu-0"},
+    "redis": {"cpu-0"},
+}
 
 
 def test_a_change_of_routing_reaches_the_gateways_and_restarts_nobody(kube: Kube) -> None:
@@ -282,7 +288,11 @@ def test_an_object_of_somebody_else_is_not_taken_over(kube: Kube) -> None:
 
 
 TROUBLES: dict[str, tuple[Manifest, str, str]] = {
-    "no such GPU": ({"nodePool": {"profile": "A100-40GB"}}, "WaitingForGPU", "add a node with a free GPU"),
+    "no such GPU": (
+        {"nodePool": {"nodeSelector": {"team": "nobody"}}},
+        "WaitingForGPU",
+        "add a node with a free GPU",
+    ),
     "a crash": ({"pools": {"speculative": fate("crash")}}, "CrashLooping", "increase --mem-fraction-static"),
     "no image": (
         {"pools": {"speculative": fate("pull")}},

@@ -114,24 +114,61 @@ def test_an_example_passes_a_dry_run(kube: Kube, example: Path) -> None:
     kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
 
 
-WORKING = {
-    "minimal": {"qwen": "True"},
-    "ngram": {"qwen-ngram": "True"},
-    "external-redis": {"qwen-redis": "True"},
-    "two-routers": {"candidate": "True", "baseline": "True"},
-    # The test cluster has none of the clouds' storage classes.
-    "eks": {"qwen-eks": "WaitingForVolume"},
-    "gke": {"qwen-gke": "WaitingForVolume"},
-    "aks": {"qwen-aks": "WaitingForVolume"},
+SECRETS = {
+    "production": {
+        "hugging-face": "token=hf_x",
+        "llama-api-keys": "keys=team-a:secret",
+        "redis": "url=rediss://:secret@redis.example.com:6380/0",
+        "llm-example-com": "tls.crt=x",
+    }
 }
+"""What an example takes for granted, by name and content."""
+PLACES = {"gke": {"gke-0"}, "eks": {"eks-0"}, "aks": {"aks-0"}}
+"""Where the engines of a cloud's example have to be."""
 
 
 @pytest.mark.usefixtures("operator")
-@pytest.mark.parametrize("name", WORKING)
-def test_an_example_reaches_the_state_that_it_should(kube: Kube, name: str) -> None:
-    kube.kubectl("apply", "-f", str(ROOT / f"manifests/examples/{name}.yaml"))
-    for router, wanted in WORKING[name].items():
-        kube.until(router, Ready=wanted)
+@pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
+def test_an_example_becomes_ready(kube: Kube, example: Path) -> None:
+    for name, content in SECRETS.get(example.stem, {}).items():
+        kube.kubectl("create", "secret", "generic", name, "--from-literal", content)
+    kube.kubectl("apply", "-f", str(example))
+    for one in yaml.safe_load_all(example.read_text()):
+        if one["kind"] == "DPSRouter":
+            kube.until(one["metadata"]["name"], Ready="True", Progressing="Settled")
+    if example.stem in PLACES:
+        engines = kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
+        assert {one["spec"]["nodeName"] for one in engines} == PLACES[example.stem]
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_production_example_has_all_that_it_speaks_of(kube: Kube) -> None:
+    for name, content in SECRETS["production"].items():
+        kube.kubectl("create", "secret", "generic", name, "--from-literal", content)
+    kube.kubectl("apply", "-f", str(ROOT / "manifests/examples/production.yaml"))
+    kinds = "horizontalpodautoscaler,networkpolicy,poddisruptionbudget,ingress"
+
+    def made() -> None:
+        assert {
+            kind: sorted(one["metadata"]["name"] for one in kube.list(kind)) for kind in kinds.split(",")
+        } == {
+            "horizontalpodautoscaler": ["llama-gateway", "llama-greedy", "llama-speculative"],
+            "networkpolicy": ["llama-gateway", "llama-greedy", "llama-speculative"],
+            "poddisruptionbudget": ["llama-gateway", "llama-greedy", "llama-speculative"],
+            "ingress": ["llama-gateway"],
+        }
+
+    eventually(made)
+    # The autoscalers have no metrics here, and see to their minimum all the same.
+    eventually(lambda: _scaled(kube, {"speculative": 2, "greedy": 2, "gateway": 3}))
+    volumes = kube.get("deployment", "llama-gateway")["spec"]["template"]["spec"]["volumes"]
+    mounted = {one["secret"]["secretName"] for one in volumes if "secret" in one}
+    assert "llama-api-keys" in mounted
+
+
+def _scaled(kube: Kube, wanted: dict[str, int]) -> None:
+    for component, count in wanted.items():
+        assert kube.get("deployment", f"llama-{component}")["spec"]["replicas"] == count
 
 
 @pytest.fixture
