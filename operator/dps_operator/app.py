@@ -25,6 +25,9 @@ from dps_operator.work_queue import WorkQueue
 WATCH_PAUSE = 5.0
 """Seconds before watching is begun again after it failed as a whole."""
 
+END_SECONDS = 10.0
+"""Seconds that every part has to end in when the operator is told to."""
+
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +50,7 @@ async def run(settings: Settings) -> None:
 
     listen_for_the_end()
     watching = asyncio.Event()
-    server = web.AppRunner(application(queue, resync, watching, settings))
+    server = web.AppRunner(application(queue, resync, watching, settings), shutdown_timeout=1)
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
 
@@ -88,15 +91,20 @@ async def run(settings: Settings) -> None:
                 with contextlib.suppress(ClusterError):
                     await resync.once()
 
-    others = [asyncio.create_task(resync.run())]
-    others += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
-    others.append(asyncio.create_task(watch_for_ever()))
+    parts = [asyncio.create_task(resync.run()), asyncio.create_task(watch_for_ever())]
+    parts += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
+    told = asyncio.create_task(stop.wait())
     try:
-        await stop.wait()
+        await asyncio.wait((told, *parts), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            # Kopf cancels what it does not know when it fails. A new process is whole again.
+            raise RuntimeError("a part of the operator has ended by itself")
     finally:
-        for task in others:
+        for task in (told, *parts):
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        _, hanging = await asyncio.wait((told, *parts), timeout=END_SECONDS)
+        for task in hanging:
+            log.error("does not end: %r", task)
         await server.cleanup()
         await cluster.close()
 
