@@ -67,6 +67,19 @@ def test_an_api_server_that_fails_now_and_then(
         assert server.answered.total() > 0
 
 
+def test_an_api_server_that_takes_half_a_second_for_everything(
+    kube: Kube, start_operator: StartOperator
+) -> None:
+    with FaultyServer(kube).running() as server:
+        server.delay = 0.5
+        operator = start_operator(server=server.url)
+        kube.apply(router())
+        settled(kube)
+        kube.kubectl("delete", "deployment", "qwen-greedy")
+        settled(kube)
+        assert operator.ask("/healthz") == "ok"
+
+
 def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: StartOperator) -> None:
     with FaultyServer(kube).running() as server:
         operator = start_operator(server=server.url)
