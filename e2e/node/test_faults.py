@@ -30,7 +30,7 @@ UNDISTURBED_TURNS = 200
 OUTAGE_SECONDS = 60.0
 LONGEST_CHANGE_SECONDS = 30.0
 """Until a new τ decides. A kubelet that nobody hurries looks at its volumes every minute or so."""
-KILL = ("--force", "--grace-period=0")
+FORCE = ("--force", "--grace-period=0")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,25 @@ class Stage:
             assert not deleted.keys() & after.keys()
 
         eventually(replaced, READY_SECONDS)
+        self.settled()
+
+    def containerd(self, *command: str) -> None:
+        """Something that only the node's owner can do."""
+        address = ("--address", f"{self.node.state}/containerd.sock", "--namespace", "k8s.io")
+        subprocess.run(["ctr", *address, *command], check=True, timeout=60)
+
+    def crash(self, component: str) -> None:
+        """SIGKILL a container's process, in the middle of whatever it does, and wait until it is back."""
+        uid, pod = next(iter(self.pods(component).items()))
+        (container,) = pod["status"]["containerStatuses"]
+        name = container["containerID"].removeprefix("containerd://")
+        self.containerd("tasks", "kill", "--signal", "SIGKILL", name)
+
+        def restarted() -> None:
+            (now,) = self.pods(component)[uid]["status"]["containerStatuses"]
+            assert now["restartCount"] > container["restartCount"]
+
+        eventually(restarted, READY_SECONDS)
         self.settled()
 
     def change(self, spec: Manifest) -> None:
@@ -134,7 +153,7 @@ def scale_gateways(stage: Stage) -> None:
 def kill_operator(stage: Stage) -> None:
     """While it has something to do: its successor carries on."""
     stage.kube.patch("dpsrouter", ROUTER, {"spec": {"gateway": {"replicas": 3}}})
-    stage.system.kubectl("delete", "pod", "--all", "--wait=false", *KILL)
+    stage.system.kubectl("delete", "pod", "--all", "--wait=false", *FORCE)
     stage.settled()
     stage.change({"gateway": {"replicas": 2}})
 
@@ -162,9 +181,7 @@ def scale_engines(stage: Stage) -> None:
 def upgrade_and_roll_back(stage: Stage) -> None:
     """To a release with another gateway image, so that gateways roll after the operator, there and back."""
     image = "dps-router/gateway"
-    containerd = ("ctr", "--address", f"{stage.node.state}/containerd.sock", "--namespace", "k8s.io")
-    tags = [f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next")]
-    subprocess.run([*containerd, "images", "tag", "--force", *tags], check=True, timeout=60)
+    stage.containerd("images", "tag", "--force", *(f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next")))
 
     def runs(tag: str) -> None:
         images = {pod["spec"]["containers"][0]["image"] for pod in stage.pods("gateway").values()}
@@ -188,16 +205,21 @@ def lose_api_server(stage: Stage) -> None:
 
 CASES = [
     Case("a gateway deleted", lambda stage: stage.delete("gateway", count=1)),
-    Case("a gateway killed", lambda stage: stage.delete("gateway", *KILL, count=1), retries=True),
+    Case("a gateway deleted by force", lambda stage: stage.delete("gateway", *FORCE, count=1), retries=True),
+    Case("a gateway crashed", lambda stage: stage.crash("gateway"), retries=True),
     Case("gateways rolled", roll_gateways),
     Case("gateways scaled 2 → 1 → 5 → 2", scale_gateways),
-    Case("the operator killed", kill_operator),
+    Case("the operator deleted by force", kill_operator),
     Case("Redis deleted", lose_redis),
-    Case("Redis killed", lambda stage: stage.delete("redis", *KILL)),
+    Case("Redis crashed", lambda stage: stage.crash("redis")),
     Case("a pool's only engine deleted", lambda stage: stage.delete("speculative")),
     Case(
-        "a pool's only engine killed", lambda stage: stage.delete("greedy", *KILL), retries=True, events=True
+        "a pool's only engine deleted by force",
+        lambda stage: stage.delete("greedy", *FORCE),
+        retries=True,
+        events=True,
     ),
+    Case("a pool's only engine crashed", lambda stage: stage.crash("greedy"), retries=True, events=True),
     Case("engines rolled", roll_engines),
     Case("engines scaled 1 → 3 → 1", scale_engines),
     Case("the chart upgraded and rolled back", upgrade_and_roll_back),
@@ -212,21 +234,10 @@ def judged(row: Row, *, retries: bool = False, events: bool = False) -> None:
     assert events or row.events == 0, row.troubles
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-async def test_clients_see_no_more_of_a_fault_than_they_must(
-    case: Case, stage: Stage, flow: Traffic, report: Report
-) -> None:
-    await asyncio.to_thread(case.strike, stage)
-    row = await flow.checkpoint(case.name)
-    report.rows.append(row)
-    judged(row, retries=case.retries, events=case.events)
-
-
 async def in_force(flow: Traffic, change: Callable[[], None], new: Callable[[Verdict], bool]) -> float:
     """Seconds from a change of the DPSRouter until the last turn that was decided as before it."""
-    changed = time.monotonic()
+    changed, seen = time.monotonic(), len(flow.turns)
     await asyncio.to_thread(change)
-    seen = len(flow.turns)
     while True:
         await flow.observe(3 * flow.flow.agents)
         old = [turn for turn in flow.turns[seen:] if turn.verdict is not None and not new(turn.verdict)]
@@ -256,6 +267,16 @@ async def test_a_new_threshold_or_policy_is_in_force_within_seconds_and_restarts
     report.rows.append(row)
     judged(row)
     assert await asyncio.to_thread(running, stage) == before
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_clients_see_no_more_of_a_fault_than_they_must(
+    case: Case, stage: Stage, flow: Traffic, report: Report
+) -> None:
+    await asyncio.to_thread(case.strike, stage)
+    row = await flow.checkpoint(case.name)
+    report.rows.append(row)
+    judged(row, retries=case.retries, events=case.events)
 
 
 def running(stage: Stage) -> set[tuple[str, int]]:
