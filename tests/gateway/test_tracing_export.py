@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import grpc  # type: ignore[import-untyped]  # has no stubs
 import pytest
@@ -112,3 +113,30 @@ async def test_the_sdk_can_be_switched_off(
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf")
     assert collector.spans() == []
+
+
+class Silent(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes spans and does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.call: grpc.ServicerContext | None = None
+        self.answer = Event()
+
+    def Export(  # noqa: N802  # gRPC's name
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
+        self.call = context
+        self.answer.wait(60)
+        return ExportTraceServiceResponse()
+
+
+async def test_a_backend_that_does_not_answer_keeps_no_gateway_from_ending() -> None:
+    backend, server = Silent(), grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(backend, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    await export_one_span(otlpEndpoint=f"http://127.0.0.1:{port}")
+    assert backend.call is not None
+    assert backend.call.is_active(), "the exporter gave up before the gateway ended"
+    backend.answer.set()
+    await asyncio.to_thread(server.stop(grace=5).wait)

@@ -5,6 +5,7 @@ Every OTEL_* variable works; the configuration file fills in what they leave ope
 
 import os
 from collections.abc import Mapping
+from threading import Thread
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -28,6 +29,7 @@ from opentelemetry.trace import (
 from dps_gateway.config import Telemetry
 
 INSTRUMENTATION: Final = "dps_gateway"
+FLUSH_SECONDS: Final = 3.0
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate", "baggage")
 
@@ -69,9 +71,12 @@ class Tracing:
         return carrier
 
     def shutdown(self) -> None:
-        """Flush what is buffered, within the exporter's own bounds."""
+        """Flush what is buffered, for as long as FLUSH_SECONDS: a backend that is away keeps nobody running."""
         if self._provider is not None:
-            self._provider.shutdown()
+            # The exporter itself goes on trying for 10 s.
+            flush = Thread(target=self._provider.shutdown, daemon=True)
+            flush.start()
+            flush.join(FLUSH_SECONDS)
 
 
 def end_server_span(span: Span, status: int, error: BaseException | None = None) -> None:
@@ -128,7 +133,8 @@ def _provider(settings: Telemetry) -> TracerProvider | None:
     sampler: Sampler | None = None  # None: the SDK reads OTEL_TRACES_SAMPLER
     if "OTEL_TRACES_SAMPLER" not in environment:
         sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
-    provider = TracerProvider(sampler=sampler, resource=Resource.create({SERVICE_NAME: name}))
+    resource = Resource.create({SERVICE_NAME: name})
+    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(settings, endpoint_set)))
     return provider
 

@@ -90,10 +90,12 @@ def started(
     line_up: who takes part, from the URLs of both engines and the port of Redis.
     """
     core, other = two_cores()
+    everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {other})
     ports = [free_port(), free_port()]
     upstreams = [f"http://127.0.0.1:{port}" for port in ports]
     with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, everywhere)
 
         def start(name: str, command: Sequence[str], on: int, ready: str | None) -> int:
             log = directory / f"{name.replace(' ', '-')}.log"

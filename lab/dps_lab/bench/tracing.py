@@ -56,7 +56,8 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
         socket.create_server(("127.0.0.1", 0)) as silent,  # takes connections, and never says a word
     ):
         directory, port = Path(name), free_port()
-        receiver = [sys.executable, "-m", "dps_lab.bench.otlp_receiver", str(port), str(directory / "spans")]
+        came = directory / "spans"
+        receiver = [sys.executable, "-m", "dps_lab.bench.otlp_receiver", str(port), str(came)]
         ways = _ways(port, gone=free_port(), silent=silent.getsockname()[1])
 
         def line_up(upstreams: list[str], redis_port: int) -> list[Contender]:
@@ -79,13 +80,14 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
                         percentiles = quantiles(latencies, n=100)
                         typical[cell].setdefault(way, []).append(percentiles[49])
                         slow[cell].setdefault(way, []).append(percentiles[98])
+        spans = int(came.read_text())
     parts = [
         f"## What tracing costs\n\n{rounds} rounds of at most {seconds:g} s, {runner.CONNECTIONS} connections"
     ]
     for cell in CELLS:
         summaries = summarise({way: throughput[cell][way] for way in ways}, compared_with=OFF)
         parts.append(table.cost_of_tracing(cell, summaries, _spread(typical[cell]), _spread(slow[cell])))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, f"{spans:,} spans came to the backend that takes them."])
 
 
 def _ways(port: int, gone: int, silent: int) -> dict[str, Mapping[str, object]]:
