@@ -24,9 +24,12 @@ def children(kube: Kube) -> list[Manifest]:
 
 
 def settled(kube: Kube, seconds: float = 120) -> None:
+    def look() -> None:
+        names = [(one["kind"], one["metadata"]["name"]) for one in children(kube)]
+        assert len(names) == len(set(names)) == 16
+
+    eventually(look, seconds)
     kube.until("qwen", seconds, Ready="True", Progressing="Settled")
-    names = [(one["kind"], one["metadata"]["name"]) for one in children(kube)]
-    assert len(names) == len(set(names)) == 16
 
 
 def every(nth: int, status: int) -> Fault:
