@@ -243,7 +243,7 @@ async def in_force(flow: Traffic, change: Callable[[], None], new: Callable[[Ver
         old = [turn for turn in flow.turns[seen:] if turn.verdict is not None and not new(turn.verdict)]
         newest = flow.turns[-3 * flow.flow.agents :]
         if not any(turn in old for turn in newest):
-            return max([turn.began - changed for turn in old], default=0.0)
+            return max([0.0, *(turn.began - changed for turn in old)])
 
 
 async def test_a_new_threshold_or_policy_is_in_force_within_seconds_and_restarts_no_pod(

@@ -98,13 +98,19 @@ class _Transport(httpx2.AsyncHTTPTransport):
 
 
 class Client:
-    """An agent with an SDK client, and so with connections, of its own. One turn at a time."""
+    """An agent with an SDK client, and so with connections, of its own. One turn at a time.
 
-    def __init__(self, base_url: str, model: str, answer_tokens: int, attempts: int) -> None:
+    keep_alive: whether turns reuse a connection, and with it, behind a Service, a replica.
+    """
+
+    def __init__(
+        self, base_url: str, model: str, answer_tokens: int, attempts: int, *, keep_alive: bool
+    ) -> None:
         self._model = model
         self._answer_tokens = answer_tokens
         self._attempts = attempts
-        self._transport = _Transport()
+        limits = httpx2.Limits(max_keepalive_connections=None if keep_alive else 0)
+        self._transport = _Transport(limits=limits, verify=False)  # it is HTTP: no certificates to load
         self._openai = openai.AsyncOpenAI(
             base_url=base_url,
             api_key="none",

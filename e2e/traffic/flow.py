@@ -101,10 +101,13 @@ class Traffic:
         )
 
     async def _agent(self, number: int) -> None:
-        """Session after session, for ever. Every second one is named to the gateway."""
+        """Session after session, for ever. Every second one is named to the gateway, every other two keep alive."""
         flow = self.flow
-        async with Client(flow.base_url, flow.model, flow.answer_tokens, flow.attempts) as client:
-            for session in itertools.count(number):
+        for session in itertools.count(number):
+            keep_alive = session // 2 % 2 == 0
+            async with Client(
+                flow.base_url, flow.model, flow.answer_tokens, flow.attempts, keep_alive=keep_alive
+            ) as client:
                 await self._session(client, number, named=session % 2 == 0)
 
     async def _session(self, client: Client, agent: int, *, named: bool) -> None:
@@ -114,8 +117,9 @@ class Traffic:
         ]
         place = Place()
         for number in range(self.flow.turns):
-            history.append({"role": "user", "content": f"{number}: {LONG if number % 2 else SHORT}"})
-            # Each agent streams its short turns, or its long ones.
+            # Neither all agents' short turns come at once, nor all streams.
+            text = LONG if (agent // 2 + number) % 2 else SHORT
+            history.append({"role": "user", "content": f"{number}: {text}"})
             turn = await client.send(history, identity if named else None, stream=(agent + number) % 2 == 0)
             turn.lost = _lost(place, turn)
             self.turns.append(turn)
