@@ -44,7 +44,7 @@ EVERY_VALUE: Manifest = {
     "extraVolumes": [{"name": "ca", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
     "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 1},
-    "securityContext": {"readOnlyRootFilesystem": True},
+    "securityContext": {"runAsGroup": 1},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"p": "q"}},
         "prometheusRule": {"enabled": True, "labels": {"p": "q"}},
@@ -80,6 +80,21 @@ def test_every_value_has_an_effect_and_none_is_unknown(whole: Kube, values: Path
     assert "annotations" not in made["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
 
 
+def test_each_value_by_itself_changes_what_is_rendered(whole: Kube, tmp_path: Path) -> None:
+    alone = EVERY_VALUE | {
+        "watchNamespaces": ["a"],
+        "rbac": {"aggregate": False},
+        "serviceAccount": {"name": "robot"},
+    }
+    plain = rendered(whole)
+    without_effect = []
+    for name, value in alone.items():
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump({name: value}))
+        if rendered(whole, "--values", str(tmp_path / "values.yaml")) == plain:
+            without_effect.append(name)
+    assert without_effect == []
+
+
 @pytest.mark.parametrize(
     "argument", ["workers=0", "image.pullPolicy=Sometimes", "imagePullSecret=x", "monitoring.grafana=true"]
 )
@@ -106,7 +121,8 @@ def test_install_yaml_is_the_charts(whole: Kube) -> None:
 
 def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:
     flags = ("--server-side", "--dry-run=server", "--force-conflicts")
-    installed.run("kubectl", "apply", *flags, "--filename", str(INSTALL))
+    for manifest in (INSTALL, ROOT / "manifests/crd.yaml"):
+        installed.run("kubectl", "apply", *flags, "--filename", str(manifest))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
@@ -179,6 +195,8 @@ def elsewhere(whole: Kube, installed: Kube) -> Iterator[Kube]:
 
 
 def test_install_upgrade_rollback_and_uninstall(elsewhere: Kube, tmp_path: Path) -> None:
+    restricted = "pod-security.kubernetes.io/enforce=restricted"
+    elsewhere.kubectl("label", "namespace", elsewhere.namespace, restricted)
     common = ("--set", "crds.enabled=false", "--wait", "--timeout", "60s")
     elsewhere.helm("install", "second", CHART, *common)
     elsewhere.helm("upgrade", "second", CHART, *common, "--set", "workers=3")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dps_operator.api.crd import crd
 from e2e.cluster.harness import Kube, RefusedError
 from e2e.cluster.routers import GONE, router, speculation
 
@@ -160,18 +161,37 @@ def test_a_field_left_out_stays_unset_so_that_its_alternative_can_be_set_later(k
     kube.apply(router(gateway={"autoscaling": {"maxReplicas": 5}}))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("q" * 51, "metadata.name must have at most 50 characters"),
-        ("7b", "metadata.name must begin with a letter"),
-        ("qwen.7b", "metadata.name must begin with a letter"),
-    ],
-)
+NAMES = {
+    "q" * 51: "metadata.name must have at most 50 characters",
+    "7b": "metadata.name must begin with a letter",
+    "qwen.7b": "metadata.name must begin with a letter",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), NAMES.items())
 def test_a_name_that_the_children_could_not_carry_is_refused(kube: Kube, name: str, message: str) -> None:
     with pytest.raises(RefusedError) as refused:
         kube.apply(router(name), dry_run=True)
     assert message in str(refused.value)
+
+
+def rules(schema: Any) -> list[str]:
+    """The messages of every rule in a schema."""
+    if isinstance(schema, list):
+        return [message for part in schema for message in rules(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]
+    return own + [message for part in schema.values() for message in rules(part)]
+
+
+def test_every_rule_is_broken_here() -> None:
+    tried = [message for _, message in REFUSED.values()]
+    tried += [message for _, _, message in UNCHANGEABLE.values()]
+    tried += NAMES.values()
+    found = rules(crd())
+    assert len(found) > 15
+    assert [rule for rule in found if not any(one in rule for one in tried)] == []
 
 
 def test_defaults_stand_in_the_stored_object(kube: Kube) -> None:
@@ -186,7 +206,8 @@ def test_defaults_stand_in_the_stored_object(kube: Kube) -> None:
     assert spec["nodePool"]["profile"] == "A100-80GB"
 
 
-def test_the_gateway_can_be_scaled(kube: Kube) -> None:
+def test_the_gateway_can_be_scaled_and_is_found_by_its_category(kube: Kube) -> None:
     kube.apply(router(gateway={"replicas": 2}))
     kube.kubectl("scale", "dps/qwen", "--replicas", "3")
+    assert "qwen" in kube.kubectl("get", "inference")
     assert kube.get("dpsrouter", "qwen")["spec"]["gateway"]["replicas"] == 3
