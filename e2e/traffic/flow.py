@@ -98,6 +98,7 @@ class Traffic:
             failed=turn.failed,
             troubles=tuple(attempt.error for attempt in turn.attempts if attempt.error is not None),
             lost=turn.lost,
+            from_memory=turn.verdict is not None and turn.verdict.state != "redis",
         )
 
     async def _agent(self, number: int) -> None:

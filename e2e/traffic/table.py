@@ -10,7 +10,8 @@ class Observed:
     """What is left of one turn for the table. retries: attempts after the first; events: error events in streams.
 
     added: by how much it took longer than the median of its kind did while nothing was disturbed.
-    troubles: the errors of its attempts. lost: what of its session was forgotten.
+    troubles: the errors of its attempts. lost: what of its session was forgotten. from_memory: it was decided by
+    what gateways have in mind, while Redis did not answer.
     """
 
     latency: float
@@ -20,6 +21,7 @@ class Observed:
     failed: bool = False
     troubles: tuple[str, ...] = ()
     lost: str | None = None
+    from_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Row:
     events: int
     failures: int
     forgotten: int
+    from_memory: int
     p95: float
     worst: float
     worst_added: float
@@ -56,6 +59,7 @@ def row(case: str, turns: Sequence[Observed]) -> Row:
         events=sum(turn.events for turn in turns),
         failures=sum(turn.failed for turn in turns),
         forgotten=sum(turn.lost is not None for turn in turns),
+        from_memory=sum(turn.from_memory for turn in turns),
         p95=percentile(latencies, 95),
         worst=max(latencies),
         worst_added=max(0.0, *(turn.added for turn in turns)),
@@ -80,6 +84,7 @@ HEADINGS = (
     "error events",
     "failures",
     "forgotten turns",
+    "turns without Redis",
     "p95 s",
     "worst s",
     "worst added s",
@@ -92,7 +97,7 @@ def markdown(rows: Sequence[Row]) -> str:
         return ""
     lines = ["| " + " | ".join(HEADINGS) + " |", "| :-- |" + " --: |" * (len(HEADINGS) - 1)]
     for one in rows:
-        counts = (one.requests, one.retries, one.events, one.failures, one.forgotten)
+        counts = (one.requests, one.retries, one.events, one.failures, one.forgotten, one.from_memory)
         seconds = (one.p95, one.worst, one.worst_added)
         cells = [one.case, *(f"{count:,}" for count in counts), *(f"{value:.2f}" for value in seconds)]
         lines.append("| " + " | ".join(cells) + " |")

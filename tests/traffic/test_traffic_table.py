@@ -17,6 +17,7 @@ def test_a_case_that_nobody_notices() -> None:
         events=0,
         failures=0,
         forgotten=0,
+        from_memory=0,
         p95=percentile([turn.latency for turn in CALM], 95),
         worst=1.0,
         worst_added=0.5,
@@ -56,11 +57,15 @@ def test_one_turn_is_its_own_percentile_and_nothing_measured_is_zero() -> None:
 
 
 def test_the_table_is_markdown() -> None:
-    rows = [row("undisturbed", CALM), row("engines deleted", [*CALM * 20, TROUBLES["an error event"]])]
+    from_memory = Observed(0.2, 0.1, from_memory=True)
+    assert row("Redis deleted", [from_memory]).unnoticed
+    troubled = [*CALM * 20, TROUBLES["an error event"], from_memory]
+    rows = [row("undisturbed", CALM), row("engines deleted", troubled)]
     assert markdown(rows) == (
-        "| case | requests | retries | error events | failures | forgotten turns | p95 s | worst s | worst added s |\n"
-        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |\n"
-        "| undisturbed | 100 | 0 | 0 | 0 | 0 | 0.95 | 1.00 | 0.50 |\n"
-        "| engines deleted | 2,002 | 1 | 1 | 0 | 0 | 0.95 | 1.00 | 0.50 |\n"
+        "| case | requests | retries | error events | failures | forgotten turns | turns without Redis "
+        "| p95 s | worst s | worst added s |\n"
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: |\n"
+        "| undisturbed | 100 | 0 | 0 | 0 | 0 | 0 | 0.95 | 1.00 | 0.50 |\n"
+        "| engines deleted | 2,003 | 1 | 1 | 0 | 0 | 1 | 0.95 | 1.00 | 0.50 |\n"
     )
     assert markdown([]) == ""
