@@ -84,7 +84,9 @@ async def place(
                 sent = True
                 _observe_start(runtime, pool, started, waiting_since)
             try:
-                answer = await runtime.upstream.send(replica.url, path, body, headers(pool.api_key), method)
+                answer = await runtime.upstream.send(
+                    replica.url, path, body, headers(pool.api_key), method, anew=disconnects > 0
+                )
                 placed = Placed(pool, replica, reason, answer)
                 if whole and not answer.streams:
                     placed.whole = await _whole(placed)

@@ -82,12 +82,17 @@ class Answer:
 
 
 class Upstream:
-    """The client side towards the engines: one connection pool for all of them."""
+    """The client side towards the engines: one connection pool for all of them, and connections beside it."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.configure(timeouts)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._unpooled = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -103,6 +108,7 @@ class Upstream:
 
     async def close(self) -> None:
         await self._session.close()
+        await self._unpooled.close()
 
     async def send(
         self,
@@ -111,10 +117,16 @@ class Upstream:
         body: bytes | None,
         headers: CIMultiDict[str],
         method: str = "POST",
+        *,
+        anew: bool = False,
     ) -> Answer:
-        """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed."""
+        """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
+
+        anew: on a connection of its own, for an engine that has gone leaves many that seem to be open.
+        """
+        session = self._unpooled if anew else self._session
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method,
                 _url(base_url, path),
                 data=body,
