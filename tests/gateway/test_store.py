@@ -14,12 +14,13 @@ SESSION = SessionId.of_client(SCOPE, "session")
 
 
 class FakeBackend:
-    """A dictionary that can be away, be full, or be overtaken by another gateway between a read and a commit."""
+    """A dictionary that can be away, full, late, or overtaken by another gateway between a read and a commit."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.away = False
         self.full = False
+        self.late = 0
 
     async def get(self, key: str) -> bytes | None:
         self._check()
@@ -44,6 +45,9 @@ class FakeBackend:
         self._check()
         if self.full:
             raise StoreUnavailable("OOM")
+        if self.late:
+            self.late -= 1
+            raise StoreUnavailable("no answer in time")
         if self.values.get(key) != expected:
             return False, self.values.get(key)
         self.values[key] = value
@@ -114,6 +118,15 @@ async def test_while_redis_is_away_the_mirror_remembers(backend: FakeBackend) ->
     assert await gateway.turns() == (StateSource.REDIS, [2, 1])
     await gateway.take(3)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [3, 2, 1])
+
+
+async def test_a_commit_that_was_late_once_is_seen_by_the_next_gateway(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    await gateway.take(1)
+    backend.late = 1
+    await gateway.take(2)
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
+    assert await gateway.store.flush() == 0
 
 
 async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(backend: FakeBackend) -> None:

@@ -18,6 +18,9 @@ from dps_gateway.session.record import Point, Record
 DOUBT_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
 """So long after Redis failed last may another replica have something that it has not brought to Redis yet."""
 
+FAILED_CALLS: Final = 2
+"""Calls of one commit that may fail. The first may just have been late, and no other replica sees the turn before."""
+
 COMMIT_ATTEMPTS: Final = 8
 """Compare-and-set tries of one commit. Each loss means that another turn of the session was committed."""
 
@@ -212,16 +215,21 @@ class SessionStore:
         record = snapshot.record if snapshot else None
         if self._backend is not None:
             expected = snapshot.raw if snapshot and snapshot.source is StateSource.REDIS else None
-            try:
-                for _ in range(COMMIT_ATTEMPTS):
-                    value = change(record).encode()
+            failures = 0
+            for _ in range(COMMIT_ATTEMPTS):
+                value = change(record).encode()
+                try:
                     done, current = await self._backend.swap(key, expected, value, self.ttl_seconds, pointer)
-                    if done:
-                        self._mirror.put(key, value, pointer, self.ttl_seconds, written=True)
-                        return
-                    expected, record = current, self._with_unwritten(key, current)
-            except StoreUnavailable:
-                self._doubt()
+                except StoreUnavailable:
+                    self._doubt()
+                    failures += 1
+                    if failures == FAILED_CALLS:
+                        break
+                    continue
+                if done:
+                    self._mirror.put(key, value, pointer, self.ttl_seconds, written=True)
+                    return
+                expected, record = current, self._with_unwritten(key, current)
         mirrored = _decode(self._mirror.get(key))
         if mirrored is not None:
             record = record.merged(mirrored) if record else mirrored
