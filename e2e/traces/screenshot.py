@@ -11,11 +11,12 @@ from pathlib import Path
 from PIL import Image
 
 from dps_lab.local import MODEL
+from e2e.engine_truth import real
 from e2e.traces.agent import SPAN as AGENT_SPAN
 from e2e.traces.agent import TURNS, Agent, Turn
 from e2e.traces.browser import opened
 from e2e.traces.phoenix import Phoenix, phoenix
-from e2e.traces.site import SGLANG, Engines, eventually, site
+from e2e.traces.site import eventually, site
 from e2e.traces.spans import Span
 
 WINDOW = (1400, 930)
@@ -59,8 +60,8 @@ async def route_of(server: Phoenix, turn: Turn) -> Span:
 
 async def take(file: Path) -> None:
     """Play a session and photograph its second turn: it grew by little, so it was speculated on."""
-    engines: Engines = "sglang" if (SGLANG / "bin/python").exists() else "emulated"
-    async with phoenix() as server, site(engines, server) as running:
+    real.install()
+    async with phoenix() as server, site("sglang", server) as running:
         agent = Agent(MODEL, server.grpc_url, "fix-the-build")
         turns = [
             await asyncio.to_thread(agent.take, running.stack.urls[0], text, stream=stream)

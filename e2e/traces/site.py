@@ -1,14 +1,10 @@
 """All that makes traces, on this machine: a client, two gateways, Redis, two engines, and Phoenix."""
 
 import asyncio
-import os
-import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -16,12 +12,11 @@ import aiohttp
 from dps_lab.local import START_SECONDS, LocalStack, StackOptions
 from dps_lab.stack.sglang import SGLangOptions
 from dps_lab.workload.assets import qwen_tokenizer
+from e2e.engine_truth import real
 from e2e.traces.phoenix import Phoenix
 from e2e.traces.relay import Relay, relay_to
 
 Engines = Literal["emulated", "sglang"]
-ENGINE_TRUTH = Path(__file__).parents[1] / "engine_truth"
-SGLANG = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "200"}
 """Milliseconds; both wait for seconds unless told otherwise."""
 LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
@@ -43,11 +38,8 @@ class Site:
 @asynccontextmanager
 async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
     """Everything up and ready, and nothing left of it afterwards."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dps-traces-") as folder,
-        relay_to(phoenix.grpc_url) as relay,
-    ):
-        stack = LocalStack(_options(engines, Path(folder), phoenix.grpc_url))
+    with relay_to(phoenix.grpc_url) as relay:
+        stack = LocalStack(_options(engines, phoenix.grpc_url))
         first, second = stack.gateways
         first.environment |= SOON | {"OTEL_EXPORTER_OTLP_ENDPOINT": relay.url}
         second.environment |= SOON | {
@@ -85,13 +77,9 @@ async def _both_pools(admin_url: str) -> None:
         await eventually(look)
 
 
-def _options(engines: Engines, folder: Path, otlp_endpoint: str) -> StackOptions:
-    tokenizer = qwen_tokenizer().path
+def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:
     sglang = None
     if engines == "sglang":
-        model = folder / "model"
-        make = [SGLANG / "bin/python", ENGINE_TRUTH / "make_tiny_model.py", tokenizer, model]
-        subprocess.run(make, check=True, capture_output=True, timeout=300)
-        python = str(ENGINE_TRUTH / "python")
-        sglang = SGLangOptions(str(model), draft_model=str(model), python=python)
-    return StackOptions(tokenizer, gateways=2, sglang=sglang, otlp_endpoint=otlp_endpoint)
+        model = str(real.tiny_model())
+        sglang = SGLangOptions(model, draft_model=model, python=str(real.PYTHON))
+    return StackOptions(qwen_tokenizer().path, gateways=2, sglang=sglang, otlp_endpoint=otlp_endpoint)

@@ -1,7 +1,7 @@
 """One trace a turn, from the client's span to the engine's own, as a tracing backend has it."""
 
 import asyncio
-import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -14,10 +14,11 @@ import pytest_asyncio
 from PIL import Image
 
 from dps_lab.local import MODEL
+from e2e.engine_truth import real
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
-from e2e.traces.phoenix import VENV, Phoenix, phoenix
+from e2e.traces.phoenix import Phoenix, phoenix
 from e2e.traces.screenshot import WIDTH, photograph, route_of
-from e2e.traces.site import SGLANG, Engines, Site, eventually, site
+from e2e.traces.site import Engines, Site, eventually, site
 from e2e.traces.spans import Node, tree
 
 THRESHOLD = 128
@@ -29,13 +30,15 @@ GATEWAYS = (BY_HTTP, BY_GRPC, BY_GRPC, BY_HTTP)
 """Which gateway takes which turn."""
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
+
+INSTALL = Path(__file__).parent / "install"
+INSTALL_SECONDS = 900.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[Phoenix]:
-    if not (VENV / "bin/phoenix").exists():
-        pytest.skip("Phoenix is not installed: e2e/traces/install")
+    await asyncio.to_thread(subprocess.run, [INSTALL], check=True, timeout=INSTALL_SECONDS)
     async with phoenix() as server:
         yield server
 
@@ -43,8 +46,8 @@ async def backend() -> AsyncIterator[Phoenix]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["emulated", "sglang"])
 async def running(request: pytest.FixtureRequest, backend: Phoenix) -> AsyncIterator[tuple[Site, Engines]]:
     engines: Engines = request.param
-    if engines == "sglang" and not (SGLANG / "bin/python").exists():
-        pytest.skip("SGLang is not installed: e2e/engine_truth/install")
+    if engines == "sglang":
+        await asyncio.to_thread(real.install)
     async with site(engines, backend) as everything:
         yield everything, engines
 
@@ -220,7 +223,6 @@ def engines_own(turn: Turn) -> tuple[Node, ...]:
     return (Node("Req", request, (Node("Tokenizer", {}, tokenizer), Node("Scheduler", {}, scheduler))),)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed: e2e/traces/install")
 async def test_a_decision_is_seen_in_the_backends_pages_and_in_a_screenshot(
     running: tuple[Site, Engines], tmp_path: Path
 ) -> None:

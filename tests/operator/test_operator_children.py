@@ -44,6 +44,7 @@ def test_the_gateways_configuration_is_the_contracts() -> None:
         "routing": {"policy": "TotalLength", "thresholdTokens": 4096},
         "session": {
             "ttlSeconds": 600,
+            "redisTimeoutSeconds": 0.25,
             "peers": {"service": {"name": "qwen-metrics", "namespace": "serving", "port": 9090}},
             "keys": ["header:x-session-id"],
         },

@@ -183,7 +183,7 @@ def test_a_version_that_was_never_checked_is_refused() -> None:
             "http://collector:4318/v1/traces",
         ),
         (
-            {"otlpEndpoint": "https://c/otlp/v1/traces", "protocol": "http/protobuf"},
+            {"otlpEndpoint": "https://c/otlp/", "protocol": "http/protobuf"},
             "https://c/otlp/v1/traces",
         ),
     ],

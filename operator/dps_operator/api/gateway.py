@@ -237,7 +237,8 @@ class Telemetry(Model):
         default=None,
         max_length=2048,
         pattern=r"^https?://[^/]+(/.*)?$",
-        description="URL of an OTLP receiver for the traces of gateway and engines; no traces when left out.",
+        description="URL of an OTLP receiver for the traces of gateway and engines, without the /v1/traces of "
+        "HTTP; no traces when left out.",
     )
     protocol: Literal["grpc", "http/protobuf"] = Field(
         default="grpc", description="Protocol of that receiver."

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from dps_operator.api.pools import Pool
 from dps_operator.api.spec import Spec
-from dps_operator.api.types import EnvVar, to_wire
+from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.build.engine_args import ENVIRONMENT, PORT, engine_args, image
 from dps_operator.build.metadata import TEMPLATE_HASH, Manifest, Router, child, child_name, selector
 from dps_operator.build.node_pool import placement
@@ -27,7 +27,7 @@ def pool_of(spec: Spec, name: PoolName) -> Pool:
     return spec.pools.speculative if name == "speculative" else spec.pools.greedy
 
 
-def _env(spec: Spec, pool: Pool) -> list[Manifest]:
+def _env(spec: Spec, pool: Pool, service_name: str) -> list[Manifest]:
     """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
     own: list[Manifest] = [
         {"name": "HF_HOME", "value": MODELS},
@@ -37,7 +37,12 @@ def _env(spec: Spec, pool: Pool) -> list[Manifest]:
         reference = to_wire(spec.model.token_secret_ref)
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     if spec.telemetry.otlp_endpoint is not None:
-        own.append({"name": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "value": spec.telemetry.protocol})
+        own += plain_env(
+            {
+                "OTEL_SERVICE_NAME": service_name,
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": spec.telemetry.protocol,
+            }
+        )
     wanted: list[EnvVar] = [*spec.engine.env, *pool.env]
     by_name: dict[Any, Manifest] = {variable["name"]: variable for variable in own}
     by_name |= {variable.name: to_wire(variable) for variable in wanted}
@@ -81,7 +86,7 @@ def _probe(**timing: int) -> Manifest:
     return {"httpGet": {"path": "/health", "port": "http"}, **timing}
 
 
-def _container(router: Router, pool: Pool) -> Manifest:
+def _container(router: Router, pool: Pool, service_name: str) -> Manifest:
     spec = router.spec
     gpus = {"nvidia.com/gpu": str(spec.engine.tensor_parallel)}
     return {
@@ -89,7 +94,7 @@ def _container(router: Router, pool: Pool) -> Manifest:
         "image": image(spec.engine),
         "command": ["python3", "-m", "sglang.launch_server"],
         "args": engine_args(spec, pool),
-        "env": _env(spec, pool),
+        "env": _env(spec, pool, service_name),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "resources": resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
         "startupProbe": _probe(periodSeconds=10, timeoutSeconds=5, failureThreshold=LOAD_SECONDS // 10),
@@ -113,7 +118,7 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
         router,
         name,
         {
-            "containers": [_container(router, pool)],
+            "containers": [_container(router, pool, child_name(router, name))],
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "terminationGracePeriodSeconds": 300,
             "topologySpreadConstraints": spread(router, name),

@@ -120,11 +120,11 @@ def _trace_args(spec: Spec) -> list[str]:
     if telemetry.otlp_endpoint is None:
         return []
     url = urlsplit(telemetry.otlp_endpoint)
-    # SGLang hands this to the exporter as it is: host:port for gRPC, the whole path for HTTP.
+    # SGLang hands this to the exporter as it is: host:port for gRPC; for HTTP what the gateway's exporter appends too.
     if telemetry.protocol == "grpc":
         endpoint = url.netloc
     else:
-        endpoint = f"{url.scheme}://{url.netloc}{url.path.rstrip('/') or '/v1/traces'}"
+        endpoint = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}/v1/traces"
     return ["--enable-trace", "--otlp-traces-endpoint", endpoint]
 
 

@@ -22,6 +22,8 @@ CACHE_DIR = "/var/cache/dps"
 USER = 65532
 DRAIN_SECONDS = 300
 """Streams that are under way when a replica stops have so long to end."""
+REDIS_TIMEOUT_SECONDS = 0.25
+"""A gateway that shares its cores is late itself at times, and must not take that for an absence of Redis."""
 DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
@@ -49,6 +51,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
         "routing": {"policy": spec.routing.policy, "thresholdTokens": spec.routing.threshold_tokens},
         "session": {
             "ttlSeconds": spec.routing.session_ttl_seconds,
+            "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS,
             # While Redis is away, replicas ask each other.
             "peers": {
                 "service": {
