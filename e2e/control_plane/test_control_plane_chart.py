@@ -232,6 +232,7 @@ def test_what_the_operator_may_do_is_enough_and_the_notes_are_printed(installed:
         ("create", "clusterroles", "no"),
         ("patch", "dpsrouters", "no"),
         ("patch", "nodes", "no"),
+        ("list", "customresourcedefinitions", "no"),
     ):
         assert may(installed, operator, verb, what) == wanted, (verb, what)
 
