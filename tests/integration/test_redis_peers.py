@@ -85,5 +85,11 @@ async def test_a_peer_is_told_what_it_asks_for_and_nothing_else(
                 return response.status, await response.json()
 
         assert await asked(b'["dps:{x:y}:s:z"]') == (200, {})
+        async with http.put(f"{gateway.admin}/mirror", data=b'{"dps:{x:y}:p:z": "w"}') as response:
+            assert response.status == 204
+        assert await asked(b'["dps:{x:y}:p:z"]') == (200, {"dps:{x:y}:p:z": "w"})
+        for body in (b"{", b"[]", b'{"k": 1}'):
+            async with http.put(f"{gateway.admin}/mirror", data=body) as response:
+                assert response.status == 400
         refused = (400, {"error": "a JSON array of keys is expected"})
         assert [await asked(body) for body in (b"{", b"{}", b"[1]")] == [refused] * 3

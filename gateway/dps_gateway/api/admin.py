@@ -28,6 +28,7 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/sessions/{id}", _session)
     app.router.add_delete("/sessions/{id}", _forget)
     app.router.add_post(MIRROR_PATH, _mirror)
+    app.router.add_put(MIRROR_PATH, _take)
     return app
 
 
@@ -135,6 +136,19 @@ async def _mirror(request: web.Request) -> web.Response:
         return _json({"error": "a JSON array of keys is expected"}, 400)
     known = request.app[RUNTIME].mirror.values(keys)
     return _json({key: value.decode() for key, value in known.items()})
+
+
+async def _take(request: web.Request) -> web.Response:
+    """Keep in mind what another replica could not bring to Redis."""
+    try:
+        entries = orjson.loads(await request.read())
+    except ValueError:
+        entries = None
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        return _json({"error": "a JSON object of keys and values is expected"}, 400)
+    store = request.app[RUNTIME].turns.store
+    store.take({key: value.encode() for key, value in entries.items()})
+    return web.Response(status=204)
 
 
 async def _forget(request: web.Request) -> web.Response:

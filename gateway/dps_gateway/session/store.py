@@ -3,20 +3,15 @@
 A request never fails because of its session's state. The worst that can happen is that ΔL is taken to be L.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from dps_gateway.session.breaker import LONGEST_PAUSE_SECONDS
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
-
-DOUBT_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
-"""So long after Redis failed last may another replica have something that it has not brought to Redis yet."""
 
 FAILED_CALLS: Final = 2
 """Calls of one commit that may fail. The first may just have been late, and no other replica sees the turn before."""
@@ -72,6 +67,9 @@ class Peers(Protocol):
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         """What each of them has in mind of these keys. Who does not answer soon has nothing; never raises."""
 
+    async def tell(self, entries: dict[str, bytes]) -> None:
+        """Have each of them keep in mind what Redis did not take. Who does not answer soon is not told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -94,13 +92,10 @@ class SessionStore:
         mirror: Mirror,
         ttl_seconds: int,
         peers: Peers | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._mirror = mirror
         self._peers = peers
-        self._clock = clock
-        self._in_doubt_until = clock() + DOUBT_SECONDS  # who starts does not know what was before
         self.ttl_seconds = ttl_seconds
 
     async def read(self, scope: Scope, session: SessionId) -> Snapshot:
@@ -109,10 +104,10 @@ class SessionStore:
         if self._backend is not None:
             try:
                 raw = await self._backend.get(key)
-                return Snapshot(StateSource.REDIS, session, await self._record(key, raw), raw)
+                return Snapshot(StateSource.REDIS, session, self._with_unwritten(key, raw), raw)
             except StoreUnavailable:
-                self._doubt()
-        record = await self._record(key, self._mirror.get(key))
+                pass
+        record = await self._in_mind(key)
         return Snapshot(self._absent(record is not None), session, record)
 
     async def find(self, scope: Scope, tag: str, digests: list[str]) -> Snapshot:
@@ -126,10 +121,9 @@ class SessionStore:
                 hit = await self._backend.find(keys, prefix)
                 source = StateSource.REDIS
             except StoreUnavailable:
-                self._doubt()
-        keys = keys[: hit.rank if hit else None]
-        others = await self._others(keys)
-        for rank, key in enumerate(keys):
+                pass
+        others = await self._others(keys) if source is None else []
+        for rank, key in enumerate(keys[: hit.rank if hit else None]):
             value = self._mirror.get(key) if source is None else self._mirror.unwritten(key)
             value = value or next((known[key] for known in others if key in known), None)
             if value is not None:
@@ -139,8 +133,8 @@ class SessionStore:
         if hit is None or pointer is None:
             return Snapshot(source or self._absent(known=False))
         key = record_key(scope, pointer.session)
-        raw = hit.record if source else self._mirror.get(key)
-        record = await self._record(key, raw)
+        raw = hit.record if source else None
+        record = self._with_unwritten(key, raw) if source else await self._in_mind(key)
         return Snapshot(source or self._absent(known=True), pointer.session, record, raw, pointer.point)
 
     async def commit(
@@ -199,6 +193,17 @@ class SessionStore:
             pass
         return flushed
 
+    def take(self, entries: Mapping[str, bytes]) -> None:
+        """Keep in mind what another replica could not write, and write it when it is due: now, if Redis is there.
+
+        Redis may be away for one replica alone. The others, which still read there, have to hear of its turns.
+        """
+        for key, value in entries.items():
+            if is_record_key(key):
+                record = _merged(_decode(self._mirror.get(key)), _decode(value))
+                value = record.encode() if record is not None else value
+            self._mirror.put(key, value, None, self.ttl_seconds, written=self._backend is None)
+
     async def delete(self, scope: Scope, session: SessionId) -> bool:
         """Forget a session; True if it was known. Raises StoreUnavailable."""
         key = record_key(scope, session)
@@ -221,7 +226,6 @@ class SessionStore:
                 try:
                     done, current = await self._backend.swap(key, expected, value, self.ttl_seconds, pointer)
                 except StoreUnavailable:
-                    self._doubt()
                     failures += 1
                     if failures == FAILED_CALLS:
                         break
@@ -230,36 +234,24 @@ class SessionStore:
                     self._mirror.put(key, value, pointer, self.ttl_seconds, written=True)
                     return
                 expected, record = current, self._with_unwritten(key, current)
-        mirrored = _decode(self._mirror.get(key))
-        if mirrored is not None:
-            record = record.merged(mirrored) if record else mirrored
-        value = change(record).encode()
+        value = change(_merged(record, _decode(self._mirror.get(key)))).encode()
         self._mirror.put(key, value, pointer, self.ttl_seconds, written=self._backend is None)
+        if self._peers is not None:
+            await self._peers.tell({key: value} | dict([pointer] if pointer else []))
 
-    async def _record(self, key: str, raw: bytes | None) -> Record | None:
-        """The record, with what replicas could not write while the backend was away: this one, and the others."""
-        record = self._with_unwritten(key, raw)
+    async def _in_mind(self, key: str) -> Record | None:
+        """What this replica and the others remember of a session."""
+        record = _decode(self._mirror.get(key))
         for known in await self._others([key]):
-            other = _decode(known.get(key))
-            if other is not None:
-                record = record.merged(other) if record else other
+            record = _merged(record, _decode(known.get(key)))
         return record
 
     async def _others(self, keys: list[str]) -> list[dict[str, bytes]]:
-        """What the other replicas know, where Redis may not."""
-        if self._peers is None or not keys or self._clock() >= self._in_doubt_until:
-            return []
-        return await self._peers.values(keys)
-
-    def _doubt(self) -> None:
-        self._in_doubt_until = self._clock() + DOUBT_SECONDS
+        return await self._peers.values(keys) if self._peers is not None and keys else []
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
         """The record, with what this process could not write while the backend was away."""
-        record, unwritten = _decode(raw), _decode(self._mirror.unwritten(key))
-        if record is None or unwritten is None:
-            return record or unwritten
-        return record.merged(unwritten)
+        return _merged(_decode(raw), _decode(self._mirror.unwritten(key)))
 
     def _joined(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
         """A record with what was not written; a pointer is what was written last."""
@@ -269,6 +261,12 @@ class SessionStore:
     def _absent(self, known: bool) -> StateSource:
         """The source when Redis did not answer; without one, this process is all there is."""
         return StateSource.MIRROR if known or self._backend is None else StateSource.NONE
+
+
+def _merged(record: Record | None, other: Record | None) -> Record | None:
+    if record is None or other is None:
+        return record or other
+    return record.merged(other)
 
 
 def _decode(raw: bytes | None) -> Record | None:
