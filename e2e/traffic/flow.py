@@ -23,7 +23,7 @@ POLL_SECONDS = 0.05
 class Flow:
     """How the traffic is. base_url: with /v1. agents: how many sessions at once. think_seconds: between turns.
 
-    attempts: at a turn, before it counts as failed; by default they take some fifteen seconds.
+    attempts: at a turn, before it counts as failed; by default they take most of a minute.
     """
 
     base_url: str
@@ -32,7 +32,7 @@ class Flow:
     turns: int = 6
     answer_tokens: int = 12
     think_seconds: float = 0.1
-    attempts: int = 10
+    attempts: int = 30
 
 
 @dataclass
