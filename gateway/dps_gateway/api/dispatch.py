@@ -13,9 +13,9 @@ from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull, Replica
 
 ATTEMPTS_PER_POOL: Final = 3
-MAX_DISCONNECTS: Final = 2
-"""Engines that may die, or drop an idle connection, under one request. There are requests that kill an engine
-(SGLang asserts on some); such a one must not be carried from replica to replica."""
+MAX_LOST: Final = 2
+"""Engines that may die under one request. There are requests that kill an engine (SGLang asserts on some); such a
+one must not be carried from replica to replica."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ async def place(
         plan = [(second, Reason.OVERLOAD)]
     failure: Exception | None = None
     sent = False
-    disconnects = 0
+    lost: set[str] = set()
     for pool, reason in plan:
         tried: set[str] = set()
         for _ in range(ATTEMPTS_PER_POOL):
@@ -85,7 +85,7 @@ async def place(
                 _observe_start(runtime, pool, started, waiting_since)
             try:
                 answer = await runtime.upstream.send(
-                    replica.url, path, body, headers(pool.api_key), method, anew=disconnects > 0
+                    replica.url, path, body, headers(pool.api_key), method, anew=bool(lost)
                 )
                 placed = Placed(pool, replica, reason, answer)
                 if whole and not answer.streams:
@@ -94,14 +94,14 @@ async def place(
                 failure = error
                 runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 pool.release(replica)
-                if error.kind == "disconnect":
-                    disconnects += 1
-                    if disconnects == MAX_DISCONNECTS:
+                if error.kind == "disconnect" and replica.url not in lost:
+                    lost.add(replica.url)
+                    if len(lost) == MAX_LOST:
                         replica.failed()
                         raise
                     continue  # perhaps an idle connection that the engine had closed: once more, on a new one
                 tried.add(replica.url)
-                if error.kind in ("connect", "broken"):
+                if error.kind in ("connect", "disconnect", "broken"):
                     replica.failed()
                 continue
             except BaseException:
