@@ -3,7 +3,7 @@
 One DPSRouter with emulated engines and one traffic for all cases; each leaves them as it found them. An engine lost in
 mid-stream, as an error event, and a gateway that dies without a word are all that a client may see.
 
-The last of the node's modules, as its last case leaves a controller manager behind that collects no garbage for minutes.
+The last of the node's modules: its last case leaves a controller manager behind that collects no garbage for minutes.
 """
 
 import asyncio
