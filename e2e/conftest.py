@@ -1,5 +1,6 @@
 """Tests on real clusters: a failure comes with what the cluster knows about it."""
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from e2e.cluster.diagnostics import collect
 from e2e.cluster.harness import ROOT, Kube
 
 FOLDER = ROOT / "build/e2e"
+
+# Tests of traces export by gRPC and start servers; its fork handlers abort such a child now and then (SIGABRT).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 @pytest.hookimpl(wrapper=True)
