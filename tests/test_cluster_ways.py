@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.clusters import choose, cluster, refuse_unknown
-from e2e.cluster.harness import Kube, RefusedError
+from e2e.cluster.clusters import choose, cluster
+from e2e.cluster.harness import Kube, RefusedError, refuse_unknown
 
 
 def command(folder: Path, name: str, script: str = "exit 0") -> None:

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from e2e.cluster.harness import BIN, CONTEXT, HERE, ROOT, Kube, Manifest, RefusedError, eventually, free_port
+from e2e.cluster.harness import (
+    BIN,
+    CONTEXT,
+    HERE,
+    ROOT,
+    Kube,
+    Manifest,
+    RefusedError,
+    eventually,
+    free_port,
+    refuse_unknown,
+    volume,
+)
 
 Way = Literal["existing", "kind", "self-built"]
 KIND = "dps-test"
@@ -98,16 +110,6 @@ def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Wa
     )
 
 
-def refuse_unknown(kube: Kube, known: str) -> None:
-    """RefusedError unless the kubeconfig's context is the one that was named as a cluster for tests."""
-    context = kube.run("kubectl", "config", "current-context").strip()
-    if context != known:
-        raise RefusedError(
-            f"the current context is {context!r}; these tests install and delete things. "
-            f"If it is a cluster for tests, say so: E2E_CONTEXT={shlex.quote(context)}"
-        )
-
-
 def storage(folder: Path) -> list[Manifest]:
     """A default storage class and volumes of it, in folders that any user may write to."""
     made: list[Manifest] = [
@@ -126,19 +128,7 @@ def storage(folder: Path) -> list[Manifest]:
         path = folder / str(number)
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o777)
-        made.append(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": f"volume-{number}"},
-                "spec": {
-                    "capacity": {"storage": "100Gi"},
-                    "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
-                    "storageClassName": "standard",
-                    "hostPath": {"path": str(path)},
-                },
-            }
-        )
+        made.append(volume(number, path))
     return made
 
 

@@ -5,6 +5,7 @@ Nothing here touches a cluster that it did not start: the kubeconfig is its own,
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -129,22 +130,29 @@ class Kube:
             self.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def volumes(count: int) -> list[Manifest]:
-    """Volumes that a claim of the default class can be bound to."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"volume-{number}"},
-            "spec": {
-                "capacity": {"storage": "100Gi"},
-                "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
-                "storageClassName": "standard",
-                "hostPath": {"path": "/nonexistent"},
-            },
-        }
-        for number in range(count)
-    ]
+def volume(number: int, path: Path) -> Manifest:
+    """A volume in a folder of the node, which a claim of the class `standard` can be bound to."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"volume-{number}"},
+        "spec": {
+            "capacity": {"storage": "100Gi"},
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "storageClassName": "standard",
+            "hostPath": {"path": str(path)},
+        },
+    }
+
+
+def refuse_unknown(kube: Kube, known: str) -> None:
+    """RefusedError unless the kubeconfig's context is the one that was named as a cluster for tests."""
+    context = kube.run("kubectl", "config", "current-context").strip()
+    if context != known:
+        raise RefusedError(
+            f"the current context is {context!r}; these tests install and delete things. "
+            f"If it is a cluster for tests, say so: E2E_CONTEXT={shlex.quote(context)}"
+        )
 
 
 @contextmanager
@@ -155,11 +163,9 @@ def control_plane(state: Path, port: int) -> Iterator[Kube]:
     try:
         subprocess.run([HERE / "up", state], check=True, env=environment)
         kube = Kube(state / "kubeconfig")
-        context = kube.run("kubectl", "config", "current-context").strip()
-        if context != CONTEXT:
-            raise RefusedError(f"the context is {context}, not {CONTEXT}: this is not the test cluster")
+        refuse_unknown(kube, CONTEXT)
         kube.kubectl("apply", "--server-side", "--filename", str(HERE / "world.yaml"))
-        kube.apply(*volumes(VOLUMES))
+        kube.apply(*(volume(number, Path("/nonexistent")) for number in range(VOLUMES)))
         yield kube
     finally:
         subprocess.run([HERE / "down", state], check=True)

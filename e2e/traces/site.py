@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-import aiohttp
-
 from dps_lab.local import START_SECONDS, LocalStack, StackOptions
 from dps_lab.stack.sglang import SGLangOptions
 from dps_lab.workload.assets import qwen_tokenizer
@@ -49,7 +47,6 @@ async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
         for engine in stack.engines.values():
             engine.environment |= SOON | LEVEL
         async with stack:
-            await asyncio.gather(*(_both_pools(url) for url in stack.admin_urls))
             yield Site(phoenix, relay, stack)
 
 
@@ -63,18 +60,6 @@ async def eventually(look: Callable[[], Awaitable[T]], seconds: float = START_SE
             if time.monotonic() > limit:
                 raise
         await asyncio.sleep(0.2)
-
-
-async def _both_pools(admin_url: str) -> None:
-    """Wait until a gateway has an engine in each pool; it is ready with one, and the other's turns go there."""
-
-    async def look() -> None:
-        async with http.get(f"{admin_url}/pools") as answer:
-            pools = await answer.json()
-        assert all(pool["readyReplicas"] for pool in pools.values()), pools
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http:
-        await eventually(look)
 
 
 def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:

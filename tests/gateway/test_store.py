@@ -1,67 +1,17 @@
 """Reading and committing session state, with a backend that comes and goes."""
 
 import pytest
+from support.session_backend import FakeBackend
 
 from dps_gateway.routing.decision import Pool
 from dps_gateway.session.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
-from dps_gateway.session.store import Hit, SessionStore, StateSource, StoreUnavailable
+from dps_gateway.session.store import SessionStore, StateSource
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")
-
-
-class FakeBackend:
-    """A dictionary that can be away, full, late, or overtaken by another gateway between a read and a commit."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.away = False
-        self.full = False
-        self.late = 0
-
-    async def get(self, key: str) -> bytes | None:
-        self._check()
-        return self.values.get(key)
-
-    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
-        self._check()
-        for rank, key in enumerate(pointer_keys):
-            if key in self.values:
-                session = self.values[key].split(b'"')[1].decode()
-                return Hit(rank, self.values[key], self.values.get(record_prefix + session))
-        return None
-
-    async def swap(
-        self,
-        key: str,
-        expected: bytes | None,
-        value: bytes,
-        ttl_seconds: int,
-        pointer: tuple[str, bytes] | None,
-    ) -> tuple[bool, bytes | None]:
-        self._check()
-        if self.full:
-            raise StoreUnavailable("OOM")
-        if self.late:
-            self.late -= 1
-            raise StoreUnavailable("no answer in time")
-        if self.values.get(key) != expected:
-            return False, self.values.get(key)
-        self.values[key] = value
-        if pointer is not None:
-            self.values[pointer[0]] = pointer[1]
-        return True, None
-
-    async def delete(self, key: str) -> bool:
-        self._check()
-        return self.values.pop(key, None) is not None
-
-    def _check(self) -> None:
-        if self.away:
-            raise StoreUnavailable("away")
 
 
 def point(turn: int, digest: str = "") -> Point:

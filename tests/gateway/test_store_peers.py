@@ -1,66 +1,23 @@
 """Session state across replicas while Redis is away: each asks the others for what they have in mind."""
 
 import pytest
+from support.session_backend import FakeBackend
 
 from dps_gateway.routing.decision import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
-from dps_gateway.session.store import Hit, SessionStore, StateSource, StoreUnavailable
+from dps_gateway.session.store import SessionStore, StateSource
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")
-
-
-class Redis:
-    """A dictionary that can be away."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.away = False
-
-    async def get(self, key: str) -> bytes | None:
-        self._check()
-        return self.values.get(key)
-
-    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
-        self._check()
-        for rank, key in enumerate(pointer_keys):
-            if key in self.values:
-                session = self.values[key].split(b'"')[1].decode()
-                return Hit(rank, self.values[key], self.values.get(record_prefix + session))
-        return None
-
-    async def swap(
-        self,
-        key: str,
-        expected: bytes | None,
-        value: bytes,
-        ttl_seconds: int,
-        pointer: tuple[str, bytes] | None,
-    ) -> tuple[bool, bytes | None]:
-        self._check()
-        if self.values.get(key) != expected:
-            return False, self.values.get(key)
-        self.values[key] = value
-        if pointer is not None:
-            self.values[pointer[0]] = pointer[1]
-        return True, None
-
-    async def delete(self, key: str) -> bool:
-        self._check()
-        return self.values.pop(key, None) is not None
-
-    def _check(self) -> None:
-        if self.away:
-            raise StoreUnavailable("away")
 
 
 class Fleet:
     """Replicas before one Redis, which know each other."""
 
     def __init__(self, replicas: int = 2) -> None:
-        self.redis = [Redis() for _ in range(replicas)]
+        self.redis = [FakeBackend() for _ in range(replicas)]
         for way in self.redis:
             way.values = self.redis[0].values
         self.asked = 0

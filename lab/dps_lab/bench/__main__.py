@@ -1,6 +1,5 @@
 """`python -m dps_lab.bench`: the request path beside its peers, in one run. Prints Markdown."""
 
-import argparse
 import platform
 import subprocess
 import sys
@@ -28,12 +27,7 @@ _COUNTERS = (
 
 def main() -> int:
     """Exit status 0, or 1 with a sentence when something that is measured cannot be run."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in which everybody takes a turn (5)")
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
-    )
-    arguments = parser.parse_args()
+    arguments = runner.options("make bench", __doc__)
     try:
         run(arguments.rounds, arguments.seconds, assets.qwen_tokenizer())
     except (StartError, WireError, RuntimeError, subprocess.CalledProcessError) as error:

@@ -1,5 +1,6 @@
 """The measurement: contenders take turns, round by round, with the same requests, one core for the router."""
 
+import argparse
 import gc
 import math
 import os
@@ -71,6 +72,16 @@ class Bench:
         finally:
             if self.freeze:
                 os.kill(pid, signal.SIGSTOP)
+
+
+def options(program: str, description: str | None) -> argparse.Namespace:
+    """The command line of a benchmark: `rounds`, and `seconds` of the longest turn in a cell."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in which everybody takes a turn (5)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
+    )
+    return parser.parse_args()
 
 
 def two_cores() -> tuple[int, int]:

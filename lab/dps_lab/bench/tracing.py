@@ -4,7 +4,6 @@ Five gateways that differ in `telemetry` alone take turns; each stands still whi
 spans are sent after the last answer too.
 """
 
-import argparse
 import socket
 import sys
 import tempfile
@@ -30,12 +29,7 @@ REQUESTS_ON_ONE_CONNECTION: Final = {"distinct": 400, "growing": 50}
 
 def main() -> int:
     """Exit status 0, or 1 with a sentence when something that is measured cannot be run."""
-    parser = argparse.ArgumentParser(prog="python -m dps_lab.bench.tracing", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in which everybody takes a turn (5)")
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
-    )
-    arguments = parser.parse_args()
+    arguments = runner.options("python -m dps_lab.bench.tracing", __doc__)
     try:
         print(measure(arguments.rounds, arguments.seconds, assets.qwen_tokenizer()))
     except (StartError, WireError, RuntimeError) as error:

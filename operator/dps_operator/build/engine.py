@@ -29,10 +29,7 @@ def pool_of(spec: Spec, name: PoolName) -> Pool:
 
 def _env(spec: Spec, pool: Pool, service_name: str) -> list[Manifest]:
     """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
-    own: list[Manifest] = [
-        {"name": "HF_HOME", "value": MODELS},
-        *({"name": name, "value": value} for name, value in ENVIRONMENT.items()),
-    ]
+    own: list[Manifest] = plain_env({"HF_HOME": MODELS, **ENVIRONMENT})
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})

@@ -1,0 +1,54 @@
+"""Where sessions are kept, for tests: a dictionary instead of Redis."""
+
+from dps_gateway.session.store import Hit, StoreUnavailable
+
+
+class FakeBackend:
+    """A dictionary that can be away, full, late, or overtaken by another gateway between a read and a commit."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.away = False
+        self.full = False
+        self.late = 0
+
+    async def get(self, key: str) -> bytes | None:
+        self._check()
+        return self.values.get(key)
+
+    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:
+        self._check()
+        for rank, key in enumerate(pointer_keys):
+            if key in self.values:
+                session = self.values[key].split(b'"')[1].decode()
+                return Hit(rank, self.values[key], self.values.get(record_prefix + session))
+        return None
+
+    async def swap(
+        self,
+        key: str,
+        expected: bytes | None,
+        value: bytes,
+        ttl_seconds: int,
+        pointer: tuple[str, bytes] | None,
+    ) -> tuple[bool, bytes | None]:
+        self._check()
+        if self.full:
+            raise StoreUnavailable("OOM")
+        if self.late:
+            self.late -= 1
+            raise StoreUnavailable("no answer in time")
+        if self.values.get(key) != expected:
+            return False, self.values.get(key)
+        self.values[key] = value
+        if pointer is not None:
+            self.values[pointer[0]] = pointer[1]
+        return True, None
+
+    async def delete(self, key: str) -> bool:
+        self._check()
+        return self.values.pop(key, None) is not None
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
