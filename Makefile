@@ -43,7 +43,7 @@ bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API se
 
 e2e: $(INSTALLED) ## real clusters, SGLang, traces and metrics, under faults; see e2e/README.md
 	@e2e/cluster/build $$([ "$$(id -u)" = 0 ] || echo control-plane)
-	@$(BIN)/python -m pytest e2e --timeout 600
+	@$(BIN)/python -m pytest e2e --timeout 600 --tb short
 
 images: ## both images by buildah, and their commands run once
 	@e2e/images

@@ -1,9 +1,12 @@
 """helm install, kubectl apply, traffic, delete: what a user does, on a node that really runs the pods."""
 
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, pairwise
+from threading import Event, Thread
 
 from e2e.cluster.clusters import Cluster
-from e2e.cluster.harness import Kube, eventually
+from e2e.cluster.harness import Kube, Manifest, eventually
 from e2e.node.conftest import A100, READY_SECONDS, RELEASE, emulated
 from e2e.node.sessions import turns
 
@@ -27,6 +30,17 @@ def test_a_router_that_asks_for_a100s_becomes_ready(kube: Kube) -> None:
         {name: str(count) for name, count in A100.items()}
     ] * 2
     assert all(pod["spec"]["affinity"]["nodeAffinity"] for pod in engines)
+
+
+def test_the_first_request_after_ready_is_answered(node: Cluster, kube: Kube) -> None:
+    router = emulated("eager")
+    router["spec"]["gateway"]["replicas"] = 1
+    with changing_services(kube):
+        kube.apply(router)
+        kube.kubectl("wait", "dpsrouter/eager", "--for=condition=Ready", "--timeout=110s")
+        with node.reach(kube, "eager-gateway", 8000) as url:
+            assert [turn.number for turn in turns(url, "emulated", count=1)] == [1]
+    kube.kubectl("delete", "dpsrouter", "eager")
 
 
 def test_get_dps_tells_what_one_wants_to_know(kube: Kube) -> None:
@@ -73,3 +87,37 @@ def test_uninstalling_leaves_nothing(system: Kube) -> None:
 
     eventually(nothing, READY_SECONDS)
     assert RELEASE not in system.helm("list", "--short").split()
+
+
+@contextmanager
+def changing_services(kube: Kube) -> Iterator[None]:
+    """Endpoints of another Service that come and go, as on any busy cluster: kube-proxy is behind with them all."""
+    ended = Event()
+
+    def change() -> None:
+        for last in cycle(range(1, 255)):
+            kube.apply(endpoint(f"192.0.2.{last}"))
+            if ended.wait(0.1):
+                return
+
+    kube.kubectl("create", "service", "clusterip", "other", "--tcp=80")
+    changes = Thread(target=change)
+    changes.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        changes.join()
+        kube.kubectl("delete", "service/other", "endpointslice/other")
+
+
+def endpoint(address: str) -> Manifest:
+    """The only endpoint of the Service `other`."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "other", "labels": {"kubernetes.io/service-name": "other"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 80}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+    }

@@ -28,6 +28,7 @@ class Replicas:
     wanted: int
     existing: int
     ready: int
+    """Those that were so for the Deployment's minReadySeconds."""
     settled: bool
     """Whether it has taken its newest spec in, and every replica is of it and ready."""
     failure: str
@@ -91,7 +92,7 @@ def _replicas(body: Manifest) -> Replicas | None:
         return None
     status = body.get("status", {})
     wanted = body["spec"].get("replicas", 1)
-    existing, ready = status.get("replicas", 0), status.get("readyReplicas", 0)
+    existing, ready = status.get("replicas", 0), status.get("availableReplicas", 0)
     taken_in = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
     failures = [
         condition.get("message", "pods cannot be created")

@@ -22,6 +22,8 @@ CACHE_DIR = "/var/cache/dps"
 USER = 65532
 DRAIN_SECONDS = 300
 """Streams that are under way when a replica stops have so long to end."""
+SETTLE_SECONDS = 5
+"""A replica counts once it was ready for so long: nodes learn of a Service's new endpoint a second or more later."""
 REDIS_TIMEOUT_SECONDS = 0.25
 """A gateway that shares its cores is late itself at times, and must not take that for an absence of Redis."""
 DEFAULT_RESOURCES: Manifest = {
@@ -169,6 +171,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
+        "minReadySeconds": SETTLE_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "revisionHistoryLimit": 3,
         "template": template,
