@@ -10,6 +10,8 @@ import grpc  # type: ignore[import-untyped]  # has no stubs
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from opentelemetry import trace
+from opentelemetry.propagate import extract
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -18,6 +20,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from dps_gateway.config import Telemetry
 from dps_gateway.telemetry.tracing import Tracing
+
+LEFT_OUT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+SAMPLED = f"{LEFT_OUT[:-1]}1"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -102,9 +107,50 @@ async def test_variables_come_before_the_file(
     assert collector.spans() == [("theirs", "POST /v1/chat/completions")]
 
 
-async def test_nothing_is_sampled_at_ratio_zero(collector: Collector, http_endpoint: str) -> None:
+@pytest.mark.parametrize(
+    ("drawn", "incoming", "recorded", "upstream_samples"),
+    [
+        pytest.param(0.24, {}, True, True, id="a new trace that is kept"),
+        pytest.param(0.25, {}, False, False, id="a new trace that is left out"),
+        pytest.param(0.25, {"traceparent": SAMPLED}, True, True, id="the caller keeps it"),
+        pytest.param(0.24, {"traceparent": LEFT_OUT}, False, False, id="the caller leaves it out"),
+    ],
+)
+async def test_a_quarter_of_the_new_traces(
+    collector: Collector,
+    http_endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    drawn: float,
+    incoming: dict[str, str],
+    recorded: bool,
+    upstream_samples: bool,
+) -> None:
+    monkeypatch.setattr("dps_gateway.telemetry.tracing.random", lambda: drawn)
+    settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.25}
+    tracing = Tracing(Telemetry.model_validate(settings))
+    span = tracing.server_span("POST", "/v1/chat/completions", incoming)
+    told = tracing.propagate(span, incoming)
+    span.end()
+    await asyncio.to_thread(tracing.shutdown)
+    assert len(collector.spans()) == recorded
+    upstream = trace.get_current_span(extract(told)).get_span_context()
+    assert (upstream.is_valid, upstream.trace_flags.sampled) == (True, upstream_samples)
+
+
+async def test_the_callers_baggage_goes_on_where_its_trace_is_left_out(http_endpoint: str) -> None:
+    settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.0}
+    tracing = Tracing(Telemetry.model_validate(settings))
+    span = tracing.server_span("POST", "/v1/chat/completions", {"baggage": "tenant=a"})
+    assert tracing.propagate(span, {"baggage": "tenant=a"})["baggage"] == "tenant=a"
+    await asyncio.to_thread(tracing.shutdown)
+
+
+async def test_a_sampler_from_the_environment_comes_before_the_ratio(
+    collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf", sampleRatio=0.0)
-    assert collector.spans() == []
+    assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
 async def test_the_sdk_can_be_switched_off(

@@ -1,6 +1,6 @@
 """`python -m dps_lab.bench.tracing`: what it costs to trace requests, beside not doing it. Prints Markdown.
 
-Five gateways that differ in `telemetry` alone take turns; each stands still while it is not its turn, because
+Gateways that differ in `telemetry` alone take turns; each stands still while it is not its turn, because
 spans are sent after the last answer too.
 """
 
@@ -22,6 +22,8 @@ from dps_lab.bench.wire import WireError
 from dps_lab.workload import assets
 
 OFF: Final = "off"
+CONTROL: Final = "off, once more"
+"""The same as OFF: what it differs by, the measurement cannot tell apart."""
 CELLS: Final = (Cell(False, Content(4096, "distinct")), Cell(True, Content(4096, "growing")))
 REQUESTS_ON_ONE_CONNECTION: Final = {"distinct": 400, "growing": 50}
 """Sessions; a growing one has eight turns."""
@@ -90,6 +92,7 @@ def _ways(port: int, gone: int, silent: int) -> dict[str, Mapping[str, object]]:
 
     return {
         OFF: {},
+        CONTROL: {},
         "one in a hundred": to(port, 0.01),
         "all": to(port),
         "all, backend refuses": to(gone),
