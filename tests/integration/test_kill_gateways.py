@@ -86,7 +86,7 @@ def seen(result: ReplayResult) -> dict[str, list[Decision | None]]:
     return {session: [decision(record) for record in turns] for session, turns in result.by_session().items()}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # half a minute, and three where ten others want the cores
 async def test_sessions_are_routed_as_if_no_gateway_had_ever_died() -> None:
     tokenizer = qwen_tokenizer().path
     sessions = spread(load_asset(bfcl()), SESSIONS)
