@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -11,12 +11,22 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry import trace
-from opentelemetry.propagate import extract
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, get_global_textmap, set_global_textmap
+from opentelemetry.propagators.textmap import (
+    CarrierT,
+    Getter,
+    Setter,
+    TextMapPropagator,
+    default_getter,
+    default_setter,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from dps_gateway.config import Telemetry
 from dps_gateway.telemetry.tracing import Tracing
@@ -135,6 +145,48 @@ async def test_a_quarter_of_the_new_traces(
     assert len(collector.spans()) == recorded
     upstream = trace.get_current_span(extract(told)).get_span_context()
     assert (upstream.is_valid, upstream.trace_flags.sampled) == (True, upstream_samples)
+
+
+class Bare(TextMapPropagator):
+    """Another way to hand a context on, as OTEL_PROPAGATORS may ask for."""
+
+    def extract(
+        self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter
+    ) -> Context:
+        (ids,) = getter.get(carrier, "x-bare") or ["1-1"]
+        trace_id, span_id = ids.split("-")
+        caller = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(TraceFlags.SAMPLED))
+        return trace.set_span_in_context(NonRecordingSpan(caller), context)
+
+    def inject(
+        self,
+        carrier: CarrierT,
+        context: Context | None = None,
+        setter: Setter[CarrierT] = default_setter,
+    ) -> None:
+        caller = trace.get_current_span(context).get_span_context()
+        setter.set(carrier, "x-bare", f"{caller.trace_id:x}-{caller.span_id:x}")
+
+    @property
+    def fields(self) -> set[str]:
+        return {"x-bare"}
+
+
+@pytest.fixture
+def other_headers() -> Iterator[None]:
+    before = get_global_textmap()
+    set_global_textmap(Bare())
+    yield
+    set_global_textmap(before)
+
+
+@pytest.mark.usefixtures("other_headers")
+async def test_a_caller_with_other_headers_decides_as_well(collector: Collector, http_endpoint: str) -> None:
+    settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.0}
+    tracing = Tracing(Telemetry.model_validate(settings))
+    tracing.server_span("POST", "/v1/chat/completions", {"x-bare": "a-b"}).end()
+    await asyncio.to_thread(tracing.shutdown)
+    assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
 async def test_the_callers_baggage_goes_on_where_its_trace_is_left_out(http_endpoint: str) -> None:

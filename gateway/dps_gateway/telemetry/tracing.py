@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, Final
 
 from opentelemetry import trace
-from opentelemetry.propagate import extract, inject
+from opentelemetry.propagate import extract, get_global_textmap, inject
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -41,6 +41,7 @@ class Tracing:
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = trace.NoOpTracer()
         self._ratio = 1.0 if "OTEL_TRACES_SAMPLER" in os.environ else settings.sample_ratio
+        self._context_headers = get_global_textmap().fields - {"baggage"}
         provider = _provider(settings)
         if provider is not None:
             self.record_with(provider)
@@ -62,7 +63,9 @@ class Tracing:
 
         The SDK's sampler decides when spans are half made already: a fifteenth of a whole request's CPU.
         """
-        return self._ratio < 1 and "traceparent" not in headers and random() >= self._ratio
+        if self._ratio == 1 or any(name in headers for name in self._context_headers):
+            return False
+        return random() >= self._ratio
 
     def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
         """A span under `parent`; `parent` itself where it is not recorded, as its child would not be either."""
@@ -75,7 +78,9 @@ class Tracing:
         carrier: dict[str, str] = {}
         if span is trace.INVALID_SPAN:
             carrier = {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
-            if self._provider is not None:  # left out: whoever is upstream would begin a trace without this
+            if (
+                self._provider is not None
+            ):  # SGLang would begin a trace without this, and reads no other header
                 carrier["traceparent"] = f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"
             return carrier
         inject(carrier, trace.set_span_in_context(span, extract(incoming)))
