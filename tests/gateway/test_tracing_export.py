@@ -124,6 +124,7 @@ async def test_variables_come_before_the_file(
         pytest.param(0.25, {}, False, False, id="a new trace that is left out"),
         pytest.param(0.25, {"traceparent": SAMPLED}, True, True, id="the caller keeps it"),
         pytest.param(0.24, {"traceparent": LEFT_OUT}, False, False, id="the caller leaves it out"),
+        pytest.param(0.25, {"traceparent": "00-1-2-01"}, False, False, id="the caller's context is none"),
     ],
 )
 async def test_a_quarter_of_the_new_traces(

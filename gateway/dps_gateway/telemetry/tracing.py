@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, Final
 
 from opentelemetry import trace
-from opentelemetry.propagate import extract, get_global_textmap, inject
+from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -41,7 +41,6 @@ class Tracing:
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = trace.NoOpTracer()
         self._ratio = 1.0 if "OTEL_TRACES_SAMPLER" in os.environ else settings.sample_ratio
-        self._context_headers = get_global_textmap().fields - {"baggage"}
         provider = _provider(settings)
         if provider is not None:
             self.record_with(provider)
@@ -53,19 +52,14 @@ class Tracing:
 
     def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> Span:
         """The span of a request, child of the caller's; INVALID_SPAN where nothing of it is recorded."""
-        if self._provider is None or self._leaves_out(headers):
+        if self._provider is None:
+            return trace.INVALID_SPAN
+        caller = extract(headers)
+        # The SDK's sampler decides when spans are half made already: a fifteenth of a whole request's CPU.
+        if random() >= self._ratio and not trace.get_current_span(caller).get_span_context().is_valid:
             return trace.INVALID_SPAN
         attributes = {"http.request.method": method, "http.route": route}
-        return self._tracer.start_span(f"{method} {route}", extract(headers), SpanKind.SERVER, attributes)
-
-    def _leaves_out(self, headers: Mapping[str, str]) -> bool:
-        """Whether a trace that would begin here is not among those that are kept.
-
-        The SDK's sampler decides when spans are half made already: a fifteenth of a whole request's CPU.
-        """
-        if self._ratio == 1 or any(name in headers for name in self._context_headers):
-            return False
-        return random() >= self._ratio
+        return self._tracer.start_span(f"{method} {route}", caller, SpanKind.SERVER, attributes)
 
     def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
         """A span under `parent`; `parent` itself where it is not recorded, as its child would not be either."""
@@ -78,9 +72,7 @@ class Tracing:
         carrier: dict[str, str] = {}
         if span is trace.INVALID_SPAN:
             carrier = {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
-            if (
-                self._provider is not None
-            ):  # SGLang would begin a trace without this, and reads no other header
+            if self._provider is not None:  # without this, SGLang would begin a trace; it reads W3C's alone
                 carrier["traceparent"] = f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"
             return carrier
         inject(carrier, trace.set_span_in_context(span, extract(incoming)))
