@@ -3,6 +3,7 @@
 Every OTEL_* variable works; the configuration file fills in what they leave open.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from random import getrandbits, random
@@ -140,6 +141,8 @@ def _provider(settings: Telemetry) -> TracerProvider | None:
     name = environment.get("OTEL_SERVICE_NAME", settings.service_name)
     resource = Resource.create({SERVICE_NAME: name})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    # While a backend is away a warning for each span that is dropped costs more than the span; the exporter warns too.
+    logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
     provider.add_span_processor(BatchSpanProcessor(_exporter(settings, endpoint_set)))
     return provider
 
