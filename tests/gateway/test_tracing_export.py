@@ -148,13 +148,18 @@ async def test_a_quarter_of_the_new_traces(
     assert (upstream.is_valid, upstream.trace_flags.sampled) == (True, upstream_samples)
 
 
+async def test_nothing_is_sampled_at_ratio_zero(collector: Collector, http_endpoint: str) -> None:
+    await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf", sampleRatio=0.0)
+    assert collector.spans() == []
+
+
 class Bare(TextMapPropagator):
     """Another way to hand a context on, as OTEL_PROPAGATORS may ask for."""
 
     def extract(
         self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter
     ) -> Context:
-        (ids,) = getter.get(carrier, "x-bare") or ["1-1"]
+        (ids,) = getter.get(carrier, "x-bare") or []
         trace_id, span_id = ids.split("-")
         caller = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(TraceFlags.SAMPLED))
         return trace.set_span_in_context(NonRecordingSpan(caller), context)
@@ -190,11 +195,13 @@ async def test_a_caller_with_other_headers_decides_as_well(collector: Collector,
     assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
-async def test_the_callers_baggage_goes_on_where_its_trace_is_left_out(http_endpoint: str) -> None:
+async def test_of_a_trace_that_is_left_out_only_the_callers_baggage_goes_on(http_endpoint: str) -> None:
+    incoming = {"traceparent": "00-1-2-01", "tracestate": "vendor=of-no-trace", "baggage": "tenant=a"}
     settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.0}
     tracing = Tracing(Telemetry.model_validate(settings))
-    span = tracing.server_span("POST", "/v1/chat/completions", {"baggage": "tenant=a"})
-    assert tracing.propagate(span, {"baggage": "tenant=a"})["baggage"] == "tenant=a"
+    told = tracing.propagate(tracing.server_span("POST", "/v1/chat/completions", incoming), incoming)
+    assert told == {"traceparent": told["traceparent"], "baggage": "tenant=a"}
+    assert told["traceparent"] != incoming["traceparent"]
     await asyncio.to_thread(tracing.shutdown)
 
 

@@ -70,12 +70,16 @@ class Tracing:
 
     def propagate(self, span: Span, incoming: Mapping[str, str]) -> dict[str, str]:
         """The W3C headers for the upstream request: ours, or the caller's where we record nothing."""
+        if self._provider is None:
+            return {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
+        if (
+            span is trace.INVALID_SPAN
+        ):  # left out: SGLang has to be told, by W3C's header, or it begins a trace
+            told = {"traceparent": f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"}
+            if "baggage" in incoming:
+                told["baggage"] = incoming["baggage"]
+            return told
         carrier: dict[str, str] = {}
-        if span is trace.INVALID_SPAN:
-            carrier = {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
-            if self._provider is not None:  # without this, SGLang would begin a trace; it reads W3C's alone
-                carrier["traceparent"] = f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"
-            return carrier
         inject(carrier, trace.set_span_in_context(span, extract(incoming)))
         return carrier
 
@@ -140,6 +144,7 @@ def _provider(settings: Telemetry) -> TracerProvider | None:
         return None
     name = environment.get("OTEL_SERVICE_NAME", settings.service_name)
     resource = Resource.create({SERVICE_NAME: name})
+    # No sampler of ours: the SDK's goes by the caller, and what begins here has been left out by chance already.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     # While a backend is away a warning for each span that is dropped costs more than the span; the exporter warns too.
     logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
