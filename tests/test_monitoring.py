@@ -14,7 +14,7 @@ from support.operator_wanted import EVERYTHING, router
 
 import dps_operator.app  # noqa: F401 - with it all of the operator's metrics are registered
 from dps_gateway.telemetry.metrics import Metrics
-from dps_operator.build.monitoring import service_monitor
+from dps_operator.builders.monitoring import service_monitor
 from e2e.metrics.dashboard import dashboard, metrics
 
 ROOT = Path(__file__).parent.parent

@@ -12,8 +12,8 @@ import pytest
 
 from dps_lab.stack.sglang import Placement, SGLangOptions, sglang_command
 from dps_operator.api.spec import parse
-from dps_operator.build.engine import POOLS, PoolName, pool_of
-from dps_operator.build.engine_args import engine_args
+from dps_operator.builders.engine import POOLS, PoolName, pool_of
+from dps_operator.builders.engine_args import engine_args
 from e2e.engine_truth.real import HERE, PYTHON, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)

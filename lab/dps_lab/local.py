@@ -19,7 +19,7 @@ import yaml
 from dps_lab.children import Child, ChildError, free_ports
 from dps_lab.stack.machine import gpus
 from dps_lab.stack.sglang import EngineCommand, Placement, SGLangOptions, place, sglang_command
-from dps_operator.build.engine import LOAD_SECONDS, POOLS, PoolName
+from dps_operator.builders.engine import LOAD_SECONDS, POOLS, PoolName
 
 DPS = (sys.executable, "-P", "-c", "from dps_gateway.cli import main; raise SystemExit(main())")
 MODEL = "Qwen/Qwen2.5-7B-Instruct"

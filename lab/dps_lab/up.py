@@ -17,7 +17,7 @@ from dps_lab.stack.given import GivenError, served
 from dps_lab.stack.machine import NoSGLang, sglang_version
 from dps_lab.stack.sglang import ALGORITHMS, SGLangOptions
 from dps_lab.workload.assets import qwen_tokenizer
-from dps_operator.build.engine import PoolName
+from dps_operator.builders.engine import PoolName
 from dps_operator.errors import SpecError
 
 POLICIES = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")

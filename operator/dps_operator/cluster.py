@@ -9,7 +9,6 @@ import aiohttp
 from kubernetes.aio import client, config
 from prometheus_client import Counter, Histogram
 
-from dps_operator.build.metadata import MANAGED_BY, Manifest
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -19,6 +18,7 @@ from dps_operator.errors import (
     TimedOutError,
 )
 from dps_operator.kinds import ROUTER, Kind, kind_of
+from dps_operator.resources import MANAGED_BY, Manifest
 
 REQUESTS = Counter("dps_operator_api_requests_total", "Calls of the API server", ["verb", "kind", "code"])
 SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of calls of the API server", ["verb"])

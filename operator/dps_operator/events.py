@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dps_operator.build.metadata import MANAGED_BY, Manifest
-from dps_operator.build.pods import digest
 from dps_operator.kinds import ROUTER
+from dps_operator.resources import MANAGED_BY, Manifest, digest
 
 TOLD = ("Ready", "SpecValid", "Progressing")
 ON_THE_WAY = ("NotCreated", "Starting", "LoadingModel")

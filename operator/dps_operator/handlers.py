@@ -5,9 +5,9 @@ from typing import Any
 
 import kopf
 
-from dps_operator.build.metadata import OWNED_SELECTOR, Manifest
 from dps_operator.kinds import CHILDREN, POD, ROUTER, Kind
 from dps_operator.observe import Key, Observations
+from dps_operator.resources import OWNED_SELECTOR, Manifest
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dps_operator.api import API_VERSION, KIND, PLURAL
-from dps_operator.build.metadata import Manifest
+from dps_operator.resources import Manifest
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dps_operator.build.metadata import (
+from dps_operator.diagnose import Trouble, trouble
+from dps_operator.kinds import ROUTER
+from dps_operator.resources import (
     COMPONENT_LABEL,
     CONFIG_HASH,
     MANAGED_BY,
     ROUTER_LABEL,
     TEMPLATE_HASH,
     Manifest,
+    digest,
 )
-from dps_operator.build.pods import digest
-from dps_operator.diagnose import Trouble, trouble
-from dps_operator.kinds import ROUTER
 
 Key = tuple[str, str]
 """Namespace and name of a DPSRouter."""

@@ -7,21 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
 
-from dps_operator import status as statuses
+from dps_operator import conditions
 from dps_operator.api.spec import parse
-from dps_operator.build.children import children
-from dps_operator.build.engine import POOLS
-from dps_operator.build.gateway import config_hash
-from dps_operator.build.metadata import (
-    COMPONENT_LABEL,
-    CONFIG_HASH,
-    TEMPLATE_HASH,
-    Manifest,
-    Router,
-    child_name,
-)
-from dps_operator.build.pods import digest
-from dps_operator.build.store import managed, redis_secret
+from dps_operator.builders.children import children
+from dps_operator.builders.engine import POOLS
+from dps_operator.builders.gateway import config_hash
+from dps_operator.builders.store import managed, redis_secret
 from dps_operator.cluster import Cluster
 from dps_operator.errors import (
     AlreadyExistsError,
@@ -34,6 +25,15 @@ from dps_operator.errors import (
 from dps_operator.events import events
 from dps_operator.kinds import BY_NAME, POD, kind_of
 from dps_operator.observe import Child, ChildKey, Key, Observations, child
+from dps_operator.resources import (
+    COMPONENT_LABEL,
+    CONFIG_HASH,
+    TEMPLATE_HASH,
+    Manifest,
+    Router,
+    child_name,
+    digest,
+)
 from dps_operator.rollout import held_back
 from dps_operator.settings import Settings
 
@@ -80,18 +80,18 @@ class Reconciler:
         try:
             spec = parse(body["spec"])
         except SpecError as error:
-            await self._tell(key, statuses.unreadable(str(error), before, generation, self._now()))
+            await self._tell(key, conditions.unreadable(str(error), before, generation, self._now()))
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
         outcome = await self._converge(router, key)
-        seen = statuses.Seen(
+        seen = conditions.Seen(
             children=self._seen.children(key),
             pods=self._seen.pods(key),
             invalid="; ".join(outcome.invalid),
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
         )
-        await self._tell(key, statuses.status(router, seen, before, self._now()))
+        await self._tell(key, conditions.status(router, seen, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
 

@@ -6,11 +6,11 @@ import time
 
 from prometheus_client import Gauge
 
-from dps_operator.build.metadata import OWNED_SELECTOR, Manifest
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.kinds import CHILDREN, POD, ROUTER, Kind
 from dps_operator.observe import Observations
+from dps_operator.resources import OWNED_SELECTOR, Manifest
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 

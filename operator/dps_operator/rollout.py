@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from dps_operator.build.engine import POOLS
-from dps_operator.build.metadata import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
+from dps_operator.builders.engine import POOLS
 from dps_operator.observe import Child
+from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 
 
 def held_back(desired: list[Manifest], observed: Mapping[str, Child]) -> str | None:

@@ -9,12 +9,12 @@ from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smal
 
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import FIXED_SECTIONS
-from dps_operator.build.children import children
-from dps_operator.build.engine import engine_deployment
-from dps_operator.build.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
-from dps_operator.build.metadata import Manifest
-from dps_operator.build.store import redis_secret
+from dps_operator.builders.children import children
+from dps_operator.builders.engine import engine_deployment
+from dps_operator.builders.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
+from dps_operator.builders.store import redis_secret
 from dps_operator.kinds import CHILDREN, kind_of
+from dps_operator.resources import Manifest
 
 
 @pytest.mark.parametrize("case", CASES)

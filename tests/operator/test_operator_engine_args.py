@@ -11,8 +11,8 @@ from support.operator_wanted import EVERYTHING, SMALLEST, router
 
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
-from dps_operator.build.engine import pool_of
-from dps_operator.build.engine_args import (
+from dps_operator.builders.engine import pool_of
+from dps_operator.builders.engine_args import (
     ABBREVIATIONS,
     MANAGED,
     check_args,

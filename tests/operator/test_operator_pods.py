@@ -7,9 +7,9 @@ from support.operator_wanted import SMALLEST, router
 
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import PodTemplate, Resources
-from dps_operator.build.metadata import labels
-from dps_operator.build.node_pool import GPU_TOLERATIONS, PROFILES, placement
-from dps_operator.build.pods import overlay, pod_template, resources
+from dps_operator.builders.node_pool import GPU_TOLERATIONS, PROFILES, placement
+from dps_operator.builders.pods import overlay, pod_template, resources
+from dps_operator.resources import labels
 
 OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
     "a field is added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),

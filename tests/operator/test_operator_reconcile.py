@@ -8,12 +8,12 @@ from support.operator_cluster import FakeCluster
 from support.operator_objects import pod
 from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST
 
-from dps_operator.build.metadata import Manifest
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
 from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Observations
 from dps_operator.reconcile import HANDOVER, Reconciler
+from dps_operator.resources import Manifest
 
 KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"

@@ -7,13 +7,13 @@ import pytest
 from support.operator_objects import remembered_pod, replicas, workload
 from support.operator_wanted import SMALLEST, router, smallest
 
-from dps_operator.build.engine import engine_deployment
-from dps_operator.build.metadata import TEMPLATE_HASH
+from dps_operator.builders.engine import engine_deployment
+from dps_operator.conditions import Seen, status, unreadable, verdicts
 from dps_operator.diagnose import Trouble
 from dps_operator.events import events
 from dps_operator.observe import Child
+from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import held_back
-from dps_operator.status import Seen, status, unreadable, verdicts
 
 CRASH = Trouble("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 

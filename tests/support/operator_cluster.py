@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Any
 
-from dps_operator.build.metadata import MANAGED_BY, Manifest
-from dps_operator.build.pods import overlay
+from dps_operator.builders.pods import overlay
 from dps_operator.errors import AlreadyExistsError, ClusterError, NotFoundError
 from dps_operator.kinds import ROUTER, Kind
+from dps_operator.resources import MANAGED_BY, Manifest
 
 Name = tuple[str, str, str]
 

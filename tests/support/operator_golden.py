@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
 
-from dps_operator.build.children import children
+from dps_operator.builders.children import children
 
 HERE = Path(__file__).parents[1] / "operator/fixtures"
 CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}

@@ -4,9 +4,9 @@ from typing import Any
 
 from support.operator_wanted import SMALLEST, router
 
-from dps_operator.build.metadata import Component, labels
 from dps_operator.diagnose import Trouble
 from dps_operator.observe import Child, Pod, Replicas
+from dps_operator.resources import Component, labels
 
 Manifest = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dps_operator.api.spec import parse
-from dps_operator.build.metadata import Router
+from dps_operator.resources import Router
 from dps_operator.settings import Settings
 
 SETTINGS = Settings(gateway_image="gateway:1", redis_image="redis:7")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dps_operator.api.spec import Spec, parse
-from dps_operator.build.engine import POOLS, PoolName, pool_of
-from dps_operator.build.engine_args import ENVIRONMENT, check_args, engine_args
+from dps_operator.builders.engine import POOLS, PoolName, pool_of
+from dps_operator.builders.engine_args import ENVIRONMENT, check_args, engine_args
 from dps_operator.errors import SpecError
 
 Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram"]

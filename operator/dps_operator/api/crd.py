@@ -5,7 +5,7 @@ from typing import Any
 from dps_operator.api import CATEGORY, GROUP, KIND, PLURAL, SHORT_NAME, VERSION
 from dps_operator.api.spec import LONGEST_NAME, Spec
 from dps_operator.api.status import Status
-from dps_operator.api.types import Model, rules
+from dps_operator.api.types import APIObject, rules
 
 JSON = dict[str, Any]
 
@@ -86,7 +86,7 @@ def structural(node: JSON, definitions: JSON) -> JSON:
     return result
 
 
-def schema(model: type[Model]) -> JSON:
+def schema(model: type[APIObject]) -> JSON:
     """The structural schema of one model."""
     whole = model.model_json_schema(by_alias=True)
     definitions = whole.pop("$defs", {})

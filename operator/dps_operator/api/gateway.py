@@ -6,22 +6,17 @@ from pydantic import ConfigDict, Field
 
 from dps_operator.api.pools import MIN_UP_TO_MAX, REPLICAS_OR_AUTOSCALING
 from dps_operator.api.types import (
-    FreeObject,
-    Model,
+    APIObject,
     Name,
     PodTemplate,
-    Quantity,
     Resources,
-    SecretKeyRef,
     rules,
 )
 
 DEFAULT_GATEWAY_REPLICAS = 2
 
-Policy = Literal["DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random"]
 
-
-class GatewayAutoscaling(Model):
+class GatewayAutoscaling(APIObject):
     """A HorizontalPodAutoscaler over CPU use."""
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
@@ -37,7 +32,7 @@ class GatewayAutoscaling(Model):
     )
 
 
-class GatewayService(Model):
+class GatewayService(APIObject):
     """The Service that clients talk to."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
@@ -49,13 +44,13 @@ class GatewayService(Model):
     )
 
 
-class GatewayAuth(Model):
+class GatewayAuth(APIObject):
     """API keys of the clients."""
 
     secret_name: Name = Field(description="Secret whose key `keys` holds the gateway's file of API keys.")
 
 
-class GatewayIngress(Model):
+class GatewayIngress(APIObject):
     """An Ingress in front of the gateway."""
 
     class_name: Name | None = Field(
@@ -68,7 +63,7 @@ class GatewayIngress(Model):
     )
 
 
-class ParentRef(Model):
+class ParentRef(APIObject):
     """A Gateway that the route attaches to."""
 
     name: Name = Field(description="Name of the Gateway.")
@@ -81,7 +76,7 @@ class ParentRef(Model):
 Hostname = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class GatewayHTTPRoute(Model):
+class GatewayHTTPRoute(APIObject):
     """An HTTPRoute of the Gateway API in front of the gateway."""
 
     parent_refs: list[ParentRef] = Field(
@@ -92,7 +87,7 @@ class GatewayHTTPRoute(Model):
     )
 
 
-class Gateway(Model):
+class Gateway(APIObject):
     """The gateway's pods and how clients reach them."""
 
     model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
@@ -118,147 +113,3 @@ class Gateway(Model):
     )
     auth: GatewayAuth | None = Field(default=None, description="API keys of the clients; open when left out.")
     pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over the gateway's pods.")
-
-
-SessionKey = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^(header:[A-Za-z0-9_-]+|body:[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)$",
-    ),
-]
-
-
-class Routing(Model):
-    """Which turn goes to which pool. A change reaches running gateways without a restart."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
-                " ['header:authorization', 'header:proxy-authorization', 'header:cookie',"
-                " 'header:x-api-key']))",
-                "many sessions share a credential, which cannot identify one; take it off sessionKeys",
-            )
-        )
-    )
-
-    policy: Policy = Field(
-        default="DeltaPrefill",
-        description=(
-            "DeltaPrefill: speculative when the prompt grew by at most thresholdTokens. TotalLength: when it "
-            "is at most that long. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
-        ),
-    )
-    threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=128,
-        description=(
-            "The threshold in tokens. 0 is all greedy; null has no bound and is all speculative: set it by "
-            "server-side apply, as plain kubectl apply drops nulls, or choose policy AlwaysSpeculative."
-        ),
-    )
-    session_ttl_seconds: int = Field(
-        default=3600,
-        ge=1,
-        le=2_592_000,
-        alias="sessionTTLSeconds",
-        description="Seconds after its last turn that a session is forgotten.",
-    )
-    session_keys: list[SessionKey] = Field(
-        default=[],
-        max_length=32,
-        description=(
-            "Where a request's session id is looked for, in order, as `header:NAME` or `body:FIELD`; the "
-            "gateway's own list when empty."
-        ),
-    )
-
-
-class ManagedStore(Model):
-    """A Redis that the operator runs."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
-                "sessionStore.managed.size cannot be changed; make a new DPSRouter, or use urlSecretRef",
-            ),
-            (
-                "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-                " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-                "sessionStore.managed.storageClassName cannot be changed; make a new DPSRouter",
-            ),
-        )
-    )
-
-    size: Quantity = Field(default="1Gi", description="Size of its volume. Cannot be changed.")
-    storage_class_name: Name | None = Field(
-        default=None,
-        description="Storage class of its volume; the cluster's default when left out. Cannot be changed.",
-    )
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=512,
-        description="Container image of Redis or Valkey; the operator's default when left out.",
-    )
-
-
-class SessionStore(Model):
-    """Where sessions are kept: a managed Redis unless urlSecretRef is set."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!(has(self.managed) && has(self.urlSecretRef))",
-                "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
-            )
-        )
-    )
-
-    managed: ManagedStore | None = Field(default=None, description="A Redis that the operator runs.")
-    url_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Secret key holding the URL of a Redis of yours: redis://, rediss://, …"
-    )
-
-
-class ServiceMonitor(Model):
-    """A ServiceMonitor of the Prometheus operator for the gateway and both pools."""
-
-    interval: str = Field(default="30s", pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")
-    labels: dict[str, str] = Field(default={}, description="Labels by which your Prometheus selects it.")
-
-
-class Telemetry(Model):
-    """Traces and metrics."""
-
-    otlp_endpoint: str | None = Field(
-        default=None,
-        max_length=2048,
-        pattern=r"^https?://[^/]+(/.*)?$",
-        description="URL of an OTLP receiver for the traces of gateway and engines, without the /v1/traces of "
-        "HTTP; no traces when left out.",
-    )
-    protocol: Literal["grpc", "http/protobuf"] = Field(
-        default="grpc", description="Protocol of that receiver."
-    )
-    sample_ratio: float = Field(default=1, ge=0, le=1, description="Share of new traces that is kept.")
-    service_monitor: ServiceMonitor | None = Field(
-        default=None, description="A ServiceMonitor, when set. Needs the Prometheus operator's CRDs."
-    )
-
-
-class NetworkPolicy(Model):
-    """Network policies that close the engines and Redis to all but the gateway."""
-
-    clients: list[FreeObject] = Field(
-        default=[],
-        max_length=32,
-        description="Peers that may reach the gateway, as in a NetworkPolicy's `from`; everyone when empty.",
-    )
-    monitoring: list[FreeObject] = Field(
-        default=[],
-        max_length=32,
-        description="Peers that may scrape the gateway's admin port and the engines; nobody when empty.",
-    )

@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dps_operator.api.types import (
+    APIObject,
     EnvVar,
     FreeObject,
-    Model,
     Name,
     Quantity,
     SecretKeyRef,
@@ -19,7 +19,7 @@ DEFAULT_ENGINE_VERSION = "0.5.8.post1"
 DEFAULT_ENGINE_REPOSITORY = "lmsysorg/sglang"
 
 
-class ModelCache(Model):
+class ModelCache(APIObject):
     """A volume that keeps downloaded models, so that an engine's restart does not download them again."""
 
     model_config = ConfigDict(
@@ -69,7 +69,7 @@ class ModelCache(Model):
     )
 
 
-class ServedModel(Model):
+class ServedModel(APIObject):
     """The target model, which both pools serve."""
 
     name: str = Field(
@@ -94,7 +94,7 @@ class ServedModel(Model):
     )
 
 
-class Engine(Model):
+class Engine(APIObject):
     """The inference engine of both pools."""
 
     runtime: Literal["SGLang"] = Field(default="SGLang", description="The engine.")
@@ -124,7 +124,7 @@ class Engine(Model):
     env: list[EnvVar] = Field(default=[], max_length=128, description="Environment added in both pools.")
 
 
-class NodePool(Model):
+class NodePool(APIObject):
     """Which nodes the engine pods run on. Gateway and Redis pods are never placed by it."""
 
     profile: Literal["A100-80GB", "A100-40GB", "None"] = Field(

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from dps_operator.api.types import EnvVar, Model, PodTemplate, Resources, rules
+from dps_operator.api.types import APIObject, EnvVar, PodTemplate, Resources, rules
 
 REPLICAS_OR_AUTOSCALING = (
     "!(has(self.replicas) && has(self.autoscaling))",
@@ -16,7 +16,7 @@ MIN_UP_TO_MAX = (
 )
 
 
-class PoolAutoscaling(Model):
+class PoolAutoscaling(APIObject):
     """A HorizontalPodAutoscaler over the gateway's `dps_in_flight` metric, which an adapter must serve."""
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
@@ -36,7 +36,7 @@ _STEPS = f"(has(self.steps) ? self.steps : {DEFAULT_STEPS})"
 _TOP_K = f"(has(self.topK) ? self.topK : {DEFAULT_TOP_K})"
 
 
-class Speculation(Model):
+class Speculation(APIObject):
     """How the speculative pool drafts."""
 
     model_config = ConfigDict(
@@ -99,7 +99,7 @@ class Speculation(Model):
     )
 
 
-class Pool(Model):
+class PoolSpec(APIObject):
     """One pool of engines."""
 
     model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
@@ -121,14 +121,14 @@ class Pool(Model):
     pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over the pods of this pool.")
 
 
-class SpeculativePool(Pool):
+class SpeculativePoolSpec(PoolSpec):
     """The pool that decodes speculatively."""
 
     speculation: Speculation = Field(description="How it drafts.")
 
 
-class Pools(Model):
+class Pools(APIObject):
     """The two pools that turns are routed to."""
 
-    speculative: SpeculativePool = Field(description="The pool that decodes speculatively.")
-    greedy: Pool = Field(default=Pool(), description="The pool that decodes one token at a time.")
+    speculative: SpeculativePoolSpec = Field(description="The pool that decodes speculatively.")
+    greedy: PoolSpec = Field(default=PoolSpec(), description="The pool that decodes one token at a time.")

@@ -4,17 +4,21 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from dps_operator.api.gateway import Gateway, NetworkPolicy, Routing, SessionStore, Telemetry
+from dps_operator.api.gateway import Gateway
 from dps_operator.api.model import Engine, NodePool, ServedModel
+from dps_operator.api.network_policy import NetworkPolicy
 from dps_operator.api.pools import Pools
-from dps_operator.api.types import Model
+from dps_operator.api.routing import Routing
+from dps_operator.api.session_store import SessionStore
+from dps_operator.api.telemetry import Telemetry
+from dps_operator.api.types import APIObject
 from dps_operator.errors import SpecError
 
 LONGEST_NAME = 50
 """Longest name of a DPSRouter: `<name>-speculative` must be a Service's name, with room for suffixes."""
 
 
-class Spec(Model):
+class Spec(APIObject):
     """The deployment that is wanted."""
 
     model: ServedModel = Field(description="The target model.")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from dps_operator.api.types import Model
+from dps_operator.api.types import APIObject
 
 ConditionType = Literal[
     "Ready",
@@ -17,7 +17,7 @@ ConditionType = Literal[
 ]
 
 
-class Condition(Model):
+class Condition(APIObject):
     """A condition, in Kubernetes' own shape."""
 
     type: str = Field(max_length=316, description="Which condition.")
@@ -35,14 +35,14 @@ class Condition(Model):
     )
 
 
-class PoolStatus(Model):
+class PoolStatus(APIObject):
     """Replicas of one pool."""
 
     replicas: int = Field(description="Replicas that exist.")
     ready_replicas: int = Field(description="Replicas that can serve.")
 
 
-class PoolsStatus(Model):
+class PoolsStatus(APIObject):
     """Replicas of both pools."""
 
     speculative: PoolStatus = Field(description="The speculative pool.")
@@ -55,7 +55,7 @@ class GatewayStatus(PoolStatus):
     selector: str = Field(description="Label selector of the gateway's pods.")
 
 
-class RoutingStatus(Model):
+class RoutingStatus(APIObject):
     """The routing rule that the gateways were given."""
 
     policy: str = Field(description="The policy.")
@@ -64,7 +64,7 @@ class RoutingStatus(Model):
     )
 
 
-class Status(Model):
+class Status(APIObject):
     """What is."""
 
     model_config = ConfigDict(frozen=True)

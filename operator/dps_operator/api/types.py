@@ -36,20 +36,20 @@ def rules(*pairs: tuple[str, str]) -> JsonDict:
     return {"x-kubernetes-validations": validations}
 
 
-class Model(BaseModel):
+class APIObject(BaseModel):
     """An object of the API: camelCase names, unknown fields refused, never changed once read."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class SecretKeyRef(Model):
+class SecretKeyRef(APIObject):
     """One key of a Secret in the DPSRouter's namespace."""
 
     name: Name = Field(description="Name of the Secret.")
     key: str = Field(min_length=1, max_length=253, description="Key in the Secret.")
 
 
-class EnvVar(Model):
+class EnvVar(APIObject):
     """An environment variable, as in a container."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the variable.")
@@ -59,7 +59,7 @@ class EnvVar(Model):
     )
 
 
-class Toleration(Model):
+class Toleration(APIObject):
     """A toleration, as in a pod."""
 
     key: str | None = Field(default=None, description="Key of the taint; every key when left out.")
@@ -75,21 +75,21 @@ class Toleration(Model):
     )
 
 
-class Resources(Model):
+class Resources(APIObject):
     """Resource requests and limits, as in a container. What is left out keeps the operator's default."""
 
     requests: dict[str, Quantity] | None = Field(default=None, description="What the scheduler sets aside.")
     limits: dict[str, Quantity] | None = Field(default=None, description="What the container may not exceed.")
 
 
-class TemplateMetadata(Model):
+class TemplateMetadata(APIObject):
     """Labels and annotations added to pods."""
 
     labels: dict[str, str] | None = Field(default=None, description="Labels added to the pods.")
     annotations: dict[str, str] | None = Field(default=None, description="Annotations added to the pods.")
 
 
-class PodTemplate(Model):
+class PodTemplate(APIObject):
     """Laid over the pod template that the operator makes, as a strategic merge: named things by name."""
 
     metadata: TemplateMetadata | None = Field(
@@ -101,7 +101,7 @@ class PodTemplate(Model):
     )
 
 
-def to_wire(model: Model) -> dict[str, Any]:
+def to_wire(model: APIObject) -> dict[str, Any]:
     """The object as it stands in a manifest: camelCase, without what was not set."""
     return model.model_dump(by_alias=True, exclude_none=True)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import to_wire
-from dps_operator.build.metadata import Manifest
+from dps_operator.resources import Manifest
 
 Expression = tuple[str, tuple[str, ...]]
 

@@ -6,11 +6,11 @@ import yaml
 
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.types import plain_env, to_wire
-from dps_operator.build.engine import MODELS, POOLS
-from dps_operator.build.engine_args import PORT as ENGINE_PORT
-from dps_operator.build.metadata import CONFIG_HASH, Manifest, Router, child, child_name, selector
-from dps_operator.build.pods import digest, pod_template, resources, restricted, spread
-from dps_operator.build.store import redis_url_source
+from dps_operator.builders.engine import MODELS, POOLS
+from dps_operator.builders.engine_args import PORT as ENGINE_PORT
+from dps_operator.builders.pods import pod_template, resources, restricted, spread
+from dps_operator.builders.store import redis_url_source
+from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
 from dps_operator.settings import Settings
 
 PORT = 8000

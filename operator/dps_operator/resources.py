@@ -1,5 +1,7 @@
 """Names, labels and owner references of everything that belongs to one DPSRouter."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,3 +82,8 @@ def child(
     if annotations:
         metadata["annotations"] = annotations
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def digest(value: Any) -> str:
+    """A short digest of a JSON value, the same for equal values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,9 +8,9 @@ from dps_operator.api.pools import (
     DEFAULT_NGRAM_TOKENS,
     DEFAULT_STEPS,
     DEFAULT_TOP_K,
-    Pool,
+    PoolSpec,
     Speculation,
-    SpeculativePool,
+    SpeculativePoolSpec,
 )
 from dps_operator.api.spec import Spec
 from dps_operator.errors import SpecError
@@ -128,13 +128,13 @@ def _trace_args(spec: Spec) -> list[str]:
     return ["--enable-trace", "--otlp-traces-endpoint", endpoint]
 
 
-def engine_args(spec: Spec, pool: Pool, *, host: str = "0.0.0.0", port: int = PORT) -> list[str]:
+def engine_args(spec: Spec, pool: PoolSpec, *, host: str = "0.0.0.0", port: int = PORT) -> list[str]:
     """The whole command line of one pool; a user's arguments come last, those of the pool after the engine's.
 
     host, port: where it listens. Raises SpecError for an argument that the operator sets, and for a version
     that is not supported.
     """
-    greedy = not isinstance(pool, SpeculativePool)
+    greedy = not isinstance(pool, SpeculativePoolSpec)
     _check_version(spec.engine)
     check_args(spec.engine.args, "spec.engine.args", greedy=greedy)
     check_args(pool.args, f"spec.pools.{'greedy' if greedy else 'speculative'}.args", greedy=greedy)
@@ -152,7 +152,7 @@ def engine_args(spec: Spec, pool: Pool, *, host: str = "0.0.0.0", port: int = PO
         "--enable-metrics",
         "--enable-cache-report",
         *_trace_args(spec),
-        *(speculation_args(pool.speculation) if isinstance(pool, SpeculativePool) else []),
+        *(speculation_args(pool.speculation) if isinstance(pool, SpeculativePoolSpec) else []),
         *spec.engine.args,
         *pool.args,
     ]

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dps_operator.api.status import ConditionType
-from dps_operator.build.engine import POOLS
-from dps_operator.build.metadata import Component, Manifest, Router, child_name, selector
-from dps_operator.build.network import base_url
-from dps_operator.build.store import managed
+from dps_operator.builders.engine import POOLS
+from dps_operator.builders.network import base_url
+from dps_operator.builders.store import managed
 from dps_operator.diagnose import worst
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
+from dps_operator.resources import Component, Manifest, Router, child_name, selector
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from typing import Any, Literal
 
-from dps_operator.api.pools import Pool
+from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
-from dps_operator.build.engine_args import ENVIRONMENT, PORT, engine_args, image
-from dps_operator.build.metadata import TEMPLATE_HASH, Manifest, Router, child, child_name, selector
-from dps_operator.build.node_pool import placement
-from dps_operator.build.pods import CONTAINER_SECURITY, digest, pod_template, resources, spread
+from dps_operator.builders.engine_args import ENVIRONMENT, PORT, engine_args, image
+from dps_operator.builders.node_pool import placement
+from dps_operator.builders.pods import CONTAINER_SECURITY, pod_template, resources, spread
+from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child_name, digest, selector
 
 PoolName = Literal["speculative", "greedy"]
 POOLS: tuple[PoolName, PoolName] = ("speculative", "greedy")
@@ -22,12 +22,12 @@ DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "4", "memory": "32Gi"}}
 SHARED_MEMORY = "16Gi"
 
 
-def pool_of(spec: Spec, name: PoolName) -> Pool:
+def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
     """The pool of that name."""
     return spec.pools.speculative if name == "speculative" else spec.pools.greedy
 
 
-def _env(spec: Spec, pool: Pool, service_name: str) -> list[Manifest]:
+def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
     """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
     own: list[Manifest] = plain_env({"HF_HOME": MODELS, **ENVIRONMENT})
     if spec.model.token_secret_ref is not None:
@@ -83,7 +83,7 @@ def _probe(**timing: int) -> Manifest:
     return {"httpGet": {"path": "/health", "port": "http"}, **timing}
 
 
-def _container(router: Router, pool: Pool, service_name: str) -> Manifest:
+def _container(router: Router, pool: PoolSpec, service_name: str) -> Manifest:
     spec = router.spec
     gpus = {"nvidia.com/gpu": str(spec.engine.tensor_parallel)}
     return {

@@ -1,9 +1,9 @@
 """The session store: a managed Redis with its password, or a URL out of a Secret."""
 
-from dps_operator.api.gateway import ManagedStore
+from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import to_wire
-from dps_operator.build.metadata import Manifest, Router, child, child_name, selector
-from dps_operator.build.pods import pod_template, restricted
+from dps_operator.builders.pods import pod_template, restricted
+from dps_operator.resources import Manifest, Router, child, child_name, selector
 from dps_operator.settings import Settings
 
 PORT = 6379

@@ -1,17 +1,17 @@
 """Everything that one DPSRouter stands for."""
 
-from dps_operator.build.engine import POOLS, engine_deployment, engine_service, models_claim
-from dps_operator.build.gateway import (
+from dps_operator.builders.engine import POOLS, engine_deployment, engine_service, models_claim
+from dps_operator.builders.gateway import (
     gateway_config_map,
     gateway_deployment,
     gateway_identity,
     gateway_services,
 )
-from dps_operator.build.metadata import Manifest, Router
-from dps_operator.build.monitoring import service_monitor
-from dps_operator.build.network import http_route, ingress, network_policies
-from dps_operator.build.scaling import autoscalers, disruption_budgets
-from dps_operator.build.store import managed, redis_service, redis_stateful_set
+from dps_operator.builders.monitoring import service_monitor
+from dps_operator.builders.network import http_route, ingress, network_policies
+from dps_operator.builders.scaling import autoscalers, disruption_budgets
+from dps_operator.builders.store import managed, redis_service, redis_stateful_set
+from dps_operator.resources import Manifest, Router
 from dps_operator.settings import Settings
 
 

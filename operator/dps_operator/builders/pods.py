@@ -1,11 +1,9 @@
 """Pod templates: the secure base, and what a user lays over it."""
 
-import hashlib
-import json
 from typing import Any
 
 from dps_operator.api.types import PodTemplate, Resources
-from dps_operator.build.metadata import Component, Manifest, Router, labels, selector
+from dps_operator.resources import Component, Manifest, Router, labels, selector
 
 MERGE_KEYS = {
     "containers": "name",
@@ -94,8 +92,3 @@ def spread(router: Router, component: Component) -> list[Manifest]:
             "labelSelector": {"matchLabels": selector(router, component)},
         }
     ]
-
-
-def digest(value: Any) -> str:
-    """A short digest of a JSON value, the same for equal values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
 """How traffic comes in, and where it may not: Ingress, HTTPRoute, NetworkPolicies."""
 
 from dps_operator.api.types import to_wire
-from dps_operator.build import engine_args, store
-from dps_operator.build.engine import POOLS
-from dps_operator.build.gateway import ADMIN_PORT, PORT
-from dps_operator.build.metadata import Component, Manifest, Router, child, child_name, selector
+from dps_operator.builders import engine_args, store
+from dps_operator.builders.engine import POOLS
+from dps_operator.builders.gateway import ADMIN_PORT, PORT
+from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 NETWORKING = "networking.k8s.io/v1"
 

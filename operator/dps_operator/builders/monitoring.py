@@ -1,7 +1,7 @@
 """What a Prometheus operator needs to scrape the deployment."""
 
-from dps_operator.build.engine import POOLS
-from dps_operator.build.metadata import COMPONENT_LABEL, ROUTER_LABEL, Manifest, Router, child
+from dps_operator.builders.engine import POOLS
+from dps_operator.resources import COMPONENT_LABEL, ROUTER_LABEL, Manifest, Router, child
 
 
 def service_monitor(router: Router) -> list[Manifest]:

@@ -1,0 +1,53 @@
+"""`spec.sessionStore`: the Redis that holds the session records."""
+
+from pydantic import ConfigDict, Field
+
+from dps_operator.api.types import APIObject, Name, Quantity, SecretKeyRef, rules
+
+
+class ManagedStore(APIObject):
+    """A Redis that the operator runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
+                "sessionStore.managed.size cannot be changed; make a new DPSRouter, or use urlSecretRef",
+            ),
+            (
+                "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
+                " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+                "sessionStore.managed.storageClassName cannot be changed; make a new DPSRouter",
+            ),
+        )
+    )
+
+    size: Quantity = Field(default="1Gi", description="Size of its volume. Cannot be changed.")
+    storage_class_name: Name | None = Field(
+        default=None,
+        description="Storage class of its volume; the cluster's default when left out. Cannot be changed.",
+    )
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Container image of Redis or Valkey; the operator's default when left out.",
+    )
+
+
+class SessionStore(APIObject):
+    """Where sessions are kept: a managed Redis unless urlSecretRef is set."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!(has(self.managed) && has(self.urlSecretRef))",
+                "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
+            )
+        )
+    )
+
+    managed: ManagedStore | None = Field(default=None, description="A Redis that the operator runs.")
+    url_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Secret key holding the URL of a Redis of yours: redis://, rediss://, …"
+    )
