@@ -19,18 +19,16 @@ from dps_gateway.api.inference import routed
 from dps_gateway.api.passthrough import passed_through
 from dps_gateway.api.request import ROUTES, RUNTIME
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.reload import watch_config
-from dps_gateway.routing.decision import Pool
 from dps_gateway.runtime import Runtime
+from dps_gateway.session.write_behind import write_behind
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
 from dps_gateway.workers import CANNOT_START, run_workers
 
 log = logging.getLogger(__name__)
-
-WRITE_BEHIND_SECONDS: Final = 0.1
-"""Until it is written, another replica does not see the turn. Where nothing is due, looking costs nothing."""
 
 GAUGE_SECONDS: Final = 1.0
 
@@ -73,7 +71,7 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
     health = watch_health(runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds)
     tasks = [asyncio.create_task(health)]
     if runtime.redis is not None:
-        tasks.append(asyncio.create_task(write_behind(runtime)))
+        tasks.append(asyncio.create_task(write_behind(runtime.turns.store)))
     followed = [(runtime.config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool]
     if runtime.peers is not None and runtime.config.session.peers is not None:
         followed.append((runtime.config.session.peers.service, runtime.peers.set_endpoints))
@@ -91,14 +89,6 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def write_behind(runtime: Runtime) -> None:
-    """Bring to Redis, as soon as it can, what it could not take in time, for ever."""
-    while True:
-        await asyncio.sleep(WRITE_BEHIND_SECONDS)
-        if flushed := await runtime.turns.store.flush():
-            log.info("%d commits that were due are written", flushed)
 
 
 async def serve(

@@ -9,8 +9,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from dps_gateway.routing.decision import Policy, Pool
-from dps_gateway.routing.policies import PolicyName, policy_named
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Policy
+from dps_gateway.routing.policies import policy_named
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, parse_session_key
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -29,6 +30,11 @@ def _http_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"'{url}' is not a URL: write http://HOST:PORT")
     return url.rstrip("/")
+
+
+def _policy_name(name: str) -> str:
+    policy_named(name, None)
+    return name
 
 
 def _session_key(key: str) -> str:
@@ -81,7 +87,7 @@ class Pools(_Section):
 
 
 class Routing(_Section):
-    policy: PolicyName = "DeltaPrefill"
+    policy: Annotated[str, AfterValidator(_policy_name)] = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
     """τ in tokens: 0 is all greedy, null all speculative."""
 

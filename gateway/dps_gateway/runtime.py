@@ -7,9 +7,10 @@ from typing import Final
 
 from dps_gateway.auth import Keys
 from dps_gateway.config import ConfigError, GatewayConfig
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.routing.decision import Policy, Pool
+from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import HttpPeers

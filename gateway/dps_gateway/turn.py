@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
-from dps_gateway.routing.decision import Decision, Policy, Pool, Turn
+from dps_gateway.routing.decision import Decision, Policy, Turn
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Growth, History, Point, Record, compare
 from dps_gateway.session.store import SessionStore, Snapshot

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from dps_gateway.routing.policies import POLICIES
 from dps_lab.children import ChildError
 from dps_lab.local import MODEL, LocalStack, StackOptions, until_signal
 from dps_lab.stack.given import GivenError, served
@@ -20,7 +21,6 @@ from dps_lab.workload.assets import qwen_tokenizer
 from dps_operator.builders.engine import PoolName
 from dps_operator.errors import SpecError
 
-POLICIES = ("DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random")
 PROGRESS_SECONDS = 0.5
 PROGRESS_COLUMNS = 80
 WATCH_SECONDS = 0.5
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--gateways", type=int, default=1, metavar="N", help="how many replicas (default: 1)")
     result.add_argument("--port", type=int, default=8000, help="of the first gateway; the others follow")
-    result.add_argument("--policy", choices=POLICIES, default="DeltaPrefill")
+    result.add_argument("--policy", choices=list(POLICIES), default="DeltaPrefill")
     result.add_argument("--threshold", type=int, default=128, metavar="TOKENS", help="τ (default: 128)")
     result.add_argument(
         "--otlp-endpoint", metavar="URL", help="an OTLP/gRPC receiver that traces are sent to"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dps_gateway.config import ConfigError, GatewayConfig, load_config, parse_config
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, DeltaPrefill
 
 MINIMAL = """
@@ -46,7 +46,11 @@ def test_a_policy_by_name() -> None:
             "routing.thresholdTokens: .*greater than or equal to 0",
             id="τ < 0",
         ),
-        pytest.param("routing: {policy: Fastest}", "routing.policy: .*'DeltaPrefill'", id="unknown policy"),
+        pytest.param(
+            "routing: {policy: Fastest}",
+            "routing.policy: .*choose one of DeltaPrefill, ",
+            id="unknown policy",
+        ),
         pytest.param(
             "session: {redisTimeoutSeconds: 0}", "session.redisTimeoutSeconds: .*greater than 0", id="no time"
         ),

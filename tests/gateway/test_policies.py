@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.routing.decision import Decision, Pool, Reason, Turn
+from dps_gateway.pool import Pool
+from dps_gateway.routing import policies as policies_module
+from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
 from dps_gateway.routing.policies import (
     POLICIES,
     AlwaysGreedy,
@@ -87,10 +89,30 @@ def test_table_3_share_of_speculative_turns(threshold: int | None, percent: floa
     assert round(100 * speculative / len(turns), 1) == percent
 
 
-def test_every_policy_has_a_name() -> None:
-    assert [type(policy_named(name, 1)).__name__ for name in POLICIES] == list(POLICIES)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("DeltaPrefill", DeltaPrefill(7)),
+        ("TotalLength", TotalLength(7)),
+        ("AlwaysSpeculative", AlwaysSpeculative()),
+        ("AlwaysGreedy", AlwaysGreedy()),
+        ("Random", Random()),
+    ],
+)
+def test_policy_is_built_by_its_registered_name(name: str, expected: Policy) -> None:
+    assert policy_named(name, 7) == expected
 
 
-def test_an_unknown_policy_is_told_the_known_ones() -> None:
+def test_registry_lists_every_policy() -> None:
+    policies = vars(policies_module).values()
+    defined = {
+        each.__name__
+        for each in policies
+        if isinstance(each, type) and each.__module__ == policies_module.__name__
+    }
+    assert set(POLICIES) == defined
+
+
+def test_unknown_policy_error_lists_the_registered_names() -> None:
     with pytest.raises(ValueError, match=r"there is no policy 'Deltaprefill'; choose one of DeltaPrefill, "):
         policy_named("Deltaprefill", 128)

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from dps_gateway.routing.decision import Pool, PoolView
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
 
 NOBODY: frozenset[str] = frozenset()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from dps_gateway.api.request import prompts_of
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
-from dps_gateway.routing.decision import Pool
 from dps_gateway.session.record import Point
 from dps_lab.workload.assets import bfcl, bundled_tokenizer, qwen_tokenizer
 from dps_lab.workload.bfcl import load_bfcl

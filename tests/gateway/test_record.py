@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.session.record import RECENT_POINTS, Growth, History, Point, Record, compare
 
 SPECULATIVE, GREEDY = frozenset({Pool.SPECULATIVE}), frozenset({Pool.GREEDY})

@@ -3,7 +3,7 @@
 import pytest
 from support.session_backend import FakeBackend
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.session.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror

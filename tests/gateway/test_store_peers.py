@@ -3,7 +3,7 @@
 import pytest
 from support.session_backend import FakeBackend
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.routing.decision import Pool
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import History

@@ -16,7 +16,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from support.site import REDIS_SERVER, RedisServer, Site, eventually
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.record import Point, Record

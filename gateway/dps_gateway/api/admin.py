@@ -7,7 +7,7 @@ import orjson
 from aiohttp import web
 
 from dps_gateway.api.request import RUNTIME
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import SessionId
 from dps_gateway.session.peers import PATH as MIRROR_PATH

@@ -7,7 +7,8 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from dps_gateway.routing.decision import Decision, Pool, Reason
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull, Replica

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 from opentelemetry.trace import Span, Status, StatusCode
 
 from dps_gateway.api.usage import Usage
-from dps_gateway.routing.decision import Decision, Pool, Reason
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.turn import MeasuredTurn
 
 REQUEST_ATTRIBUTES: Final = {

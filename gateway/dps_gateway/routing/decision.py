@@ -5,16 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-
-class Pool(StrEnum):
-    """The two kinds of engine deployment a turn can go to."""
-
-    SPECULATIVE = "speculative"
-    GREEDY = "greedy"
-
-    @property
-    def other(self) -> "Pool":
-        return Pool.GREEDY if self is Pool.SPECULATIVE else Pool.SPECULATIVE
+from dps_gateway.pool import Pool
 
 
 class Reason(StrEnum):

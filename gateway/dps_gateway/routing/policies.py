@@ -1,9 +1,11 @@
 """The static routing policies: Delta-Prefill Switching (the paper's Eq. 2) and what it is compared with."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
-from dps_gateway.routing.decision import Decision, Policy, Pool, Reason, Turn
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
 
 
 def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
@@ -63,24 +65,22 @@ class Random:
         return Decision(Pool.SPECULATIVE if turn.draw < 0.5 else Pool.GREEDY, Reason.FIXED)
 
 
-PolicyName = Literal["DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random"]
-POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
+POLICIES: Final[Mapping[str, Callable[[int | None], Policy]]] = {
+    "DeltaPrefill": DeltaPrefill,
+    "TotalLength": TotalLength,
+    "AlwaysSpeculative": lambda threshold_tokens: AlwaysSpeculative(),
+    "AlwaysGreedy": lambda threshold_tokens: AlwaysGreedy(),
+    "Random": lambda threshold_tokens: Random(),
+}
+"""Every policy by its name in `routing.policy`. To add a policy, define its class and register it here."""
 
 
 def policy_named(name: str, threshold_tokens: int | None) -> Policy:
-    """The policy of that name; the threshold (tokens) matters to the two that compare with one.
+    """The policy registered as `name`; policies without a threshold ignore `threshold_tokens`.
 
-    Raises ValueError for a name that is not in POLICIES.
+    Raises ValueError if no such policy is registered.
     """
-    match name:
-        case "DeltaPrefill":
-            return DeltaPrefill(threshold_tokens)
-        case "TotalLength":
-            return TotalLength(threshold_tokens)
-        case "AlwaysSpeculative":
-            return AlwaysSpeculative()
-        case "AlwaysGreedy":
-            return AlwaysGreedy()
-        case "Random":
-            return Random()
-    raise ValueError(f"there is no policy '{name}'; choose one of {', '.join(POLICIES)}")
+    build = POLICIES.get(name)
+    if build is None:
+        raise ValueError(f"there is no policy '{name}'; choose one of {', '.join(POLICIES)}")
+    return build(threshold_tokens)

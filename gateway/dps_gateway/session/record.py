@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import orjson
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 
 RECENT_POINTS: Final = 4
 """Points kept besides each pool's newest: enough for a few sub-agents under one id."""

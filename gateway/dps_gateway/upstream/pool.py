@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from dps_gateway.routing.decision import Pool, PoolView
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.affinity import preferred
 
 SMOOTHING: Final = 0.1
