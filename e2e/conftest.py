@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.paths import ROOT
 from e2e.cluster.diagnostics import collect
-from e2e.cluster.harness import ROOT, Kube
 
 FOLDER = ROOT / "build/e2e"
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.clusters import choose, cluster
-from e2e.cluster.harness import Kube, RefusedError, refuse_unknown
+from dps_testkit.cluster.kube import Kube, refuse_unknown
+from dps_testkit.cluster.providers import choose, cluster
+from dps_testkit.errors import RefusedError
 
 
 def command(folder: Path, name: str, script: str = "exit 0") -> None:
@@ -43,7 +44,7 @@ def test_no_way_says_what_to_do() -> None:
 
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str) -> Kube:
     command(tmp_path, "kubectl", f"echo {context}")
-    monkeypatch.setattr("e2e.cluster.harness.BIN", tmp_path)
+    monkeypatch.setattr("dps_testkit.cluster.kube.BIN", tmp_path)
     return Kube(tmp_path / "kubeconfig")
 
 
@@ -62,7 +63,9 @@ def test_kind_is_made_given_the_images_and_deleted(tmp_path: Path, monkeypatch: 
     kubectl(tmp_path, monkeypatch, "kind-dps-test")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     loads = []
-    monkeypatch.setattr("e2e.cluster.clusters.Cluster.load_images", lambda made: loads.append(made.load))
+    monkeypatch.setattr(
+        "dps_testkit.cluster.providers.Cluster.load_images", lambda made: loads.append(made.load)
+    )
     with cluster(tmp_path):
         pass
     assert told.read_text().splitlines() == [

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import REGISTRY, Metric
-from support.operator_wanted import EVERYTHING, router
 
 import dps_operator.app  # noqa: F401 - with it all of the operator's metrics are registered
 from dps_gateway.telemetry.metrics import Metrics
 from dps_operator.builders.monitoring import service_monitor
-from e2e.metrics.dashboard import dashboard, metrics
+from dps_testkit.dashboard import dashboard, metrics
+from dps_testkit.operator.routers import EVERYTHING, router
 
 ROOT = Path(__file__).parent.parent
 RULES = (ROOT / "charts/dps-router/files/rules.yaml").read_text()

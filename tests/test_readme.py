@@ -22,7 +22,10 @@ RUN_BY = {
         "e2e/engine_truth/test_up_sglang.py",
         '"--engine", "sglang"',
     ),
-    ".venv/bin/dps gateway --config gateway.yaml": ("tests/support/site.py", '"gateway", "--config"'),
+    ".venv/bin/dps gateway --config gateway.yaml": (
+        "testkit/dps_testkit/processes.py",
+        '"gateway", "--config"',
+    ),
 }
 """A command of the README -> the file that runs it, and how that reads there."""
 RUN_WHOLE = {"## On Kubernetes": "e2e/node/test_readme_journey.py"}

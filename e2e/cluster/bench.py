@@ -11,8 +11,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from dps_testkit.cluster.control_plane import control_plane
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.cluster.operator import Operator, service_account_kubeconfig
+from dps_testkit.paths import ROOT
+from dps_testkit.waiting import eventually
 from e2e.cluster.fixtures import ACCOUNT, PORT, RELEASE, SYSTEM
-from e2e.cluster.harness import ROOT, Kube, Operator, control_plane, eventually, service_account_kubeconfig
 from e2e.cluster.routers import router
 
 IDLE_SECONDS = 60

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from e2e.cluster.harness import Kube, RefusedError
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.errors import RefusedError
 
 KINDS = "dpsrouters,deployments,statefulsets,pods,services,endpointslices,persistentvolumeclaims"
 SHOWN_LINES = 25

@@ -11,7 +11,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from e2e.cluster.harness import Kube, free_port
+from dps_lab.children import free_ports
+from dps_testkit.cluster.kube import Kube
 
 Fault = Callable[[web.Request], int | None]
 """The HTTP status to answer a request with, or None to pass it on. Status 0 cuts the connection."""
@@ -24,7 +25,7 @@ class FaultyServer:
         cluster = yaml.safe_load(kube.kubeconfig.read_text())["clusters"][0]["cluster"]
         self._upstream: str = cluster["server"]
         self._trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.fault: Fault = lambda _: None
         self.delay = 0.0

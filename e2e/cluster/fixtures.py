@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.harness import (
-    ROOT,
-    Kube,
-    Operator,
-    StartOperator,
-    control_plane,
-    eventually,
-    service_account_kubeconfig,
-)
+from dps_testkit.cluster.control_plane import control_plane
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.cluster.operator import Operator, StartOperator, service_account_kubeconfig
+from dps_testkit.paths import ROOT
+from dps_testkit.waiting import eventually
 
 PORT = 20000 + os.getpid() % 2000 * 5
 """The first of five ports; two runs at the same time hardly ever meet."""

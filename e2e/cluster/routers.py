@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from e2e.cluster.harness import Manifest
+from dps_testkit.cluster.kube import Manifest
 
 GONE = object()
 """In a change: the field is removed. None is a null, which the API tells apart."""

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster.harness import Kube, Manifest, Operator, RefusedError, eventually
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.operator import Operator
+from dps_testkit.errors import RefusedError
+from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
 
 pytest_plugins = ["e2e.cluster.fixtures"]

@@ -8,7 +8,10 @@ import pytest
 import yaml
 
 from dps_operator.generate import crd_text
-from e2e.cluster.harness import HERE, ROOT, Kube, Manifest, RefusedError, eventually
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.errors import RefusedError
+from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT
+from dps_testkit.waiting import eventually
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
@@ -116,7 +119,7 @@ def test_the_charts_crd_is_the_models(whole: Kube) -> None:
 
 
 def test_install_yaml_is_the_charts(whole: Kube) -> None:
-    assert whole.run(str(HERE / "install-manifest")) == INSTALL.read_text()
+    assert whole.run(str(CLUSTER_SCRIPTS / "install-manifest")) == INSTALL.read_text()
 
 
 def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:

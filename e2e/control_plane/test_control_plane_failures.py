@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.operator import StartOperator
+from dps_testkit.waiting import eventually
 from e2e.cluster.faults import Fault, FaultyServer
-from e2e.cluster.harness import Kube, Manifest, StartOperator, eventually
 from e2e.cluster.routers import router
 
 pytest_plugins = ["e2e.cluster.fixtures"]

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from e2e.cluster.harness import BIN, ROOT, Kube, Manifest, StartOperator, eventually
+from dps_testkit.cluster.kube import BIN, Kube, Manifest
+from dps_testkit.cluster.operator import StartOperator
+from dps_testkit.paths import ROOT
+from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
 
 pytest_plugins = ["e2e.cluster.fixtures"]

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.cluster.harness import ROOT, Kube, Manifest, RefusedError, StartOperator, eventually
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.operator import StartOperator
+from dps_testkit.errors import RefusedError
+from dps_testkit.paths import ROOT
+from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
 
 pytest_plugins = ["e2e.cluster.fixtures"]

@@ -1,6 +1,6 @@
 """record.py GREEDY_URL STANDALONE_URL: writes the contract and the stream fixtures from two real servers.
 
-    PYTHONPATH=tests .venv/bin/python -m e2e.engine_truth.record http://127.0.0.1:31001 http://127.0.0.1:31002
+    .venv/bin/python -m e2e.engine_truth.record http://127.0.0.1:31001 http://127.0.0.1:31002
 
 The servers are those of ./launch, idle, and started with ``--served-model-name Qwen/Qwen2.5-7B-Instruct``.
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from lab.contract.cases import GREEDY, SPECULATIVE, Case, chat
-from lab.contract.exchange import after_leaving, exposition, send
-from lab.contract.observe import Shape, describe, metrics
+
+from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case, chat
+from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
+from dps_testkit.engine_contract.observe import Shape, describe, metrics
 
 TESTS = Path(__file__).parents[2] / "tests"
 VERSION = "0.5.23"

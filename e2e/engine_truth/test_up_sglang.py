@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
-from support.site import metric
 
 from dps_lab.children import free_ports
+from dps_testkit.http import metric
 from e2e.engine_truth.real import PYTHON, install, tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]

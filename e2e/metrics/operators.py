@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.harness import Kube, Manifest, Operator, service_account_kubeconfig
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.operator import Operator, service_account_kubeconfig
 from e2e.metrics.prometheus import Target
 
 SYSTEM, ACCOUNT = "dps-system", "dps-dps-router"

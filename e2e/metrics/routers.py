@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.site import Engine, Gateway, RedisServer, Site
 
 from dps_lab.local import MODEL
 from dps_lab.workload.assets import bundled_tokenizer
+from dps_testkit.processes import Engine, Gateway, RedisServer, Site
 from e2e.metrics.prometheus import Target
 
 NAMESPACE = "llm"

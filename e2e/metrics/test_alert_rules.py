@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from e2e.cluster.harness import BIN
-from e2e.metrics.dashboard import dashboard
+from dps_testkit.cluster.kube import BIN
+from dps_testkit.dashboard import dashboard
 from e2e.metrics.prometheus import HERE, ROOT, RULES, SECONDS, binary
 
 UNIT_TESTS = HERE / "alerts.yaml"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.harness import Kube
-from e2e.metrics.dashboard import DASHBOARD, Query, metrics, queries
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.dashboard import DASHBOARD, Query, metrics, queries
 from e2e.metrics.operators import READY, WAITING, Operators, operators
 from e2e.metrics.prometheus import RULES, Prometheus
 from e2e.metrics.routers import FAULTY, HEALTHY, NAMESPACE, local_routers, traffic

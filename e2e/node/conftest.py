@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from e2e.cluster.clusters import Cluster, cluster
-from e2e.cluster.harness import ROOT, Kube, Manifest
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.providers import Cluster, cluster
+from dps_testkit.paths import ROOT
 
 SYSTEM = "dps-system"
 RELEASE = "dps"

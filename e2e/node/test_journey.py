@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from itertools import cycle, pairwise
 from threading import Event, Thread
 
-from e2e.cluster.clusters import Cluster
-from e2e.cluster.harness import Kube, Manifest, eventually
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.providers import Cluster
+from dps_testkit.waiting import eventually
 from e2e.node.conftest import A100, READY_SECONDS, RELEASE, emulated
 from e2e.node.sessions import turns
 

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from e2e.cluster.clusters import Cluster
-from e2e.cluster.harness import BIN, ROOT, Kube
+from dps_testkit.cluster.kube import BIN, Kube
+from dps_testkit.cluster.providers import Cluster
+from dps_testkit.paths import ROOT
 from e2e.node.conftest import RELEASE, SYSTEM
 
 SECONDS = 420.0

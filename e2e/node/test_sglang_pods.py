@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.clusters import Cluster
-from e2e.cluster.harness import ROOT, Kube, Manifest
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.providers import Cluster
+from dps_testkit.paths import ROOT
 from e2e.engine_truth import real
 from e2e.node.conftest import A100
 from e2e.node.sessions import Turn, turns

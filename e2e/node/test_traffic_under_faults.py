@@ -18,13 +18,15 @@ import pytest
 import pytest_asyncio
 
 from dps_lab.replay.records import Verdict
-from e2e.cluster.clusters import Cluster
-from e2e.cluster.harness import ROOT, Kube, Manifest, eventually
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.providers import Cluster
+from dps_testkit.paths import ROOT
+from dps_testkit.traffic.flow import Flow, Traffic, traffic
+from dps_testkit.traffic.table import Report, Row
+from dps_testkit.waiting import eventually
 from e2e.node.conftest import READY_SECONDS, RELEASE, emulated
-from e2e.traffic.flow import Flow, Traffic, traffic
-from e2e.traffic.table import Report, Row
 
-pytest_plugins = ["e2e.traffic.report"]
+pytest_plugins = ["e2e.node.fault_report"]
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 ROUTER = "emulated"

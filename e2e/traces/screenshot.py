@@ -10,13 +10,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from dps_lab.local import MODEL
+from dps_lab.local import MODEL, START_SECONDS
+from dps_testkit.waiting import eventually_async
 from e2e.engine_truth import real
 from e2e.traces.agent import SPAN as AGENT_SPAN
 from e2e.traces.agent import TURNS, Agent, Turn
 from e2e.traces.browser import opened
 from e2e.traces.phoenix import Phoenix, phoenix
-from e2e.traces.site import eventually, site
+from e2e.traces.site import site
 from e2e.traces.spans import Span
 
 WINDOW = (1400, 930)
@@ -40,7 +41,7 @@ async def photograph(url: str, file: Path, wanted: set[str]) -> None:
             seen = await page.evaluate("document.body?.innerText ?? ''")
             assert {text for text in wanted if text not in seen} == set()
 
-        await eventually(look)
+        await eventually_async(look, START_SECONDS)
         area = await page.evaluate(TRACE)
         png = await page.picture(area, WIDTH / area["width"])
     with Image.open(io.BytesIO(png)) as picture:
@@ -55,7 +56,7 @@ async def route_of(server: Phoenix, turn: Turn) -> Span:
         assert {AGENT_SPAN, "dps.route", f"chat {MODEL}"} <= spans.keys()
         return spans["dps.route"]
 
-    return await eventually(look)
+    return await eventually_async(look, START_SECONDS)
 
 
 async def take(file: Path) -> None:

@@ -1,13 +1,11 @@
 """All that makes traces, on this machine: a client, two gateways, Redis, two engines, and Phoenix."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-from dps_lab.local import START_SECONDS, LocalStack, StackOptions
+from dps_lab.local import LocalStack, StackOptions
 from dps_lab.stack.sglang import SGLangOptions
 from dps_lab.workload.assets import qwen_tokenizer
 from e2e.engine_truth import real
@@ -19,9 +17,6 @@ SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_M
 """Milliseconds; both wait for seconds unless told otherwise."""
 LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
 """SGLang's spans without one for each round of decoding, which is level 3."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,18 +43,6 @@ async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
             engine.environment |= SOON | LEVEL
         async with stack:
             yield Site(phoenix, relay, stack)
-
-
-async def eventually(look: Callable[[], Awaitable[T]], seconds: float = START_SECONDS) -> T:
-    """What `look` returns, as soon as it raises no AssertionError. The last one where it never does."""
-    limit = time.monotonic() + seconds
-    while True:
-        try:
-            return await look()
-        except AssertionError:
-            if time.monotonic() > limit:
-                raise
-        await asyncio.sleep(0.2)
 
 
 def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:

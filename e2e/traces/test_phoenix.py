@@ -13,12 +13,13 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from dps_lab.local import MODEL
+from dps_lab.local import MODEL, START_SECONDS
+from dps_testkit.waiting import eventually_async
 from e2e.engine_truth import real
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
 from e2e.traces.phoenix import Phoenix, phoenix
 from e2e.traces.screenshot import WIDTH, photograph, route_of
-from e2e.traces.site import Engines, Site, eventually, site
+from e2e.traces.site import Engines, Site, site
 from e2e.traces.spans import Node, tree
 
 THRESHOLD = 128
@@ -103,7 +104,7 @@ async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tu
         async def as_expected(turn: Turn = turn, expected: tuple[Node, ...] = expected) -> None:
             assert tree(await site.phoenix.spans(trace_id=turn.trace_id)) == expected
 
-        await eventually(as_expected)
+        await eventually_async(as_expected, START_SECONDS)
 
     assert await site.phoenix.conversation(conversation) == [turn.trace_id for turn in turns]
     servers = [
@@ -128,7 +129,7 @@ async def test_turns_of_a_client_that_names_no_conversation_are_found_by_the_gat
         assert {span.trace_id for span in spans} == {turn.trace_id for turn in turns}
         assert not any("gen_ai.conversation.id" in span.attributes for span in spans)
 
-    await eventually(found)
+    await eventually_async(found, START_SECONDS)
 
 
 async def test_what_its_caller_does_not_sample_is_in_no_span_of_anybody(
@@ -151,7 +152,7 @@ async def test_what_its_caller_does_not_sample_is_in_no_span_of_anybody(
             names = {span.name for span in await site.phoenix.spans(trace_id=turn.trace_id)}
             assert {SPAN, SERVER_SPAN, *(["decode_forward"] if engines == "sglang" else [])} <= names
 
-    await eventually(later_ones_have_come)
+    await eventually_async(later_ones_have_come, START_SECONDS)
     assert await site.phoenix.spans(trace_id=unsampled) == []
 
 

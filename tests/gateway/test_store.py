@@ -1,7 +1,6 @@
 """Reading and committing session state, with a backend that comes and goes."""
 
 import pytest
-from support.session_backend import FakeBackend
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
@@ -9,6 +8,7 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
 from dps_gateway.session.store import SessionStore, StateSource
+from dps_testkit.session_backend import FakeBackend
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")

@@ -1,13 +1,13 @@
 """Session state across replicas while Redis is away: each asks the others for what they have in mind."""
 
 import pytest
-from support.session_backend import FakeBackend
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
 from dps_gateway.session.store import SessionStore, StateSource
+from dps_testkit.session_backend import FakeBackend
 
 SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")

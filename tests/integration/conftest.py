@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from support.plane import MAX_BODY_BYTES, SLOW, Plane
-from support.site import Engine, Site
+
+from dps_testkit.plane import MAX_BODY_BYTES, SLOW, Plane
+from dps_testkit.processes import Engine, Site
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

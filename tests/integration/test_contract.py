@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
-from support.plane import CHAT, chat, refusal
-from support.site import Engine, Gateway, Site
 
 from dps_lab.local import DPS
+from dps_testkit.plane import CHAT, chat, refusal
+from dps_testkit.processes import Engine, Gateway, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.plane import (
+
+from dps_testkit.plane import (
     CHAT,
     ENDLESS,
     ENDLESS_STREAM,
@@ -20,7 +21,8 @@ from support.plane import (
     read,
     refusal,
 )
-from support.site import Engine, Site, eventually
+from dps_testkit.processes import Engine, Site
+from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -66,7 +68,7 @@ async def test_a_client_reads_the_bytes_that_the_engine_wrote(
     async def accounted() -> bool:
         return await plane.gateway.metric("gen_ai_client_token_usage_count") == counted + 2
 
-    await eventually(accounted, "the gateway took the usage in, whether the client sees it or not")
+    await wait_until(accounted, "the gateway took the usage in, whether the client sees it or not")
 
 
 async def test_the_usage_of_a_stream_is_shown_to_who_asks(plane: Plane) -> None:
@@ -92,7 +94,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_generation(plane: Pla
         assert await plane.greedy.running() == 1
         assert await plane.in_flight() == 1
 
-    await eventually(plane.idle, "engine and gateway have dropped the request")
+    await wait_until(plane.idle, "engine and gateway have dropped the request")
     assert await plane.aborted() == aborted + 1
 
 
@@ -105,11 +107,11 @@ async def test_a_client_that_leaves_while_it_waits_for_a_whole_answer_ends_the_g
     async def generating() -> bool:
         return await plane.greedy.running() == 1
 
-    await eventually(generating, "the engine works on the request")
+    await wait_until(generating, "the engine works on the request")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
-    await eventually(plane.idle, "engine and gateway have dropped the request")
+    await wait_until(plane.idle, "engine and gateway have dropped the request")
     assert await plane.aborted() == aborted + 1
 
 
@@ -122,12 +124,12 @@ async def test_one_waits_for_a_place_and_the_next_is_told_to_come_back(plane: Pl
         async def queued() -> bool:
             return await plane.gateway.metric("dps_queued") == 1
 
-        await eventually(queued, "the second request waits")
+        await wait_until(queued, "the second request waits")
         async with posted(url, chat()) as third:
             assert await refusal(third) == (429, "rate_limit_error", "overloaded", "1")
 
     assert json.loads(await waiting)["usage"]["completion_tokens"] == 4
-    await eventually(plane.idle, "nothing is left")
+    await wait_until(plane.idle, "nothing is left")
 
 
 async def test_one_who_stops_waiting_leaves_the_queue(plane: Plane) -> None:
@@ -139,11 +141,11 @@ async def test_one_who_stops_waiting_leaves_the_queue(plane: Plane) -> None:
         async def queued(count: int = 1) -> bool:
             return await plane.gateway.metric("dps_queued") == count
 
-        await eventually(queued, "the second request waits")
+        await wait_until(queued, "the second request waits")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await eventually(lambda: queued(0), "nobody waits any more")
-    await eventually(plane.idle, "nothing is left")
+        await wait_until(lambda: queued(0), "nobody waits any more")
+    await wait_until(plane.idle, "nothing is left")
 
 
 # -- engines that die ---------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
             holders[:] = [by_url[replica["url"]] for replica in replicas if replica["inFlight"]]
             return len(holders) == 1
 
-        await eventually(held, "a replica has the request")
+        await wait_until(held, "a replica has the request")
         (victim,) = holders
         (survivor,) = (engine for engine in speculative if engine is not victim)
         await survivor.emulate()
@@ -188,7 +190,7 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
         async def nobody_ready() -> bool:
             return await gateway.metric("dps_ready_replicas") == 0
 
-        await eventually(nobody_ready, "the gateway has noticed")
+        await wait_until(nobody_ready, "the gateway has noticed")
         async with posted(gateway.url + CHAT, chat()) as response:
             assert await refusal(response) == (503, "server_error", "no_engine_ready", "1")
 
@@ -198,7 +200,7 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
         async def answered() -> bool:
             return await turn() == (200, "speculative", "within_threshold")
 
-        await eventually(answered, "the pool answers again")
+        await wait_until(answered, "the pool answers again")
 
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Path, plane: Plane) -> None:
@@ -220,4 +222,4 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Pat
         async def idle() -> bool:
             return await gateway.metric("dps_in_flight") == 0
 
-        await eventually(idle, "the gateway has let go of the request")
+        await wait_until(idle, "the gateway has let go of the request")

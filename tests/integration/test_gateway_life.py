@@ -10,7 +10,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.plane import (
+
+from dps_lab.children import ChildError
+from dps_testkit.http import metric_over, status_of
+from dps_testkit.plane import (
     CHAT,
     ENDLESS_STREAM,
     SLOW,
@@ -21,9 +24,8 @@ from support.plane import (
     posted,
     read,
 )
-from support.site import Gateway, Site, eventually, metric_over, status_of
-
-from dps_lab.children import ChildError
+from dps_testkit.processes import Gateway, Site
+from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -53,7 +55,7 @@ async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_ever
             async def not_ready() -> bool:
                 return await status_of(f"{gateway.admin}/readyz") == 503
 
-            await eventually(not_ready, "the gateway says that it is going away")
+            await wait_until(not_ready, "the gateway says that it is going away")
             answers = [
                 await connection("POST", CHAT, json=chat()),
                 await connection("POST", CHAT, json=chat(stream=True)),
@@ -94,14 +96,14 @@ async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_r
         async def greedy() -> bool:
             return await pool() == "greedy"
 
-        await eventually(greedy, "the new threshold is in force")
+        await wait_until(greedy, "the new threshold is in force")
 
         gateway.configure(lambda configuration: configuration["routing"].update(thresholdTokens=-1))
 
         async def refused() -> bool:
             return await valid() == 0
 
-        await eventually(refused, "a file that cannot be used is told")
+        await wait_until(refused, "a file that cannot be used is told")
         assert await pool() == "greedy"
         assert "routing.thresholdTokens" in gateway.child.tail()
 
@@ -110,7 +112,7 @@ async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_r
         async def speculative() -> bool:
             return await valid() == 1 and await pool() == "speculative"
 
-        await eventually(speculative, "a good file is taken on again")
+        await wait_until(speculative, "a good file is taken on again")
         assert gateway.child.pid == process
 
 
@@ -142,7 +144,7 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Pat
         async def listening(count: int = 2) -> bool:
             return gateway.child.log.read_text().count("listening on") == count
 
-        await eventually(listening, "both workers listen")
+        await wait_until(listening, "both workers listen")
         await asyncio.gather(*(read(gateway.url + CHAT, chat()) for _ in range(streams)))
         assert await gateway.metric("dps_requests_total", status="200") == streams
 
@@ -158,20 +160,20 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Pat
             loads.add((await gateway.document("/pools"))["greedy"]["inFlight"])
             return len(loads) == 2
 
-        await eventually(both_told, "each worker has told its own load")
+        await wait_until(both_told, "each worker has told its own load")
         assert sum(loads) == streams
 
         async def added_up() -> bool:
             return await metric_over(http, gateway.admin, "dps_in_flight", pool="greedy") == streams
 
-        await eventually(added_up, "one worker tells the load of both")
+        await wait_until(added_up, "one worker tells the load of both")
 
         os.kill(workers_of(gateway)[0], signal.SIGKILL)
-        await eventually(lambda: listening(3), "the lost worker is replaced")
+        await wait_until(lambda: listening(3), "the lost worker is replaced")
 
         async def forgotten() -> bool:
             return await gateway.metric("dps_in_flight", pool="greedy") in loads
 
-        await eventually(forgotten, "the load of the lost worker is told no more")
+        await wait_until(forgotten, "the load of the lost worker is told no more")
         for response in running:
             response.close()

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 from aiohttp.test_utils import TestServer
-from support.site import Site
 from transformers import AutoTokenizer
 
 from dps_gateway.app import public_app
@@ -26,6 +25,7 @@ from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
 from dps_lab.workload.assets import bfcl, qwen_tokenizer
 from dps_lab.workload.sessions import Session
+from dps_testkit.processes import Site
 
 IDS = range(0, 200, 10)
 """BFCL derives its categories from one another: session n of one often begins as session n of another."""

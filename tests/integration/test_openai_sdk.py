@@ -9,9 +9,9 @@ import openai
 import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
-from support.site import Engine, Site
 
 from dps_lab.local import MODEL
+from dps_testkit.processes import Engine, Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

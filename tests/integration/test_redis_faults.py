@@ -9,12 +9,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.site import Engine, Gateway, RedisServer, Site, eventually, status_of
-from support.talks import decided, expected, play, talks
 
 from dps_lab.local import MODEL
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
+from dps_testkit.http import status_of
+from dps_testkit.processes import Engine, Gateway, RedisServer, Site
+from dps_testkit.sessions import decided, expected, play, talks
+from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -133,7 +135,7 @@ async def recovery(traffic: Traffic, gateway: Gateway) -> None:
         (record,) = await play(traffic.named, probe, [1])
         return record.verdict.state == "redis" and await gateway.metric("dps_state_degraded") == 0
 
-    await eventually(recovered, "state is in Redis again")
+    await wait_until(recovered, "state is in Redis again")
 
 
 def states(records: Iterable[TurnRecord]) -> set[str | None]:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.site import Engine, Gateway, Site, eventually
-from support.talks import decided, expected, play, talks
 
 from dps_lab.children import free_ports
 from dps_lab.local import MODEL
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
+from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.sessions import decided, expected, play, talks
+from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -67,7 +68,7 @@ async def test_an_outage_of_redis_is_bridged_by_what_the_replicas_have_in_mind(
         async def healed() -> bool:
             return sum([await gateway.metric("dps_state_degraded") for gateway in gateways]) == 0
 
-        await eventually(healed, "both have found Redis again")
+        await wait_until(healed, "both have found Redis again")
 
     assert {record.verdict.state for record in without} == {"mirror"}
     wrong = [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]

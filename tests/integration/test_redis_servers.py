@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
-from support.site import REDIS_SERVER, RedisServer, Site, eventually
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId, history_tag
@@ -23,6 +22,8 @@ from dps_gateway.session.record import Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_lab.children import free_ports
+from dps_testkit.processes import REDIS_SERVER, RedisServer, Site
+from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -217,7 +218,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
             async def watched() -> bool:
                 return len(await told(watch, "SENTINEL", "REPLICAS", "sessions")) == 1
 
-            await eventually(watched, "the sentinel knows the replica")
+            await wait_until(watched, "the sentinel knows the replica")
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service=sessions"
             async with backend(url) as (store, client):
                 await keeps_a_session(store, client, Names(2))
@@ -226,7 +227,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
                 async def copied() -> bool:
                     return bool(await before.wait(1, 1000))
 
-                await eventually(copied, "the replica has the record")
+                await wait_until(copied, "the replica has the record")
                 master.child.kill()
 
                 async def promoted() -> bool:
@@ -237,7 +238,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
                         return False
                     return role == "master"
 
-                await eventually(promoted, "the replica has become the master")
+                await wait_until(promoted, "the replica has become the master")
 
                 async def found_again() -> bool:
                     try:
@@ -245,7 +246,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
                     except StoreUnavailable:
                         return False
 
-                await eventually(found_again, "the store has followed")
+                await wait_until(found_again, "the store has followed")
                 written = await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
                 assert written == (True, None)
                 async with replica.client() as after:
@@ -289,7 +290,7 @@ async def test_a_cluster_keeps_a_session_on_one_of_its_masters(binary: Path, tmp
                         return False
             return True
 
-        await eventually(formed, "the cluster has formed")
+        await wait_until(formed, "the cluster has formed")
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, client):
             assert isinstance(client, RedisCluster)
             for number in range(12):

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.plane import CHAT, chat, posted
-from support.site import Engine, Gateway, Site
 
 from dps_lab.children import Child
+from dps_testkit.plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Gateway, Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from support.plane import CHAT, chat
-from support.site import Site, eventually, metric, status_of
 
 from dps_lab.children import free_ports
 from dps_lab.local import DPS
+from dps_testkit.http import metric, status_of
+from dps_testkit.plane import CHAT, chat
+from dps_testkit.processes import Site
+from dps_testkit.waiting import wait_until
 
 
 def children_of(pid: int) -> list[Path]:
@@ -33,7 +35,7 @@ async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIter
             assert up.returncode is None, "dps up has ended"
             return await status_of(f"{url}/v1/models") == 200
 
-        await eventually(serves, "the stack serves")
+        await wait_until(serves, "the stack serves")
         yield url, up.pid
     finally:
         children = children_of(up.pid)
@@ -60,7 +62,7 @@ async def test_a_process_that_ends_is_told_and_the_others_go_on(tmp_path: Path) 
         async def is_told() -> bool:
             return "engine-speculative has ended; its log is " in output.read_text()
 
-        await eventually(is_told, "the engine's end is told")
+        await wait_until(is_told, "the engine's end is told")
         async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
             assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
 

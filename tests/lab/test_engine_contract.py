@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
-from lab.contract.cases import GREEDY, SPECULATIVE, Case
-from lab.contract.compare import Deliberate, unexplained, unused
-from lab.contract.exchange import after_leaving, exposition, send
-from lab.contract.observe import Shape, describe, metrics
 
 from dps_lab.engine.server import create_app
 from dps_lab.engine.settings import EngineSettings
 from dps_lab.engine.time_model import SPECULATION_DEFAULTS, TimeModel
 from dps_lab.workload.assets import qwen_tokenizer
+from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case
+from dps_testkit.engine_contract.compare import Deliberate, unexplained, unused
+from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
+from dps_testkit.engine_contract.observe import Shape, describe, metrics
 
 TRUTH = json.loads((Path(__file__).parent / "contract/sglang-0.5.23.json").read_text())
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.operator_wanted import EVERYTHING, SMALLEST
 
 from dps_operator.api.crd import crd, object_schema
 from dps_operator.api.spec import parse
 from dps_operator.errors import SpecError
 from dps_operator.generate import ROOT, stale
+from dps_testkit.operator.routers import EVERYTHING, SMALLEST
 
 
 def test_generated_files_are_what_the_models_say() -> None:

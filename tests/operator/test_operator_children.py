@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.operator_golden import CASES, HERE
-from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import FIXED_SECTIONS
@@ -15,6 +13,8 @@ from dps_operator.builders.gateway import READ_AT_START, config_hash, gateway_co
 from dps_operator.builders.store import redis_secret
 from dps_operator.kinds import CHILDREN, kind_of
 from dps_operator.resources import Manifest
+from dps_testkit.operator.golden import CASES, HERE
+from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router, smallest
 
 
 @pytest.mark.parametrize("case", CASES)

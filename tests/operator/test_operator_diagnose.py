@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from support.operator_objects import Manifest, pod, waiting
 
 from dps_operator.diagnose import Trouble, trouble, worst
+from dps_testkit.operator.objects import Manifest, pod, waiting
 
 
 def unscheduled(message: str) -> dict[str, Any]:

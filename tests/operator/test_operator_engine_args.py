@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.operator_wanted import EVERYTHING, SMALLEST, router
 
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
@@ -22,6 +21,7 @@ from dps_operator.builders.engine_args import (
     version,
 )
 from dps_operator.errors import SpecError
+from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = ("0.5.8.post1", "0.5.23")

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import REGISTRY
-from support.operator_cluster import FakeCluster
-from support.operator_wanted import SETTINGS, SMALLEST
 
 from dps_operator.errors import ClusterError
 from dps_operator.health import application
@@ -16,6 +14,8 @@ from dps_operator.reconcile import READY, Reconciler
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import FAILED, WorkQueue
+from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.routers import SETTINGS, SMALLEST
 
 KEY = ("serving", "qwen")
 LABELS = {"router_namespace": "serving", "router": "qwen"}

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from support.operator_wanted import SMALLEST, router
 
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.builders.node_pool import GPU_TOLERATIONS, PROFILES, placement
 from dps_operator.builders.pods import overlay, pod_template, resources
 from dps_operator.resources import labels
+from dps_testkit.operator.routers import SMALLEST, router
 
 OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
     "a field is added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),

@@ -4,9 +4,6 @@ import copy
 from typing import Any
 
 import pytest
-from support.operator_cluster import FakeCluster
-from support.operator_objects import pod
-from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST
 
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
@@ -14,6 +11,9 @@ from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Observations
 from dps_operator.reconcile import HANDOVER, Reconciler
 from dps_operator.resources import Manifest
+from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.objects import pod
+from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST
 
 KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"

@@ -4,8 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.operator_objects import remembered_pod, replicas, workload
-from support.operator_wanted import SMALLEST, router, smallest
 
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.conditions import Seen, status, unreadable, verdicts
@@ -14,6 +12,8 @@ from dps_operator.events import events
 from dps_operator.observe import Child
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import held_back
+from dps_testkit.operator.objects import remembered_pod, replicas, workload
+from dps_testkit.operator.routers import SMALLEST, router, smallest
 
 CRASH = Trouble("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 

@@ -5,8 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from support.operator_cluster import FakeCluster
-from support.operator_wanted import SMALLEST
 
 from dps_operator.app import settings_from
 from dps_operator.cluster import error_of
@@ -23,6 +21,8 @@ from dps_operator.observe import Key, Observations
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
+from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.routers import SMALLEST
 
 A, B = ("ns", "a"), ("ns", "b")
 

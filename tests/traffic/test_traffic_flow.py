@@ -10,11 +10,12 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.site import Site, eventually
 
 from dps_lab.local import MODEL
-from e2e.traffic.flow import Flow, traffic
-from e2e.traffic.table import Row
+from dps_testkit.processes import Site
+from dps_testkit.traffic.flow import Flow, traffic
+from dps_testkit.traffic.table import Row
+from dps_testkit.waiting import wait_until
 
 SLOW = ("--emulate-decode-step-seconds", "0.005", "0.0001")
 
@@ -57,7 +58,7 @@ async def test_an_engine_that_is_lost_in_mid_stream_is_an_error_event(tmp_path: 
 
         async def break_streams() -> None:
             await greedy.emulate(disconnect_after_chunks=3)
-            await eventually(broken, "a stream breaks")
+            await wait_until(broken, "a stream breaks")
             await greedy.emulate()
 
         async def broken() -> bool:

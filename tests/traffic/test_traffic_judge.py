@@ -3,7 +3,7 @@
 import pytest
 
 from dps_lab.replay.records import Verdict
-from e2e.traffic.judge import Place, forgotten
+from dps_testkit.traffic.judge import Place, forgotten
 
 
 def verdict(history: str, turn: int, delta: int, length: int = 150) -> Verdict:

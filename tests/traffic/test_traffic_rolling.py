@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.site import Gateway, Site, status_of
 
 from dps_lab.local import MODEL
-from e2e.traffic.flow import Flow, traffic
+from dps_testkit.http import status_of
+from dps_testkit.processes import Gateway, Site
+from dps_testkit.traffic.flow import Flow, traffic
 
 LATE_SECONDS = 0.5
 """How often the balancer looks who is ready: it hears late of one that goes away."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.traffic.table import Observed, Row, markdown, percentile, row, undisturbed_median
+from dps_testkit.traffic.table import Observed, Row, markdown, percentile, row, undisturbed_median
 
 CALM = [Observed(latency=second / 100, added=second / 100 - 0.5) for second in range(1, 101)]
 

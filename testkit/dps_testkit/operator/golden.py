@@ -1,17 +1,17 @@
-"""Writes what test_operator_children compares with: PYTHONPATH=tests python -m support.operator_golden.
+"""Writes what test_operator_children compares with: python -m dps_testkit.operator.golden.
 
 Read the difference before it is committed: it is what running deployments are going to get.
 """
 
-from pathlib import Path
 from typing import Any
 
 import yaml
-from support.operator_wanted import EVERYTHING, SETTINGS, SMALLEST, router
 
 from dps_operator.builders.children import children
+from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router
+from dps_testkit.paths import ROOT
 
-HERE = Path(__file__).parents[1] / "operator/fixtures"
+HERE = ROOT / "tests/operator/fixtures"
 CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}
 
 

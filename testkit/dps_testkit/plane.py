@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from support.site import Engine, Gateway, Site, metric
+
+from dps_testkit.http import metric
+from dps_testkit.processes import Engine, Gateway, Site
 
 CHAT = "/v1/chat/completions"
 STEP_SECONDS = 0.02

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.traffic.table import Report
+from dps_testkit.traffic.table import Report
 
 REPORT = pytest.StashKey[Report]()
 

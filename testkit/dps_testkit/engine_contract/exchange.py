@@ -4,9 +4,10 @@ import asyncio
 import json
 
 import aiohttp
-from lab.contract.cases import CHAT, JSON, MODEL, Case
-from lab.contract.observe import Answer
 from prometheus_client.parser import text_string_to_metric_families
+
+from dps_testkit.engine_contract.cases import CHAT, JSON, MODEL, Case
+from dps_testkit.engine_contract.observe import Answer
 
 
 async def send(session: aiohttp.ClientSession, case: Case) -> Answer:

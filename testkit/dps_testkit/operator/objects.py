@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from support.operator_wanted import SMALLEST, router
-
 from dps_operator.diagnose import Trouble
 from dps_operator.observe import Child, Pod, Replicas
 from dps_operator.resources import Component, labels
+from dps_testkit.operator.routers import SMALLEST, router
 
 Manifest = dict[str, Any]
 

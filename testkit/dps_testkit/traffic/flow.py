@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from e2e.traffic.client import Client, Turn
-from e2e.traffic.judge import Place, forgotten
-from e2e.traffic.table import Observed, Row, row, undisturbed_median
+from dps_testkit.traffic.client import Client, Turn
+from dps_testkit.traffic.judge import Place, forgotten
+from dps_testkit.traffic.table import Observed, Row, row, undisturbed_median
 
 SHORT, LONG = "And why is that?", "Tell me more about the sky over Oslo in November, please. " * 20
 """What a user says, by turns: less than 128 tokens, and more."""

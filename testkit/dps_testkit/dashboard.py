@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.metrics.prometheus import ROOT
+from dps_testkit.paths import ROOT
 
 DASHBOARD = ROOT / "charts/dps-router/files/dashboard.json"
 CHOSEN = {"$namespace": ".*", "$router": ".*", "$__rate_interval": "5m"}

@@ -6,46 +6,24 @@ Nothing here touches a cluster that it did not start: the kubeconfig is its own,
 import json
 import os
 import shlex
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from dps_testkit.errors import RefusedError
+from dps_testkit.waiting import eventually
+
 BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
 CONTEXT = "dps-test"
-VOLUMES = 120
 COMMAND_SECONDS = 120.0
 """No command takes so long, helm's waiting included; one that does is stuck, and its test should say so."""
 Manifest = dict[str, Any]
-T = TypeVar("T")
-
-
-class RefusedError(Exception):
-    """kubectl or helm failed; the message is what it wrote."""
-
-
-def eventually(look: Callable[[], T], seconds: float = 60) -> T:
-    """What `look` returns, as soon as it raises no AssertionError. The last one where it never does."""
-    limit = time.monotonic() + seconds
-    while True:
-        try:
-            return look()
-        except (AssertionError, KeyError, RefusedError):
-            if time.monotonic() > limit:
-                raise
-        time.sleep(0.2)
 
 
 @dataclass(frozen=True)
@@ -153,84 +131,3 @@ def refuse_unknown(kube: Kube, known: str) -> None:
             f"the current context is {context!r}; these tests install and delete things. "
             f"If it is a cluster for tests, say so: E2E_CONTEXT={shlex.quote(context)}"
         )
-
-
-@contextmanager
-def control_plane(state: Path, port: int) -> Iterator[Kube]:
-    """A control plane with A100 nodes that kwok plays, on ports from `port` on, for a while."""
-    subprocess.run([HERE / "build", "control-plane"], check=True)
-    environment = {**os.environ, "NODE": "0", "PORT": str(port), "CLUSTER_BIN": str(BIN)}
-    try:
-        subprocess.run([HERE / "up", state], check=True, env=environment)
-        kube = Kube(state / "kubeconfig")
-        refuse_unknown(kube, CONTEXT)
-        kube.kubectl("apply", "--server-side", "--filename", str(HERE / "world.yaml"))
-        kube.apply(*(volume(number, Path("/nonexistent")) for number in range(VOLUMES)))
-        yield kube
-    finally:
-        subprocess.run([HERE / "down", state], check=True)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str = "") -> Path:
-    """A kubeconfig that acts as a ServiceAccount, so that a process has that account's rights and no more."""
-    config = yaml.safe_load(kube.kubeconfig.read_text())
-    token = kube.kubectl("create", "token", account, "--duration", "2h").strip()
-    config["users"][0]["user"] = {"token": token}
-    if server:
-        config["clusters"][0]["cluster"] = {"server": server}
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-class Operator:
-    """An operator process of this checkout."""
-
-    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
-        self.port = free_port()
-        self._log = log.open("a")
-        command = [sys.executable, "-m", "dps_operator", "--health-port", str(self.port), *arguments]
-        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def ask(self, path: str) -> str:
-        """One of its own endpoints."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    def writes(self) -> int:
-        """Calls so far that ask the API server for a change."""
-        lines = self.ask("/metrics").splitlines()
-        counted = [line for line in lines if line.startswith("dps_operator_api_requests_total{")]
-        return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted if 'verb="GET"' not in line)
-
-    def kill(self) -> None:
-        """End it with no time to say goodbye."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
-
-    def stop(self) -> int:
-        """Ask it to end, as a rollout does; its exit status."""
-        self._process.terminate()
-        try:
-            return self._process.wait(timeout=20)
-        finally:
-            self.kill()
-
-
-StartOperator = Callable[..., Operator]
-"""Starts an operator with these further arguments; `server` is another way to the API server."""

@@ -1,0 +1,1 @@
+"""What unit, integration and end-to-end tests share: processes, clients, clusters, fakes and load."""

@@ -1,0 +1,1 @@
+"""Kubernetes clusters for tests: kubectl and helm, a control plane, an operator process."""

@@ -1,0 +1,71 @@
+"""An operator process on a cluster, with the rights of a ServiceAccount."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from dps_lab.children import free_ports
+from dps_testkit.cluster.kube import Kube
+
+
+def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str = "") -> Path:
+    """A kubeconfig that acts as a ServiceAccount, so that a process has that account's rights and no more."""
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube.kubectl("create", "token", account, "--duration", "2h").strip()
+    config["users"][0]["user"] = {"token": token}
+    if server:
+        config["clusters"][0]["cluster"] = {"server": server}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Operator:
+    """An operator process of this checkout."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
+        (self.port,) = free_ports(1)
+        self._log = log.open("a")
+        command = [sys.executable, "-m", "dps_operator", "--health-port", str(self.port), *arguments]
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, path: str) -> str:
+        """One of its own endpoints."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def writes(self) -> int:
+        """Calls so far that ask the API server for a change."""
+        lines = self.ask("/metrics").splitlines()
+        counted = [line for line in lines if line.startswith("dps_operator_api_requests_total{")]
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted if 'verb="GET"' not in line)
+
+    def kill(self) -> None:
+        """End it with no time to say goodbye."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def stop(self) -> int:
+        """Ask it to end, as a rollout does; its exit status."""
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout=20)
+        finally:
+            self.kill()
+
+
+StartOperator = Callable[..., Operator]
+"""Starts an operator with these further arguments; `server` is another way to the API server."""

@@ -1,0 +1,31 @@
+"""Single HTTP requests: a status, or a value from a Prometheus endpoint."""
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+
+async def status_of(url: str) -> int | None:
+    """The status of a GET, or None if nobody answers."""
+    try:
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return response.status
+    except (aiohttp.ClientError, OSError):
+        return None
+
+
+async def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels, at `url`/metrics; 0 if there is none."""
+    async with aiohttp.ClientSession() as http:
+        return await metric_over(http, url, name, **labels)
+
+
+async def metric_over(http: aiohttp.ClientSession, url: str, name: str, **labels: str) -> float:
+    """`metric` over a session that stays open, as Prometheus's does."""
+    async with http.get(f"{url}/metrics") as response:
+        text = await response.text()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

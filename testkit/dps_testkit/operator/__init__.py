@@ -1,0 +1,1 @@
+"""Helpers for tests of the operator: DPSRouters, Kubernetes objects, a fake API server, golden files."""
