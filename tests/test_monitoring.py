@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 RULES = (ROOT / "charts/dps-router/files/rules.yaml").read_text()
 PAGE = (ROOT / "docs/monitoring.md").read_text()
 VALUES = yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text())
-SGLANG = json.loads((ROOT / "tests/lab/contract/sglang-0.5.23.json").read_text())["speculative metrics"]
+SGLANG = json.loads((ROOT / "tests/local/contract/sglang-0.5.23.json").read_text())["speculative metrics"]
 ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]}
 PANELS: list[dict[str, Any]] = dashboard()["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]

@@ -11,7 +11,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from dps_lab.children import free_ports
+from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
 
 Fault = Callable[[web.Request], int | None]

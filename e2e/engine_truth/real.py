@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from dps_lab.workload.assets import cached, qwen_tokenizer
+from dps_local.assets import cached, qwen_tokenizer
 
 HERE = Path(__file__).parent
 VENV = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))

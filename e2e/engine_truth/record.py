@@ -64,7 +64,7 @@ async def main(greedy_url: str, speculative_url: str) -> None:
         aiohttp.ClientSession(greedy_url, timeout=patience) as greedy,
         aiohttp.ClientSession(speculative_url, timeout=patience) as speculative,
     ):
-        write(TESTS / f"lab/contract/sglang-{VERSION}.json", await contract(greedy, speculative))
+        write(TESTS / f"local/contract/sglang-{VERSION}.json", await contract(greedy, speculative))
         name = VERSION.replace(".", "_")
         write(TESTS / f"gateway/fixtures/streams_sglang_{name}.json", await streams(greedy))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dps_lab.stack.sglang import Placement, SGLangOptions, sglang_command
+from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_operator.api.spec import parse
 from dps_operator.builders.engine import POOLS, PoolName, pool_of
 from dps_operator.builders.engine_args import engine_args

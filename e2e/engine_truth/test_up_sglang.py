@@ -14,7 +14,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from dps_lab.children import free_ports
+from dps_local.processes import free_ports
 from dps_testkit.http import metric
 from e2e.engine_truth.real import PYTHON, install, tiny_model
 

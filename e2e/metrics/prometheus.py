@@ -10,7 +10,7 @@ from typing import Any, Self
 import aiohttp
 import yaml
 
-from dps_lab.children import Child, free_ports
+from dps_local.processes import Child, free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from dps_lab.local import MODEL
-from dps_lab.workload.assets import bundled_tokenizer
+from dps_local.assets import bundled_tokenizer
+from dps_local.stack import MODEL
 from dps_testkit.processes import Engine, Gateway, RedisServer, Site
 from e2e.metrics.prometheus import Target
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from dps_lab.children import Child, free_ports
+from dps_local.processes import Child, free_ports
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0

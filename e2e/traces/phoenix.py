@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from dps_lab.children import Child, free_ports
+from dps_local.processes import Child, free_ports
 from e2e.traces.spans import Span
 
 VENV = Path(os.environ.get("PHOENIX_VENV", Path.home() / ".cache/dps-router/phoenix"))

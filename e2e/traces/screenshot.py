@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dps_lab.local import MODEL, START_SECONDS
+from dps_local.stack import MODEL, START_SECONDS
 from dps_testkit.waiting import eventually_async
 from e2e.engine_truth import real
 from e2e.traces.agent import SPAN as AGENT_SPAN

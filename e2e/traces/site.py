@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from dps_lab.local import LocalStack, StackOptions
-from dps_lab.stack.sglang import SGLangOptions
-from dps_lab.workload.assets import qwen_tokenizer
+from dps_local.assets import qwen_tokenizer
+from dps_local.sglang import SGLangOptions
+from dps_local.stack import LocalStack, StackOptions
 from e2e.engine_truth import real
 from e2e.traces.phoenix import Phoenix
 from e2e.traces.relay import Relay, relay_to

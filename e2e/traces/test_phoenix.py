@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from dps_lab.local import MODEL, START_SECONDS
+from dps_local.stack import MODEL, START_SECONDS
 from dps_testkit.waiting import eventually_async
 from e2e.engine_truth import real
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn

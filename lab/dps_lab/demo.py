@@ -10,8 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dps_lab.children import ChildError
-from dps_lab.local import LocalStack, StackOptions, until_signal
 from dps_lab.plots import DemoPlot, Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import PromptCounter, expected_by_session
@@ -21,8 +19,11 @@ from dps_lab.replay.report import Comparison, compare, summarize
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
 from dps_lab.replay.tables import lengths_table, routes_table, runs_table
-from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
+from dps_local.assets import qwen_tokenizer
+from dps_local.processes import ChildError
+from dps_local.stack import LocalStack, StackOptions, until_signal
 
 THRESHOLD_TOKENS = 128
 CONCURRENCY = 8

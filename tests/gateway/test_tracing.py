@@ -19,9 +19,9 @@ from dps_gateway.config import Telemetry, parse_config
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import Tracing, links_to
-from dps_lab.engine.server import create_app
-from dps_lab.engine.settings import EngineSettings
-from dps_lab.workload.assets import bundled_tokenizer
+from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.server import create_app
+from dps_local.emulated_sglang.settings import EngineSettings
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "a prompt that nobody may read in a trace"

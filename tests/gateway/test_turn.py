@@ -14,7 +14,7 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import History
 from dps_gateway.session.store import SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns
-from dps_lab.workload.assets import bundled_tokenizer
+from dps_local.assets import bundled_tokenizer
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant with a long list of instructions. " * 20}
 KEYS = tuple(map(parse_session_key, DEFAULT_SESSION_KEYS))

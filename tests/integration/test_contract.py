@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from dps_lab.local import DPS
+from dps_local.stack import DPS
 from dps_testkit.plane import CHAT, chat, refusal
 from dps_testkit.processes import Engine, Gateway, Site
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dps_lab.children import ChildError
+from dps_local.processes import ChildError
 from dps_testkit.http import metric_over, status_of
 from dps_testkit.plane import (
     CHAT,

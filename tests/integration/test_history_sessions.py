@@ -14,17 +14,18 @@ from dps_gateway.app import public_app
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
-from dps_lab.engine.clock import VirtualClock
-from dps_lab.engine.prompt import Prompts
-from dps_lab.engine.server import create_app
-from dps_lab.engine.settings import EngineSettings
-from dps_lab.local import MODEL
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
-from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session
+from dps_local.assets import qwen_tokenizer
+from dps_local.emulated_sglang.clock import VirtualClock
+from dps_local.emulated_sglang.prompt import Prompts
+from dps_local.emulated_sglang.server import create_app
+from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.stack import MODEL
 from dps_testkit.processes import Site
 
 IDS = range(0, 200, 10)

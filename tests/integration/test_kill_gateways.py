@@ -6,14 +6,15 @@ import random
 import pytest
 import yaml
 
-from dps_lab.local import LocalStack, StackOptions
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
 from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
-from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session
+from dps_local.assets import qwen_tokenizer
+from dps_local.stack import LocalStack, StackOptions
 
 SESSIONS = 200
 CONCURRENCY = 8

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from dps_lab.local import MODEL
+from dps_local.stack import MODEL
 from dps_testkit.processes import Engine, Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]

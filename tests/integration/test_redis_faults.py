@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dps_lab.local import MODEL
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
+from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.processes import Engine, Gateway, RedisServer, Site
 from dps_testkit.sessions import decided, expected, play, talks

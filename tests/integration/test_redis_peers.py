@@ -7,10 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dps_lab.children import free_ports
-from dps_lab.local import MODEL
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
+from dps_local.processes import free_ports
+from dps_local.stack import MODEL
 from dps_testkit.processes import Engine, Gateway, Site
 from dps_testkit.sessions import decided, expected, play, talks
 from dps_testkit.waiting import wait_until

@@ -21,7 +21,7 @@ from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_pr
 from dps_gateway.session.record import Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
-from dps_lab.children import free_ports
+from dps_local.processes import free_ports
 from dps_testkit.processes import REDIS_SERVER, RedisServer, Site
 from dps_testkit.waiting import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dps_lab.children import Child
+from dps_local.processes import Child
 from dps_testkit.plane import CHAT, chat, posted
 from dps_testkit.processes import Engine, Gateway, Site
 

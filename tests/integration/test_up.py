@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
-from dps_lab.children import free_ports
-from dps_lab.local import DPS
+from dps_local.processes import free_ports
+from dps_local.stack import DPS
 from dps_testkit.http import metric, status_of
 from dps_testkit.plane import CHAT, chat
 from dps_testkit.processes import Site

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_lab.workload.assets import (
-    BFCL_VERSION,
-    QWEN_VERSION,
-    FetchError,
-    bundled_sessions,
-    bundled_tokenizer,
-    cached,
-)
+from dps_lab.workload.assets import BFCL_VERSION, bundled_sessions
+from dps_local.assets import QWEN_VERSION, FetchError, bundled_tokenizer, cached
 
 
 def assets_module(cache: Path, path: Path) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,8 @@ from dps_lab.demo import LONGEST_ANSWER, choose, verdict
 from dps_lab.replay.oracle import Decision, PromptCounter
 from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
 from dps_lab.replay.report import Comparison
-from dps_lab.workload.assets import bundled_tokenizer
 from dps_lab.workload.sessions import Session, Turn
+from dps_local.assets import bundled_tokenizer
 
 SEEN = Verdict("greedy", "over_threshold", 100, 100, 1, "new", "redis")
 TURN = TurnRecord(

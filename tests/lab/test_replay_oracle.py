@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dps_lab.replay.oracle import Decision, PromptCounter, delta_prefill_pool, expected_by_session
-from dps_lab.workload.assets import bundled_tokenizer
 from dps_lab.workload.sessions import Session, Turn
+from dps_local.assets import bundled_tokenizer
 
 
 @pytest.mark.parametrize(

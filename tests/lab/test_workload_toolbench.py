@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_lab.replay.oracle import PromptCounter, expected_decisions
-from dps_lab.workload.assets import bundled_tokenizer
 from dps_lab.workload.toolbench import text_of, toolbench_sessions, toolbench_shaped
+from dps_local.assets import bundled_tokenizer
 
 TABLE_3 = {  # τ: Spec %
     0: 0.0,

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_lab.local import MODEL
+from dps_local.stack import MODEL
 from dps_testkit.processes import Site
 from dps_testkit.traffic.flow import Flow, traffic
 from dps_testkit.traffic.table import Row

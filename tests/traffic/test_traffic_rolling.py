@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dps_lab.local import MODEL
+from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.processes import Gateway, Site
 from dps_testkit.traffic.flow import Flow, traffic

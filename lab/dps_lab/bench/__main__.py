@@ -14,7 +14,7 @@ from dps_lab.bench.processes import StartError
 from dps_lab.bench.summary import Round, summarise
 from dps_lab.bench.traffic import Cell, Content
 from dps_lab.bench.wire import WireError
-from dps_lab.workload import assets
+from dps_local import assets
 
 _COUNTERS = (
     "dps_route_decisions_total",

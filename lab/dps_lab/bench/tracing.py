@@ -19,7 +19,7 @@ from dps_lab.bench.processes import StartError, free_port, running
 from dps_lab.bench.summary import Round, Spread, summarise
 from dps_lab.bench.traffic import Cell, Content
 from dps_lab.bench.wire import WireError
-from dps_lab.workload import assets
+from dps_local import assets
 
 OFF: Final = "off"
 CONTROL: Final = "off, once more"

@@ -1,7 +1,7 @@
-"""Writes tokenizer/: a small byte-level BPE tokenizer, with special tokens and a chat template like Qwen's.
+"""Write the bundled tokenizer: a small byte-level BPE with special tokens and a chat template like Qwen's.
 
-Run, after make_sessions.py: python lab/dps_lab/data/make_tokenizer.py. Trained on the sample sessions and on
-Python's own help topics, so it knows English, JSON and code; being byte-level, it can encode anything.
+Usage, after make_sessions.py: python lab/dps_lab/data/make_tokenizer.py. It is trained on the sample sessions
+and on Python's help topics, that is on English, JSON and code; being byte-level, it can encode any text.
 """
 
 import json
@@ -19,6 +19,8 @@ from tokenizers import (
     processors,
     trainers,
 )
+
+from dps_local.assets import bundled_tokenizer
 
 VOCABULARY = 4096
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -93,9 +95,9 @@ def train(texts: list[str]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).parent
-    corpus = [(here / "sessions.jsonl").read_text(encoding="utf-8"), *pydoc_data.topics.topics.values()]
-    folder = here / "tokenizer"
+    sample = Path(__file__).with_name("sessions.jsonl")
+    corpus = [sample.read_text(encoding="utf-8"), *pydoc_data.topics.topics.values()]
+    folder = bundled_tokenizer()
     folder.mkdir(exist_ok=True)
     document = json.loads(train(corpus).to_str())
     (folder / "tokenizer.json").write_text(

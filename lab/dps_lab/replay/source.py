@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from dps_lab.replay.oracle import PromptCounter
-from dps_lab.workload.assets import Asset, bfcl, bundled_sessions, qwen_tokenizer
+from dps_lab.workload.assets import bfcl, bundled_sessions
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
 from dps_lab.workload.toolbench import toolbench_sessions
+from dps_local.assets import Asset, qwen_tokenizer
 
 NAMED_SOURCES = ("bfcl", "toolbench", "sample")
 

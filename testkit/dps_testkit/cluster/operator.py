@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from dps_lab.children import free_ports
+from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dps_lab.children import free_ports
+from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import BIN, CONTEXT, Kube, Manifest, refuse_unknown, volume
 from dps_testkit.errors import RefusedError
 from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT

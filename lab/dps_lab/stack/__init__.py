@@ -1,1 +1,0 @@
-"""The engines of a local stack: emulated ones, SGLang servers, or such that somebody else runs."""

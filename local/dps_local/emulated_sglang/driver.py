@@ -1,0 +1,166 @@
+"""The engine: the scheduler's steps played against a clock, and what a request sees of them."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+from dps_local.emulated_sglang.clock import Clock
+from dps_local.emulated_sglang.generation import SamplingParams, Speaker
+from dps_local.emulated_sglang.metrics import EngineMetrics
+from dps_local.emulated_sglang.scheduler import Scheduler, Sequence
+
+
+class RequestError(ValueError):
+    """A request that SGLang answers with 400 after it was parsed."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A sequence's state after a step that gave it tokens: `tokens` so far, and whether that is all."""
+
+    sequence: Sequence
+    tokens: int
+    finished: bool
+
+    @property
+    def text(self) -> str:
+        """All the text so far."""
+        return self.sequence.plan.text_after(self.tokens)
+
+
+class Engine:
+    """Runs prompts. `start` and `stop` belong to the event loop that serves it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        speaker: Speaker,
+        clock: Clock,
+        metrics: EngineMetrics,
+        context_length: int,
+        draft_tokens: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.metrics = metrics
+        self.context_length = context_length
+        self.draft_tokens = draft_tokens
+        self.epoch = time.time()
+        self._speaker = speaker
+        self._clock = clock
+        self._work = asyncio.Event()
+        self._listeners: dict[str, asyncio.Queue[Output]] = {}
+        self._streaming: set[str] = set()
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def now(self) -> float:
+        """Unix time as the emulated clock has it: `epoch` and the emulated seconds since."""
+        return self.epoch + self._clock.now()
+
+    def start(self) -> None:
+        """Begin to take steps."""
+        self._loop = asyncio.create_task(self._run(), name="engine steps")
+
+    async def stop(self) -> None:
+        """Take no more steps."""
+        if self._loop:
+            self._loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loop
+
+    async def generate(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        stream: bool,
+        choice: int = 0,
+        rid: str | None = None,
+    ) -> AsyncGenerator[Output, None]:
+        """Run one prompt: an output for every step if `stream`, else the last only.
+
+        Closing the iterator early, as a client that leaves does, aborts the request. RequestError when the
+        prompt, or prompt and answer together, exceed the context length or the cache.
+        """
+        sequence = self._sequence(prompt, params, choice, rid or uuid4().hex)
+        listener = self._listeners[sequence.rid] = asyncio.Queue()
+        if stream:
+            self._streaming.add(sequence.rid)
+        try:
+            self.scheduler.submit(sequence)
+            self._work.set()
+            while True:
+                output = await listener.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self.abort(sequence.rid)
+            self._listeners.pop(sequence.rid, None)
+            self._streaming.discard(sequence.rid)
+
+    def abort(self, rid: str) -> None:
+        """End a request that waits or runs: its consumer gets a last output, with finish reason `abort`."""
+        sequence = self.scheduler.abort(rid, self._clock.now())
+        if sequence is not None:
+            self._tell(sequence, aborted=True)
+            self.metrics.observe_load(self.scheduler)
+
+    def abort_matching(self, prefix: str) -> None:
+        """Abort every request whose id starts with `prefix`."""
+        for rid in self.scheduler.request_ids:
+            if rid.startswith(prefix):
+                self.abort(rid)
+
+    def _sequence(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, rid: str) -> Sequence:
+        if rid in self._listeners:
+            raise RequestError(f"Duplicate request ID detected: {rid}")
+        if problem := params.problem():
+            raise RequestError(problem)
+        if not prompt:
+            raise RequestError("The prompt is empty.")
+        if len(prompt) >= self.context_length:
+            raise RequestError(
+                f"The input ({len(prompt)} tokens) is longer than the model's context length "
+                f"({self.context_length} tokens)."
+            )
+        asked = params.max_new_tokens
+        if asked is not None and len(prompt) + asked > self.context_length:
+            raise RequestError(
+                f"Requested token count exceeds the model's maximum context length of "
+                f"{self.context_length} tokens. You requested a total of {len(prompt) + asked} tokens: "
+                f"{len(prompt)} tokens from the input messages and {asked} tokens for the completion. Please "
+                "reduce the number of tokens in the input messages or the completion to fit within the limit."
+            )
+        room = min(self.context_length, self.scheduler.capacity) - len(prompt) - 1
+        if room < 0:
+            raise RequestError(f"Request prompt exceeds the KV memory budget: input_len={len(prompt)}.")
+        plan = self._speaker.plan(prompt, params, room, choice)
+        return Sequence(rid, prompt, plan, self._clock.now(), random.Random(plan.text))
+
+    async def _run(self) -> None:
+        while True:
+            step = self.scheduler.next_step(self._clock.now())
+            if step is None:
+                self._work.clear()
+                await self._work.wait()
+                self._clock.idle()
+                continue
+            before = [sequence.generated for sequence in step.sequences]
+            self.metrics.observe_load(self.scheduler)
+            await self._clock.sleep(step.seconds)
+            for sequence in self.scheduler.complete(step, self._clock.now()):
+                self._tell(sequence, aborted=False)
+            tokens = sum(sequence.generated for sequence in step.sequences) - sum(before)
+            self.metrics.step_done(step, tokens, self.scheduler)
+
+    def _tell(self, sequence: Sequence, aborted: bool) -> None:
+        finished = sequence.finished is not None
+        streaming = sequence.rid in self._streaming
+        if finished:
+            self.metrics.finished(sequence, streaming, aborted, self.draft_tokens)
+        if finished or streaming:
+            self._listeners[sequence.rid].put_nowait(Output(sequence, sequence.generated, finished))

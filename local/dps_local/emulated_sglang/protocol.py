@@ -1,0 +1,269 @@
+"""The requests an engine reads: the fields of SGLang 0.5.23's entrypoints/openai/protocol.py that reach the
+prompt, the sampling, or the shape of the answer. Field order and defaults matter: messages and tools are
+dumped into the chat template as they are declared here. Unknown fields are ignored, as they are there.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, field_validator, model_serializer, model_validator
+
+from dps_local.emulated_sglang.generation import SamplingParams
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingPart(BaseModel):
+    type: Literal["thinking", "reasoning"]
+    thinking: str | None = None
+    text: str | None = None
+
+
+class MediaPart(BaseModel):
+    """Parsed to be refused: the emulated model reads text only."""
+
+    type: Literal["image_url", "video_url", "audio_url", "input_audio"]
+
+
+class ToolReferencePart(BaseModel):
+    type: Literal["tool_reference"]
+    name: str
+
+
+ContentPart = TextPart | ThinkingPart | MediaPart | ToolReferencePart
+
+
+class CalledFunction(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(BaseModel):
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(BaseModel):
+    """A tool's function, dumped in the client's own key order; what the client left out comes after it."""
+
+    description: str | None = None
+    name: str
+    parameters: Any = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    key_order: list[str] = Field(default_factory=list, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _remember_key_order(cls, data: Any) -> Any:
+        return {**data, "key_order": list(data)} if isinstance(data, dict) else data
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: Any) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        for optional in ("strict", "defer_loading"):
+            if data[optional] is None:
+                del data[optional]
+        given = [key for key in self.key_order if key in data]
+        return {key: data[key] for key in [*given, *(key for key in data if key not in given)]}
+
+
+class Tool(BaseModel):
+    type: str = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+    @model_validator(mode="after")
+    def _pass_defer_loading_on(self) -> Self:
+        if self.defer_loading is not None and self.function.defer_loading is None:
+            self.function.defer_loading = self.defer_loading
+        return self
+
+
+class GenericMessage(BaseModel):
+    role: Literal["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"]
+    content: str | list[ContentPart] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tools: list[Tool] | None = None
+    prefix: bool | None = None
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _lower_role(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+
+class UserMessage(BaseModel):
+    role: Literal["user"]
+    content: str | list[ContentPart]
+
+
+class NamedFunction(BaseModel):
+    name: str | None = None
+
+
+class ToolChoice(BaseModel):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class OpenAIRequest(BaseModel):
+    """What both OpenAI endpoints read."""
+
+    model: str = "default"
+    n: int = Field(default=1, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    min_tokens: int = 0
+    stop_token_ids: list[int] | None = None
+    no_stop_trim: bool = False
+    ignore_eos: bool = False
+    rid: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every content chunk carries usage."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling(self, max_new_tokens: int | None) -> SamplingParams:
+        """The request's sampling parameters, with the endpoint's own notion of the longest answer."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            stop=tuple(stop),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            no_stop_trim=self.no_stop_trim,
+            n=self.n,
+            sampling_seed=self.seed,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+        )
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: list[int] | list[list[int]] | str | list[str]
+    echo: bool = False
+    max_tokens: int = 16
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if value <= 0:
+            raise ValueError("max_tokens must be positive")
+        return value
+
+
+class ChatRequest(OpenAIRequest):
+    messages: list[GenericMessage | UserMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | Literal["auto", "required", "none"] = "auto"
+    reasoning_effort: str | float | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    input_ids: list[int] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_tool_choice(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("tool_choice") is None:
+            return {**values, "tool_choice": "none" if values.get("tools") is None else "auto"}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_reasoning(cls, values: Any) -> Any:
+        """`reasoning` and `reasoning_effort` become template arguments, under the names templates read."""
+        if not isinstance(values, dict):
+            return values
+        values, thinking = dict(values), None
+        reasoning = values.get("reasoning")
+        if isinstance(reasoning, dict):
+            effort = reasoning.get("effort", reasoning.get("reasoning_effort"))
+            if effort is not None:
+                values["reasoning_effort"] = effort
+            enabled = reasoning.get("enabled", reasoning.get("enable", False))
+            if isinstance(enabled, str):
+                enabled = enabled.strip().lower() in {"1", "true", "yes", "y", "on"}
+            thinking = True if enabled else None
+        if values.get("reasoning_effort") is not None:
+            thinking = values["reasoning_effort"] != "none"
+        if thinking is not None:
+            given = values.get("chat_template_kwargs")
+            values["chat_template_kwargs"] = {
+                "thinking": thinking,
+                "enable_thinking": thinking,
+                **(given if isinstance(given, dict) else {}),
+            }
+        return values
+
+    @property
+    def longest_answer(self) -> int | None:
+        """Tokens asked for at most; None: up to the context length."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class GenerateSampling(BaseModel):
+    """`sampling_params` of /generate."""
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    n: int = Field(default=1, ge=1)
+    sampling_seed: int | None = None
+
+    def sampling(self) -> SamplingParams:
+        """These parameters as the engine takes them."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            stop=tuple(stop),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            no_stop_trim=self.no_stop_trim,
+            n=self.n,
+            sampling_seed=self.sampling_seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
+        )
+
+
+class GenerateRequest(BaseModel):
+    """SGLang's native request: `text` or `input_ids`, one or a batch."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: GenerateSampling | list[GenerateSampling] | None = None
+    stream: bool = False
+    rid: str | list[str] | None = None

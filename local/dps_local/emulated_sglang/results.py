@@ -1,0 +1,163 @@
+"""Running a request's prompts, and the facts of an answer in SGLang's own terms (`meta_info`, `usage`)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from dps_local.emulated_sglang.driver import Engine, Output
+from dps_local.emulated_sglang.generation import SamplingParams
+
+Prompt = tuple[int, ...]
+
+
+async def outputs(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams],
+    stream: bool,
+    rids: Sequence[str | None] = (),
+) -> AsyncGenerator[tuple[int, Output], None]:
+    """Outputs of every choice of every prompt, with the choice's index: prompt by prompt, `n` choices each.
+
+    With n > 1 SGLang first prefills each prompt alone, so every choice finds it cached. RequestError as
+    `generate`.
+    """
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    for prompt, sampling in zip(prompts, each, strict=True):
+        if sampling.n > 1:
+            warm = replace(sampling, max_new_tokens=0, min_new_tokens=0)
+            async with aclosing(engine.generate(prompt, warm, stream=False)) as prefill:
+                async for _ in prefill:
+                    pass
+    runs = [
+        engine.generate(prompt, sampling, stream, choice, rid if sampling.n == 1 else None)
+        for prompt, sampling, rid in zip(prompts, each, rids or [None] * len(prompts), strict=True)
+        for choice in range(sampling.n)
+    ]
+    if len(runs) == 1:
+        async with aclosing(runs[0]) as run:
+            async for output in run:
+                yield 0, output
+        return
+    merged: asyncio.Queue[tuple[int, Output | ValueError]] = asyncio.Queue()
+
+    async def pump(index: int, run: AsyncGenerator[Output, None]) -> None:
+        try:
+            async for output in run:
+                merged.put_nowait((index, output))
+        except ValueError as error:
+            merged.put_nowait((index, error))
+
+    pumps = [asyncio.create_task(pump(index, run)) for index, run in enumerate(runs)]
+    try:
+        left = len(runs)
+        while left:
+            index, news = await merged.get()
+            if isinstance(news, ValueError):
+                raise news
+            left -= news.finished
+            yield index, news
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for run in runs:
+            await run.aclose()
+
+
+async def final_outputs(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams],
+    rids: Sequence[str | None] = (),
+) -> list[Output]:
+    """The finished outputs of every choice, in order."""
+    finals: dict[int, Output] = {}
+    async with aclosing(outputs(engine, prompts, params, False, rids)) as run:
+        async for index, output in run:
+            finals[index] = output
+    return [finals[index] for index in sorted(finals)]
+
+
+def weight_versions(tokens: int) -> list[dict[str, Any]]:
+    """Which weights made which tokens: always the same ones."""
+    return [{"version": "default", "start": 0, "end": tokens}]
+
+
+def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
+    """SGLang's `meta_info` of one sequence; durations and timestamps run in emulated time."""
+    sequence = output.sequence
+    cached = sequence.cached_tokens
+    info: dict[str, Any] = {
+        "id": sequence.rid,
+        "finish_reason": sequence.finish_reason if output.finished else None,
+        "prompt_tokens": len(sequence.prompt),
+        "weight_version": "default",
+        "num_retractions": 0,
+        "reasoning_tokens": 0,
+        "completion_tokens": output.tokens,
+        "cached_tokens": cached,
+        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        "dp_rank": None,
+    }
+    if sequence.admitted is not None and sequence.first_token is not None:
+        info |= {
+            "storage_prefetch_wait": 0.0,
+            "storage_staging_wait": 0.0,
+            "forward_entry_time": engine.epoch + sequence.admitted,
+            "prefill_finished_time": engine.epoch + sequence.first_token,
+            "queue_time": sequence.admitted - sequence.arrived,
+        }
+    if output.tokens <= 1 or output.finished:
+        info["response_sent_to_client_ts"] = engine.now
+    if output.finished:
+        info |= _final_info(output, engine)
+    return info
+
+
+def _final_info(output: Output, engine: Engine) -> dict[str, Any]:
+    """What `meta_info` tells of a finished sequence only."""
+    sequence = output.sequence
+    assert sequence.finished is not None
+    info: dict[str, Any] = {
+        "weight_versions": weight_versions(output.tokens),
+        "e2e_latency": sequence.finished - sequence.arrived,
+        "request_received_ts": engine.epoch + sequence.arrived,
+        "api_server_dispatch_finish_ts": engine.epoch + sequence.arrived,
+        "request_finished_ts": engine.epoch + sequence.finished,
+    }
+    if sequence.first_token is not None:
+        decode = sequence.finished - sequence.first_token
+        info |= {
+            "first_token_latency": sequence.first_token - sequence.arrived,
+            "decode_throughput": output.tokens / decode if decode else 0.0,
+        }
+    if sequence.verify_steps:
+        proposed = sequence.verify_steps * (engine.draft_tokens - 1)
+        info |= {
+            "spec_accept_rate": sequence.accepted_drafts / proposed if proposed else 0.0,
+            "spec_accept_length": output.tokens / sequence.verify_steps,
+            "spec_num_correct_drafts": sequence.accepted_drafts,
+            "spec_num_proposed_drafts": proposed,
+            "spec_verify_ct": sequence.verify_steps,
+            "spec_correct_drafts_histogram": list(sequence.accepted),
+        }
+    return info
+
+
+def usage(finals: Sequence[Output], n: int, cache_report: bool) -> dict[str, Any]:
+    """OpenAI usage over all choices; a prompt counts once for its `n` choices."""
+    prompts = [output.sequence for output in finals[::n]]
+    prompt_tokens = sum(len(sequence.prompt) for sequence in prompts)
+    completion_tokens = sum(output.tokens for output in finals)
+    cached = sum(sequence.cached_tokens for sequence in prompts)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached} if cache_report else None,
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
+    }

@@ -1,0 +1,208 @@
+"""Continuous batching, as SGLang's scheduler does it, as a pure state machine: no clock, no I/O.
+
+A driver asks for the `next_step`, lets its `seconds` pass, and hands it to `complete`. Prefill goes before
+decode: while a waiting request fits, it is prefilled (first come, first served); otherwise every running
+request decodes one step. With `serialized` one request runs at a time: the paper's speculative server (its
+Section 4.3, Table 2).
+"""
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from dps_local.emulated_sglang.generation import Plan
+from dps_local.emulated_sglang.radix import Node, RadixCache
+from dps_local.emulated_sglang.time_model import TimeModel
+
+ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One prompt and its answer on the way through the engine. Times in emulated seconds."""
+
+    rid: str
+    prompt: tuple[int, ...]
+    plan: Plan
+    arrived: float
+    rng: random.Random
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    finish_reason: dict[str, Any] | None = None
+    cached_tokens: int = 0
+    generated: int = 0
+    verify_steps: int = 0
+    accepted: list[int] = field(default_factory=list)
+    node: Node | None = None
+    reserved: int = 0
+
+    @property
+    def accepted_drafts(self) -> int:
+        """Draft tokens that verification accepted, bonus tokens not counted."""
+        return sum(count * times for count, times in enumerate(self.accepted))
+
+
+class StepKind(Enum):
+    """What a forward pass does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward pass: over which sequences, and how long it takes."""
+
+    kind: StepKind
+    sequences: tuple[Sequence, ...]
+    seconds: float
+    uncached_tokens: int = 0
+
+
+class Scheduler:
+    """Waiting and running sequences over one radix cache of `capacity` tokens."""
+
+    MAX_PREFILL_TOKENS = 16_384
+    """Tokens of one prefill pass, SGLang's --max-prefill-tokens."""
+
+    def __init__(
+        self, time_model: TimeModel, capacity: int, max_running: int, serialized: bool = False
+    ) -> None:
+        self.cache = RadixCache()
+        self.capacity = capacity
+        self.max_running = 1 if serialized else max_running
+        self._time_model = time_model
+        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._running: dict[str, Sequence] = {}
+        self._reserved = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences in the queue, oldest first."""
+        return tuple(self._waiting.values())
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that running sequences hold, not counting what could be evicted."""
+        return self._reserved + self.cache.size - self.cache.evictable
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Every sequence that is neither finished nor aborted."""
+        return (*self._waiting, *self._running)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence in the queue. Prompt and answer together must fit the cache."""
+        if len(sequence.prompt) + len(sequence.plan.token_ids) > self.capacity:
+            raise ValueError(
+                f"Request prompt exceeds the KV memory budget: input_len={len(sequence.prompt)}."
+            )
+        self._waiting[sequence.rid] = sequence
+
+    def abort(self, rid: str, now: float) -> Sequence | None:
+        """Take a sequence out of the queue or the batch; what it computed stays cached."""
+        sequence = self._waiting.pop(rid, None) or self._running.get(rid)
+        if sequence is None:
+            return None
+        self._finish(sequence, dict(ABORTED), now)
+        return sequence
+
+    def flush(self) -> bool:
+        """Empty the cache; refused while anything waits or runs."""
+        if self._waiting or self._running:
+            return False
+        self.cache = RadixCache()
+        return True
+
+    def next_step(self, now: float) -> Step | None:
+        """The next forward pass; None when there is nothing to do."""
+        admitted = self._admit(now)
+        if admitted:
+            uncached = sum(len(sequence.prompt) - sequence.cached_tokens for sequence in admitted)
+            seconds = self._time_model.prefill_seconds(uncached)
+            return Step(StepKind.PREFILL, tuple(admitted), seconds, uncached)
+        if self._running:
+            batch = tuple(self._running.values())
+            return Step(StepKind.DECODE, batch, self._time_model.decode_seconds(len(batch)))
+        return None
+
+    def complete(self, step: Step, now: float) -> tuple[Sequence, ...]:
+        """End a step: the sequences that got tokens. Those aborted meanwhile did not."""
+        progressed = tuple(sequence for sequence in step.sequences if sequence.finished is None)
+        for sequence in progressed:
+            if step.kind is StepKind.PREFILL:
+                self._cache_prompt(sequence)
+                sequence.first_token = now
+                tokens = 1
+            else:
+                tokens = self._decoded(sequence)
+            sequence.generated = min(sequence.generated + tokens, len(sequence.plan.token_ids))
+            if sequence.generated == len(sequence.plan.token_ids):
+                self._finish(sequence, sequence.plan.finish_reason, now)
+        return progressed
+
+    def _admit(self, now: float) -> list[Sequence]:
+        admitted: list[Sequence] = []
+        uncached = 0
+        while self._waiting and len(self._running) < self.max_running and uncached < self.MAX_PREFILL_TOKENS:
+            sequence = next(iter(self._waiting.values()))
+            # The last prompt token is always computed: its logits give the first token of the answer.
+            match = self.cache.match(sequence.prompt[:-1])
+            needed = len(sequence.prompt) - match.length + len(sequence.plan.token_ids)
+            self.cache.lock(match.node)
+            free = self.capacity - self.cache.size - self._reserved
+            if free + self.cache.evictable < needed:
+                self.cache.unlock(match.node)
+                break
+            self.cache.evict(needed - free)
+            self._waiting.popitem(last=False)
+            self._running[sequence.rid] = sequence
+            sequence.node, sequence.reserved, sequence.cached_tokens = match.node, needed, match.length
+            sequence.admitted = now
+            self._reserved += needed
+            uncached += len(sequence.prompt) - match.length
+            admitted.append(sequence)
+        return admitted
+
+    def _cache_prompt(self, sequence: Sequence) -> None:
+        """The prompt's KV cache exists now: others may share it while this sequence decodes."""
+        self._move(sequence, self.cache.insert(sequence.prompt), len(sequence.plan.token_ids))
+
+    def _decoded(self, sequence: Sequence) -> int:
+        speculation = self._time_model.speculation
+        if speculation is None:
+            return 1
+        whole, rest = divmod(speculation.acceptance_length, 1)
+        tokens = min(max(1, int(whole) + (sequence.rng.random() < rest)), speculation.draft_tokens)
+        sequence.verify_steps += 1
+        sequence.accepted = sequence.accepted or [0] * speculation.draft_tokens
+        sequence.accepted[tokens - 1] += 1
+        return tokens
+
+    def _finish(self, sequence: Sequence, reason: dict[str, Any], now: float) -> None:
+        sequence.finished, sequence.finish_reason = now, reason
+        if self._running.pop(sequence.rid, None) is None:
+            return
+        node = sequence.node
+        if sequence.generated:
+            # The last token was sampled but never fed back, so it has no KV cache.
+            node = self.cache.insert(sequence.prompt + sequence.plan.token_ids[: sequence.generated - 1])
+        assert node is not None
+        self._move(sequence, node, 0)
+        self.cache.unlock(node)
+
+    def _move(self, sequence: Sequence, node: Node, reserved: int) -> None:
+        """Stand on `node` instead, and hold `reserved` tokens beyond it."""
+        assert sequence.node is not None
+        self.cache.lock(node)
+        self.cache.unlock(sequence.node)
+        self._reserved += reserved - sequence.reserved
+        sequence.node, sequence.reserved = node, reserved

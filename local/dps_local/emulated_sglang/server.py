@@ -1,0 +1,101 @@
+"""The emulated SGLang server: one engine behind SGLang's endpoints."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from dps_local.emulated_sglang.clock import Clock, ScaledClock
+from dps_local.emulated_sglang.driver import Engine
+from dps_local.emulated_sglang.faults import FaultInjection
+from dps_local.emulated_sglang.generation import Speaker
+from dps_local.emulated_sglang.http import errors, require_api_key, starlette_headers
+from dps_local.emulated_sglang.info import InfoEndpoints
+from dps_local.emulated_sglang.metrics import EngineMetrics
+from dps_local.emulated_sglang.native_api import NativeEndpoints
+from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
+from dps_local.emulated_sglang.prompt import Prompts
+from dps_local.emulated_sglang.scheduler import Scheduler
+from dps_local.emulated_sglang.settings import EngineSettings
+
+ENGINE = web.AppKey("engine", Engine)
+MAX_BODY_BYTES = 256 * 1024 * 1024
+
+
+def create_app(
+    settings: EngineSettings, prompts: Prompts | None = None, clock: Clock | None = None
+) -> web.Application:
+    """The engine's application; ValueError when the tokenizer cannot be loaded.
+
+    Serve it with `handler_cancellation=True`, as `serve` and aiohttp's TestServer do: a client that leaves
+    then aborts its request, streaming or not.
+    """
+    prompts = prompts or Prompts.load(settings.tokenizer_path)
+    speculation = settings.time_model.speculation
+    engine = Engine(
+        Scheduler(
+            settings.time_model,
+            settings.max_total_tokens,
+            settings.max_running_requests,
+            serialized=settings.serialized_speculation and speculation is not None,
+        ),
+        Speaker(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
+        clock or ScaledClock(settings.speed),
+        EngineMetrics(settings.served_model_name, settings.max_total_tokens),
+        settings.context_length,
+        speculation.draft_tokens if speculation else 1,
+    )
+    faults = FaultInjection()
+    keys = [require_api_key(settings.api_key)] if settings.api_key else []
+    app = web.Application(middlewares=[errors, *keys, faults.middleware], client_max_size=MAX_BODY_BYTES)
+    app[ENGINE] = engine
+    app.on_response_prepare.append(starlette_headers)
+
+    async def running(_app: web.Application) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await engine.stop()
+
+    app.cleanup_ctx.append(running)
+    openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
+    native = NativeEndpoints(engine, prompts)
+    info = InfoEndpoints(engine, settings, faults)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", openai.chat),
+            web.post("/v1/completions", openai.completions),
+            web.post("/v1/embeddings", info.embeddings),
+            web.post("/v1/responses", info.responses),
+            web.get("/v1/models", info.models),
+            web.get("/v1/models/{model:.+}", info.model),
+            web.get("/v1/loads", info.loads),
+            web.post("/generate", native.generate),
+            web.put("/generate", native.generate),
+            *(web.get(path, info.health) for path in ("/health", "/health_generate", "/ready", "/ping")),
+            *(web.get(path, info.server_info) for path in ("/server_info", "/get_server_info")),
+            *(web.get(path, info.model_info) for path in ("/model_info", "/get_model_info")),
+            web.get("/flush_cache", info.flush_cache),
+            web.post("/flush_cache", info.flush_cache),
+            web.post("/abort_request", info.abort),
+            web.get("/metrics", info.metrics),
+            web.get("/emulate", faults.get),
+            web.post("/emulate", faults.set),
+        ]
+    )
+    return app
+
+
+async def serve(settings: EngineSettings) -> None:
+    """Serve until SIGINT or SIGTERM; OSError when the port is taken."""
+    runner = web.AppRunner(create_app(settings), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, shutdown_timeout=5).start()
+        print(f"dps engine (emulated SGLang) listens on http://{settings.host}:{settings.port}", flush=True)
+        stop = asyncio.Event()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        await stop.wait()
+    finally:
+        await runner.cleanup()

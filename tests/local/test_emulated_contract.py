@@ -1,0 +1,93 @@
+"""The emulated engine answers as the real SGLang did when its contract was recorded (e2e/engine_truth)."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+
+from dps_local.assets import qwen_tokenizer
+from dps_local.emulated_sglang.server import create_app
+from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
+from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case
+from dps_testkit.engine_contract.compare import Deliberate, unexplained, unused
+from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
+from dps_testkit.engine_contract.observe import Shape, describe, metrics
+
+TRUTH = json.loads((Path(__file__).parent / "contract/sglang-0.5.23.json").read_text())
+
+DELIBERATE = (
+    Deliberate("*server_info.json.*", "only the arguments that mean something here", lacking=True),
+    Deliberate("*server_info.json.emulated", "it says what it is"),
+    Deliberate("*server_info.json.emulation", "and by which figures it emulates"),
+    Deliberate("*server_info.json.context_length", "always known; SGLang tells it where a flag gives it"),
+    Deliberate("*server_info.json.max_running_requests", "as the context length"),
+    Deliberate("*model_info.json.embedding", "support for embeddings, which there is none of", lacking=True),
+)
+
+
+async def ask(settings: EngineSettings, cases: Iterable[Case]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """What an emulated engine answers to the cases, in order, and its metrics afterwards."""
+    async with TestServer(create_app(settings)) as server, ClientSession(server.make_url("/")) as client:
+        answers = {case.name: describe(await send(client, case)) for case in cases}
+        return answers, metrics(await exposition(client))
+
+
+@pytest.fixture(scope="module")
+def settings() -> EngineSettings:
+    tokenizer = qwen_tokenizer()
+    if tokenizer.source != "registry":
+        pytest.skip(f"lengths were recorded with Qwen's tokenizer; here is {tokenizer.description}")
+    return EngineSettings(str(tokenizer.path), speed=1000)
+
+
+@pytest.fixture(scope="module")
+def greedy(settings: EngineSettings) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    return asyncio.run(ask(settings, GREEDY))
+
+
+@pytest.fixture(scope="module")
+def speculative(settings: EngineSettings) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    time_model = TimeModel(speculation=SPECULATION_DEFAULTS["STANDALONE"])
+    return asyncio.run(ask(replace(settings, time_model=time_model), SPECULATIVE))
+
+
+@pytest.mark.parametrize("name", [case.name for case in GREEDY])
+def test_a_greedy_engine_answers_as_the_real_one(name: str, greedy: tuple[dict[str, Shape], ...]) -> None:
+    assert unexplained(TRUTH["greedy"], {name: greedy[0][name]}, DELIBERATE) == {}
+
+
+@pytest.mark.parametrize("name", [case.name for case in SPECULATIVE])
+def test_a_speculative_engine_answers_as_the_real_one(
+    name: str, speculative: tuple[dict[str, Shape], ...]
+) -> None:
+    assert unexplained(TRUTH["speculative"], {name: speculative[0][name]}, DELIBERATE) == {}
+
+
+def test_every_deliberate_difference_is_one(greedy: tuple[dict[str, Shape], ...]) -> None:
+    assert unused(TRUTH["greedy"], greedy[0], DELIBERATE) == []
+
+
+@pytest.mark.parametrize("pool", ["greedy", "speculative"])
+def test_metrics_have_the_names_types_and_labels_of_the_real_ones(
+    pool: str, request: pytest.FixtureRequest
+) -> None:
+    recorded = TRUTH["metrics" if pool == "greedy" else "speculative metrics"]
+    _, emulated = request.getfixturevalue(pool)
+    assert emulated == {name: recorded.get(name) for name in emulated}
+
+
+@pytest.mark.parametrize(
+    ("stream", "recorded"), [(True, "client left a stream"), (False, "client left an answer")]
+)
+async def test_a_client_that_leaves_has_the_same_effect(
+    stream: bool, recorded: str, settings: EngineSettings
+) -> None:
+    unhurried = create_app(replace(settings, speed=1))
+    async with TestServer(unhurried) as server, ClientSession(server.make_url("/")) as client:
+        assert await after_leaving(client, stream=stream) == TRUTH[recorded]

@@ -1,0 +1,96 @@
+"""The command line of `dps engine`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dps_local.emulated_sglang.flags import parse
+from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> list[str]:
+    return ["--tokenizer-path", str(tmp_path)]
+
+
+def test_no_flags_but_a_tokenizer_are_a_greedy_a100(tokenizer: list[str]) -> None:
+    settings = parse(tokenizer)
+    assert replace(settings, arguments={}) == EngineSettings(tokenizer[1], enable_cache_report=False)
+
+
+def test_flags_set_what_they_name(tokenizer: list[str]) -> None:
+    flags = (
+        "--host 127.0.0.2 --port 31000 --model-path m --served-model-name s --api-key k --context-length 100 "
+        "--max-running-requests 7 --max-total-tokens 1000 --enable-cache-report --random-seed 3 "
+        "--speculative-algorithm STANDALONE --speculative-num-steps 5 --speculative-eagle-topk 2 "
+        "--speculative-num-draft-tokens 8 --emulate-prefill-tokens-per-second 500 "
+        "--emulate-decode-step-seconds 0.02 0.001 --emulate-draft-step-seconds 0.003 "
+        "--emulate-acceptance-length 3.5 --emulate-serialized-speculation --emulate-answer-tokens 12 "
+        "--emulate-speed 10"
+    )
+    speculation = replace(
+        SPECULATION_DEFAULTS["STANDALONE"],
+        steps=5,
+        top_k=2,
+        draft_tokens=8,
+        draft_step_seconds=0.003,
+        acceptance_length=3.5,
+    )
+    assert replace(parse([*tokenizer, *flags.split()]), arguments={}) == EngineSettings(
+        tokenizer[1],
+        host="127.0.0.2",
+        port=31000,
+        model_path="m",
+        served_model_name="s",
+        api_key="k",
+        context_length=100,
+        max_running_requests=7,
+        max_total_tokens=1000,
+        enable_cache_report=True,
+        time_model=TimeModel(500, 0.02, 0.001, speculation),
+        serialized_speculation=True,
+        speed=10,
+        seed=3,
+        mean_answer_tokens=12,
+    )
+
+
+def test_flags_of_sglang_without_a_meaning_here_are_taken_and_told(tokenizer: list[str]) -> None:
+    flags = "--tp-size 2 --enable-metrics --mem-fraction-static 0.8 --cuda-graph-bs 1 2 4"
+    arguments = parse([*tokenizer, *flags.split()]).arguments
+    assert {name: arguments[name] for name in ("tp_size", "enable_metrics", "cuda_graph_bs")} == {
+        "tp_size": 2,
+        "enable_metrics": True,
+        "cuda_graph_bs": [1, 2, 4],
+    }
+
+
+def test_the_api_key_is_not_told(tokenizer: list[str]) -> None:
+    assert "secret" not in str(parse([*tokenizer, "--api-key", "secret"]).arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--speculative-num-step 3", "unrecognized arguments: --speculative-num-step"),
+        ("--speculative-algorithm TYPO", "invalid choice: 'TYPO'"),
+        ("--speculative-num-steps 3", "--speculative-algorithm is not given"),
+        ("--emulate-acceptance-length 2", "--speculative-algorithm is not given"),
+        (
+            "--speculative-algorithm EAGLE --emulate-acceptance-length 9",
+            "not between 1 and the 4 draft tokens",
+        ),
+        ("--emulate-speed 0", "0 is not above 0"),
+        ("--tokenizer-path /nowhere", "--tokenizer-path DIR is needed"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_refused_with_a_sentence(
+    flags: str, complaint: str, tokenizer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parse([*tokenizer, *flags.split()])
+    assert exited.value.code == 2
+    assert complaint in capsys.readouterr().err

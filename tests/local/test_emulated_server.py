@@ -1,0 +1,262 @@
+"""The emulated server as a client sees it: framing, usage, aborts, errors, what it says of itself."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, ServerDisconnectedError
+from aiohttp.client_exceptions import ClientPayloadError
+from aiohttp.test_utils import TestClient, TestServer
+
+from dps_local.assets import bundled_tokenizer
+from dps_local.emulated_sglang.clock import Clock, VirtualClock
+from dps_local.emulated_sglang.prompt import Prompts
+from dps_local.emulated_sglang.server import ENGINE, create_app
+from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
+
+SETTINGS = EngineSettings(str(bundled_tokenizer()), served_model_name="m")
+SLOW = replace(SETTINGS, time_model=TimeModel(decode_base_seconds=30.0))
+CHAT = "/v1/chat/completions"
+HELLO = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 4,
+    "ignore_eos": True,
+}
+
+Start = Callable[..., Awaitable[TestClient[Any, Any]]]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    return Prompts.load(SETTINGS.tokenizer_path)
+
+
+@pytest.fixture
+async def start(prompts: Prompts) -> AsyncIterator[Start]:
+    """Starts engines in virtual time, or in real time by a `clock` of None."""
+    async with AsyncExitStack() as stack:
+
+        async def start(settings: EngineSettings = SETTINGS, **changes: Any) -> TestClient[Any, Any]:
+            clock: Clock | None = None if changes.pop("real_time", False) else VirtualClock()
+            app = create_app(replace(settings, **changes), prompts, clock)
+            return await stack.enter_async_context(TestClient(TestServer(app)))
+
+        yield start
+
+
+async def events(answer: ClientResponse) -> list[Any]:
+    """A stream's events; the framing is checked on the way."""
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *frames, rest = (await answer.text()).split("\n\n")
+    assert rest == ""
+    assert frames.pop() == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def engine_of(client: TestClient[Any, Any]) -> Any:
+    app = client.app
+    assert app is not None
+    return app[ENGINE]
+
+
+async def until_running(client: TestClient[Any, Any]) -> None:
+    while engine_of(client).scheduler.running == 0:  # noqa: ASYNC110 - in-process state without an event
+        await asyncio.sleep(0)
+
+
+async def test_a_chat_stream_says_the_role_then_the_text_then_the_end(start: Start) -> None:
+    client = await start()
+    got = await events(await client.post(CHAT, json=HELLO | {"stream": True}))
+    whole = await (await client.post(CHAT, json=HELLO)).json()
+
+    deltas = [chunk["choices"][0]["delta"] for chunk in got]
+    assert deltas[0] == {"reasoning_content": None, "role": "assistant", "content": ""}
+    assert deltas[-1] == {"reasoning_content": None}
+    assert "".join(delta["content"] for delta in deltas[1:-1]) == whole["choices"][0]["message"]["content"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in got] == [None] * 5 + ["length"]
+    assert all("usage" not in chunk for chunk in got)
+    assert len({chunk["id"] for chunk in got}) == 1
+
+
+async def test_a_stream_ends_with_usage_if_asked_for(start: Start) -> None:
+    client = await start()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    last = (await events(await client.post(CHAT, json=HELLO | options)))[-1]
+
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": last["usage"]["prompt_tokens"],
+        "total_tokens": last["usage"]["prompt_tokens"] + 4,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
+    }
+
+
+async def test_the_next_turn_finds_the_whole_answer_cached(start: Start) -> None:
+    client = await start()
+    first = await (await client.post(CHAT, json=HELLO)).json()
+    answer = first["choices"][0]["message"]
+    more = [*HELLO["messages"], answer, {"role": "user", "content": "more"}]  # type: ignore[misc]
+    second = await (await client.post(CHAT, json=HELLO | {"messages": more})).json()
+
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["total_tokens"] - 1
+
+
+async def test_speculation_changes_the_time_and_not_the_answer(start: Start) -> None:
+    greedy, speculative = await start(), await start(time_model=TimeModel(speculation=STANDALONE))
+    body = {"text": "once", "sampling_params": {"max_new_tokens": 64, "ignore_eos": True}}
+    plain = await (await greedy.post("/generate", json=body)).json()
+    drafted = await (await speculative.post("/generate", json=body)).json()
+
+    assert drafted["text"] == plain["text"]
+    assert drafted["meta_info"]["e2e_latency"] < plain["meta_info"]["e2e_latency"]
+    assert drafted["meta_info"]["spec_accept_length"] > 2
+
+
+STANDALONE = SPECULATION_DEFAULTS["STANDALONE"]
+
+
+async def test_generate_streams_the_text_so_far(start: Start) -> None:
+    client = await start()
+    body = {"text": "once", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}, "stream": True}
+    got = await events(await client.post("/generate", json=body))
+
+    assert [event["meta_info"]["completion_tokens"] for event in got] == [1, 2, 3]
+    assert all(b["text"].startswith(a["text"]) for a, b in pairwise(got))
+    assert [event["meta_info"]["finish_reason"] for event in got] == [
+        None,
+        None,
+        {"type": "length", "length": 3},
+    ]
+
+
+async def test_a_batch_answers_in_order_and_n_choices_differ(start: Start) -> None:
+    client = await start()
+    body = {"text": ["a b", "c d e"], "sampling_params": {"max_new_tokens": 5, "n": 2, "ignore_eos": True}}
+    answers = await (await client.post("/generate", json=body)).json()
+
+    assert [each["meta_info"]["prompt_tokens"] for each in answers] == sorted(
+        each["meta_info"]["prompt_tokens"] for each in answers
+    )
+    assert len({each["text"] for each in answers}) == 4
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_client_that_leaves_aborts_its_request(stream: bool, start: Start) -> None:
+    client = await start(SLOW, real_time=True)
+    asking = asyncio.create_task(client.post(CHAT, json=HELLO | {"stream": stream}))
+    await until_running(client)
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    while engine_of(client).scheduler.running:  # noqa: ASYNC110 - in-process state without an event
+        await asyncio.sleep(0)
+    assert "sglang:num_aborted_requests_total{" in await (await client.get("/metrics")).text()
+    loads = (await (await client.get("/v1/loads")).json())["loads"][0]
+    assert (loads["num_running_reqs"], loads["num_waiting_reqs"], loads["num_used_tokens"]) == (0, 0, 0)
+
+
+async def test_an_aborted_request_ends_with_that_reason(start: Start) -> None:
+    client = await start(SLOW, real_time=True)
+    asking = asyncio.create_task(client.post(CHAT, json=HELLO | {"rid": "mine-1"}))
+    await until_running(client)
+    await client.post("/abort_request", json={"rid": "mine"})
+
+    assert (await (await asking).json())["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_the_cache_is_flushed_when_idle_only(start: Start) -> None:
+    client = await start(SLOW, real_time=True)
+    asking = asyncio.create_task(client.post(CHAT, json=HELLO))
+    await until_running(client)
+    busy = await client.post("/flush_cache")
+    await client.post("/abort_request", json={"abort_all": True})
+    await asking
+    idle = await client.post("/flush_cache")
+
+    assert (busy.status, idle.status) == (400, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        (CHAT, {"model": "m"}, 400, "Field required"),
+        (CHAT, {"messages": []}, 400, "Messages cannot be empty."),
+        (CHAT, HELLO | {"max_tokens": 40_000}, 400, "maximum context length of 32768 tokens"),
+        (CHAT, HELLO | {"temperature": -1}, 400, "temperature must be a non-negative finite number"),
+        (CHAT, HELLO | {"tool_choice": "required"}, 400, "Tools cannot be empty"),
+        (CHAT, HELLO | {"model": "m:lora"}, 400, "LoRA adapter 'lora' was requested"),
+        ("/v1/completions", {"prompt": ""}, 400, "Prompt cannot be empty"),
+        ("/v1/embeddings", {"input": "x"}, 400, "does not appear to be an embedding model"),
+    ],
+)
+async def test_errors_are_sglangs_error_objects(
+    path: str, body: Any, status: int, message: str, start: Start
+) -> None:
+    client = await start()
+    answer = await client.post(path, json=body)
+    error = await answer.json()
+
+    assert (answer.status, error["object"], error["code"], error["param"]) == (status, "error", status, None)
+    assert message in error["message"]
+
+
+async def test_a_key_is_needed_but_by_probes_and_prometheus(start: Start) -> None:
+    client = await start(api_key="secret")
+    paths = ("/v1/models", "/server_info", "/health", "/metrics")
+    assert [(await client.get(path)).status for path in paths] == [401, 401, 200, 200]
+    right, wrong = ({"Authorization": f"Bearer {key}"} for key in ("secret", "guess"))
+    assert (await client.get("/v1/models", headers=right)).status == 200
+    refused = await client.get("/v1/models", headers=wrong)
+    assert (refused.status, await refused.json()) == (401, {"error": "Unauthorized"})
+
+
+async def test_it_says_that_it_is_emulated(start: Start) -> None:
+    client = await start()
+    models = await (await client.get("/v1/models")).json()
+    server = await (await client.get("/server_info")).json()
+
+    assert models["data"][0]["owned_by"] == "dps-engine (emulated)"
+    assert (server["emulated"], server["version"]) == (True, "0.5.23+emulated")
+
+
+async def test_faults_happen_when_asked_for_and_heal(start: Start) -> None:
+    client = await start()
+    await client.post("/emulate", json={"fail_next": 1, "status": 503, "ready": False})
+    broken = [(await client.post(CHAT, json=HELLO)).status, (await client.get("/health")).status]
+    after = (await client.post(CHAT, json=HELLO)).status
+    await client.post("/emulate", json={})
+
+    assert (broken, after, (await client.get("/health")).status) == ([503, 503], 200, 200)
+
+
+async def test_a_stream_breaks_off_where_asked(start: Start) -> None:
+    client = await start()
+    await client.post("/emulate", json={"disconnect_after_chunks": 2})
+    answer = await client.post(CHAT, json=HELLO | {"stream": True})
+    with pytest.raises((ClientPayloadError, ServerDisconnectedError, ConnectionResetError)):
+        await answer.read()
+
+
+async def test_a_hanging_engine_never_answers(start: Start) -> None:
+    client = await start()
+    await client.post("/emulate", json={"hang": True})
+    asking = asyncio.create_task(client.post(CHAT, json=HELLO))
+    probe = await client.get("/health")
+    assert (asking.done(), probe.status) == (False, 200)
+    asking.cancel()
+    await asyncio.wait([asking])
+
+
+async def test_an_unknown_fault_is_refused(start: Start) -> None:
+    client = await start()
+    assert (await client.post("/emulate", json={"explode": True})).status == 400

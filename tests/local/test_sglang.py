@@ -1,0 +1,118 @@
+"""The command lines of two SGLang servers on one machine."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dps_local.sglang import Placement, SGLangOptions, place, sglang_command
+from dps_operator.errors import SpecError
+
+OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
+
+MANAGED = [
+    "--model-path", "/models/m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "31000",
+    "--tp-size", "1", "--enable-metrics", "--enable-cache-report",
+]  # fmt: skip
+CHAIN = [
+    "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "/models/d",
+    "--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4",
+]  # fmt: skip
+CPU = [
+    "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native",
+    "--sampling-backend", "pytorch", "--disable-overlap-schedule", "--skip-server-warmup",
+    "--mem-fraction-static", "0.3", "--max-total-tokens", "40000", "--sleep-on-idle",
+]  # fmt: skip
+VERIFY_ON_CPU = ["--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"]
+ON_GPU_1 = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "CUDA_VISIBLE_DEVICES": "1"}
+ON_CPU = {
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
+
+COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
+    "speculative, a GPU of its own": ("speculative", Placement(["1"]), [*MANAGED, *CHAIN], ON_GPU_1),
+    "greedy, a GPU of its own": ("greedy", Placement(["1"]), MANAGED, ON_GPU_1),
+    "speculative, first on a shared GPU": (
+        "speculative",
+        Placement(["1"], shared=True),
+        [*MANAGED, *CHAIN, "--mem-fraction-static", "0.45"],
+        ON_GPU_1,
+    ),
+    "greedy, second on a shared GPU": (
+        "greedy",
+        Placement(["1"], shared=True),
+        [*MANAGED, "--mem-fraction-static", "0.8"],
+        ON_GPU_1,
+    ),
+    "speculative, on a CPU": ("speculative", Placement([]), [*MANAGED, *CHAIN, *CPU, *VERIFY_ON_CPU], ON_CPU),
+    "greedy, on a CPU": ("greedy", Placement([]), [*MANAGED, *CPU], ON_CPU),
+}
+
+
+@pytest.mark.parametrize(
+    ("pool", "placement", "arguments", "environment"), COMMANDS.values(), ids=COMMANDS.keys()
+)
+def test_the_whole_command(
+    pool: Any, placement: Placement, arguments: list[str], environment: dict[str, str]
+) -> None:
+    made = sglang_command(OPTIONS, pool, placement, port=31000, served_name="m")
+    assert made.command == ["/venv/bin/python", "-m", "sglang.launch_server", *arguments]
+    assert made.environment == environment
+
+
+def test_further_arguments_come_last_so_that_they_win() -> None:
+    options = replace(OPTIONS, arguments=["--mem-fraction-static", "0.3"])
+    made = sglang_command(options, "greedy", Placement(["0"], shared=True), port=31000, served_name="m")
+    assert made.command[-4:] == ["--mem-fraction-static", "0.8", "--mem-fraction-static", "0.3"]
+
+
+def test_spans_go_where_the_gateways_go() -> None:
+    made = sglang_command(
+        OPTIONS,
+        "greedy",
+        Placement(["1"]),
+        port=31000,
+        served_name="m",
+        otlp_endpoint="http://127.0.0.1:4317",
+    )
+    assert made.command[-3:] == ["--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:4317"]
+    assert made.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up has an option of its own for this"),
+        (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up has"),
+        (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"),
+        (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),
+    ],
+)
+def test_what_cannot_be_started_is_said_beforehand(options: SGLangOptions, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
+
+
+PLACES: dict[str, tuple[list[str], int, list[str]]] = {
+    "no GPU": ([], 1, ["on the CPU, for a try"] * 2),
+    "one GPU": (["0"], 1, ["on GPU 0, which both share"] * 2),
+    "two GPUs": (["0", "1"], 1, ["on GPU 0", "on GPU 1"]),
+    "more GPUs than needed": (["4", "5", "6"], 1, ["on GPU 4", "on GPU 5"]),
+    "too few for two models that are split": (["0", "1", "2"], 2, ["on GPU 0, 1, which both share"] * 2),
+    "two models that are split": (list("0123"), 2, ["on GPU 0, 1", "on GPU 2, 3"]),
+}
+
+
+@pytest.mark.parametrize(("gpus", "tensor_parallel", "wanted"), PLACES.values(), ids=PLACES.keys())
+def test_each_server_gets_gpus_of_its_own_if_there_are_enough(
+    gpus: list[str], tensor_parallel: int, wanted: list[str]
+) -> None:
+    placed = place(gpus, tensor_parallel)
+    assert [str(placed["speculative"]), str(placed["greedy"])] == wanted
+
+
+def test_a_model_that_is_split_over_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(SpecError, match="--tensor-parallel 2 needs as many GPUs; there are 1"):
+        place(["0"], 2)

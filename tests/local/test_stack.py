@@ -1,0 +1,57 @@
+"""The local stack, whole: a real Redis, emulated engines, two gateways, one of which is killed and comes back."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from dps_lab.replay.client import ReplayOptions
+from dps_lab.replay.oracle import PromptCounter, expected_by_session
+from dps_lab.replay.records import TurnRecord
+from dps_lab.replay.report import compare
+from dps_lab.replay.run import ClosedLoop, replay
+from dps_lab.workload.assets import bundled_sessions
+from dps_lab.workload.sessions import load_sessions
+from dps_local.assets import bundled_tokenizer
+from dps_local.processes import ChildError
+from dps_local.stack import LocalStack, StackOptions
+
+OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_tokens=64, speed=50.0)
+
+
+@pytest.mark.timeout(300)
+async def test_sessions_outlive_the_gateway_that_began_them() -> None:
+    sessions = load_sessions(bundled_sessions())[:8]
+    expected = expected_by_session(sessions, PromptCounter(bundled_tokenizer()), 64)
+    async with LocalStack(OPTIONS) as stack:
+        started: list[asyncio.Task[None]] = []
+        seen = 0
+
+        def turn_ended(record: TurnRecord) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == 20:
+                stack.kill_gateway(1)
+                started.append(asyncio.create_task(stack.start_gateway(1)))
+
+        options = ReplayOptions(urls=stack.urls, model=OPTIONS.model, max_tokens=4)
+        result = await replay(sessions, options, ClosedLoop(4), on_turn=turn_ended)
+        await asyncio.gather(*started)
+        again = await replay(sessions[:1], replace(options, urls=stack.urls[1:], run="again-"), ClosedLoop(1))
+        folder = stack.folder
+
+    comparison = compare(result.turns, expected)
+    assert [record.error for record in result.turns if record.error is not None] == []
+    assert comparison.differing == []
+    assert comparison.same + len(comparison.repeated) == result.planned_turns
+    assert compare(again.turns, expected).same == again.planned_turns
+    assert not folder.exists()
+
+
+async def test_what_does_not_start_is_named_with_its_log_and_nothing_is_left() -> None:
+    stack = LocalStack(replace(OPTIONS, redis_arguments=["--no-such-option"], command=["sleep", "600"]))
+    with pytest.raises(ChildError, match=r"(?s)redis ended with status 1\n.*no-such-option"):
+        await stack.__aenter__()
+    for child in [stack.redis, *stack.engines.values(), *stack.gateways]:
+        with pytest.raises(ChildError, match="does not run"):
+            _ = child.pid
