@@ -15,9 +15,10 @@ import uvloop
 from aiohttp import hdrs, web
 
 from dps_gateway.api.admin import admin_app
+from dps_gateway.api.call import RUNTIME
+from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.inference import routed
-from dps_gateway.api.passthrough import passed_through
-from dps_gateway.api.request import ROUTES, RUNTIME
+from dps_gateway.api.passthrough import pass_through
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
@@ -40,7 +41,7 @@ def public_app(runtime: Runtime) -> web.Application:
     app.on_response_prepare.append(_let_go_if_draining)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
-    app.router.add_route("*", "/v1/{rest:.*}", passed_through)
+    app.router.add_route("*", "/v1/{rest:.*}", pass_through)
     return app
 
 
@@ -68,7 +69,11 @@ async def background(runtime: Runtime, config_file: Path | None = None) -> Async
 
     Raises ConfigError if a service is named and this is not a cluster.
     """
-    health = watch_health(runtime.pools.values(), lambda: runtime.config.timeouts.health_interval_seconds)
+    health = watch_health(
+        runtime.pools.values(),
+        runtime.engine.health_path,
+        lambda: runtime.config.timeouts.health_interval_seconds,
+    )
     tasks = [asyncio.create_task(health)]
     if runtime.redis is not None:
         tasks.append(asyncio.create_task(write_behind(runtime.turns.store)))

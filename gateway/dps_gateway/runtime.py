@@ -1,17 +1,20 @@
-"""What the request handlers share: everything that a configuration turns into, and what of it can change."""
+"""The gateway's parts, constructed from a configuration and updated when it is reloaded."""
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 from dps_gateway.auth import Keys
 from dps_gateway.config import ConfigError, GatewayConfig
+from dps_gateway.engine.dialect import EngineDialect
+from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy
-from dps_gateway.session.identity import Scope, parse_session_key
+from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import HttpPeers
 from dps_gateway.session.redis import RedisBackend, connect
@@ -25,61 +28,88 @@ from dps_gateway.upstream.pool import EnginePool
 log = logging.getLogger(__name__)
 
 FIXED_SECTIONS: Final = ("listen", "model", "telemetry")
-"""Sections that are read once: a change takes effect at the next start."""
+"""Sections that are read only at start: a change takes effect when the gateway restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reloadable:
+    """What is derived from a configuration each time it is loaded, including the files that it names."""
+
+    keys: Keys | None
+    engine_keys: Mapping[Pool, str | None]
+    policy: Policy
+    session_keys: tuple[SessionKey, ...]
+
+    @classmethod
+    def load(cls, config: GatewayConfig) -> Self:
+        """Raises ConfigError if a file that the configuration names cannot be used."""
+        return cls(
+            keys=Keys.load(config.auth.keys_file) if config.auth.keys_file else None,
+            engine_keys={pool: _engine_key(config, pool) for pool in Pool},
+            policy=config.routing.build(),
+            session_keys=tuple(parse_session_key(key) for key in config.session.keys),
+        )
 
 
 class Runtime:
-    """The gateway's parts, wired. Construct it inside a running event loop."""
+    """Everything that request handlers share. Construct it inside a running event loop.
+
+    Raises ConfigError if the configuration cannot be used.
+    """
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
+        loaded = _Reloadable.load(config)
         self.metrics = Metrics()
-        self.tracing = Tracing(config.telemetry)
-        self.accountant = Accountant(tokenizer)
-        self.upstream = Upstream(config.timeouts)
         self.redis = _redis(config, self._count_state_error)
-        session = config.session
+        self.tracing = Tracing(config.telemetry)
+        self.engine: EngineDialect = SGLang()
+        self.accountant = Accountant(tokenizer, self.engine)
+        self.upstream = Upstream(config.timeouts)
+        session, limits = config.session, config.limits
         self.mirror = Mirror(session.mirror_records)
         self.peers = HttpPeers() if session.peers is not None else None
         store = SessionStore(self.redis, self.mirror, session.ttl_seconds, self.peers)
-        self.turns = Turns(store, ())
-        self.pools = {pool: EnginePool(pool, 1, 0) for pool in Pool}
+        self.turns = Turns(store, loaded.session_keys)
+        self.pools = {
+            pool: EnginePool(
+                pool, limits.max_in_flight_per_replica, limits.max_queued, loaded.engine_keys[pool]
+            )
+            for pool in Pool
+        }
         self.draining = False
-        self.config: GatewayConfig
-        self.policy: Policy
-        self.keys: Keys | None
+        self.config = config
+        self.keys = loaded.keys
+        self.policy = loaded.policy
         self._started_with = config
-        self.apply(config)
+        self._set_endpoints(config)
 
     def apply(self, config: GatewayConfig) -> None:
-        """Take on a configuration, wholly or, if it raises ConfigError, not at all. Running requests go on."""
+        """Apply a new configuration atomically. Requests in flight are unaffected.
+
+        Raises ConfigError, and changes nothing, if the configuration cannot be used.
+        """
+        loaded = _Reloadable.load(config)
         for section in FIXED_SECTIONS:
             if getattr(config, section) != getattr(self._started_with, section):
-                log.warning("the change of '%s' takes effect at the next start", section)
-        keys = Keys.load(config.auth.keys_file) if config.auth.keys_file else None
-        api_keys = {pool: _api_key(config, pool) for pool in Pool}
+                log.warning("the change of '%s' takes effect when the gateway restarts", section)
         self.config = config
-        self.keys = keys
-        self.policy = config.routing.build()
-        self.turns.keys = tuple(parse_session_key(key) for key in config.session.keys)
-        self.turns.store.ttl_seconds = config.session.ttl_seconds
+        self.keys = loaded.keys
+        self.policy = loaded.policy
+        self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
         self.upstream.configure(config.timeouts)
-        if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
-            self.peers.set_endpoints(config.session.peers.endpoints)
+        limits = config.limits
         for name, pool in self.pools.items():
-            pool.max_in_flight_per_replica = config.limits.max_in_flight_per_replica
-            pool.max_queued = config.limits.max_queued
-            pool.api_key = api_keys[name]
-            if config.pools[name].endpoints:
-                pool.set_endpoints(config.pools[name].endpoints)
+            pool.configure(limits.max_in_flight_per_replica, limits.max_queued, loaded.engine_keys[name])
+        self._set_endpoints(config)
 
     @property
     def ready(self) -> bool:
-        """Whether this replica should get requests: it is not going away, and an engine has answered it."""
+        """Whether this replica should receive requests: it is not draining, and an engine has answered it."""
         seen = any(replica.seen_ready for pool in self.pools.values() for replica in pool.replicas.values())
         return seen and not self.draining
 
     def refresh_gauges(self) -> None:
-        """Bring the metrics that show a present state up to date."""
+        """Update the metrics that show current state."""
         for name, pool in self.pools.items():
             self.metrics.in_flight.labels(name.value).set(pool.in_flight)
             self.metrics.queued.labels(name.value).set(pool.queued)
@@ -87,21 +117,29 @@ class Runtime:
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
     def tenant(self, headers: Mapping[str, str]) -> str:
-        """Whose request it is; one nameless tenant where no keys are configured. Raises Unauthorized."""
+        """The tenant of a request: the empty string if no keys are configured. Raises Unauthorized."""
         return self.keys.tenant(headers) if self.keys is not None else ""
 
     def scope(self, tenant: str) -> Scope:
-        """Where the tenant's sessions are kept apart from others'."""
+        """The scope that separates the tenant's sessions from those of other tenants."""
         return _scope(self.config.model.name, tenant)
 
     async def close(self) -> None:
-        """Let go of connections and flush spans."""
+        """Close all connections and flush spans."""
         await self.upstream.close()
         if self.peers is not None:
             await self.peers.close()
         if self.redis is not None:
             await self.redis.close()
         self.tracing.shutdown()
+
+    def _set_endpoints(self, config: GatewayConfig) -> None:
+        """Apply endpoints that are listed in the configuration; those of a Service come from discovery."""
+        for name, pool in self.pools.items():
+            if endpoints := config.pools[name].endpoints:
+                pool.set_endpoints(endpoints)
+        if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
+            self.peers.set_endpoints(config.session.peers.endpoints)
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()
@@ -121,7 +159,7 @@ def _redis(config: GatewayConfig, on_error: Callable[[str], None]) -> RedisBacke
     return RedisBackend(client, session.redis_timeout_seconds, on_error)
 
 
-def _api_key(config: GatewayConfig, pool: Pool) -> str | None:
+def _engine_key(config: GatewayConfig, pool: Pool) -> str | None:
     path = config.pools[pool].api_key_file
     if path is None:
         return None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from dps_gateway.api.admin import session_document
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.redis import RedisBackend, connect

@@ -11,7 +11,6 @@ from dps_gateway.routing.decision import Decision, Policy, Turn
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Growth, History, Point, Record, compare
 from dps_gateway.session.store import SessionStore, Snapshot
-from dps_gateway.upstream.pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
 """How much less than expected an engine may find cached before the record is corrected: pages, and draft models
@@ -64,13 +63,18 @@ class Turns:
 
     def __init__(self, store: SessionStore, keys: tuple[SessionKey, ...]) -> None:
         self.store = store
-        self.keys = keys
+        self._keys = keys
+
+    def configure(self, keys: tuple[SessionKey, ...], ttl_seconds: int) -> None:
+        """Apply a new order of session keys and a new TTL, for the turns that follow."""
+        self._keys = keys
+        self.store.ttl_seconds = ttl_seconds
 
     async def measure(
         self, scope: Scope, prompt: Prompt, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> MeasuredTurn:
         """Recognise the session, by the client's id or else by its history, and measure its growth."""
-        client_id = client_session_id(self.keys, headers, body)
+        client_id = client_session_id(self._keys, headers, body)
         session = (
             await self._named(scope, prompt, client_id)
             if client_id is not None
@@ -143,13 +147,9 @@ class Turns:
         return Session(fork, scope, snapshot, growth, base)
 
 
-def decide(
-    policy: Policy, turn: MeasuredTurn, pools: Mapping[Pool, EnginePool], max_output: int | None
-) -> Decision:
-    """Ask the policy."""
-    growth, length = turn.session.growth, turn.prompt_tokens
-    views = {name: pool.view(growth.uncached_tokens(length, name)) for name, pool in pools.items()}
-    return policy.decide(Turn(length, turn.delta_tokens, max_output, random.random(), views))
+def decide(policy: Policy, turn: MeasuredTurn) -> Decision:
+    """The policy's decision for a measured turn."""
+    return policy.decide(Turn(turn.prompt_tokens, turn.delta_tokens, draw=random.random()))
 
 
 def _number(session: Session, prompt: Prompt, length: int) -> int:

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from dps_gateway.api.request import prompts_of
+from dps_gateway.api.endpoints import ROUTES
+from dps_gateway.api.errors import BadRequest
+from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
@@ -49,7 +51,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def accountant(tokenizer: Tokenizer) -> Accountant:
-    return Accountant(tokenizer)
+    return Accountant(tokenizer, SGLang())
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +66,8 @@ def remembered(prompt: Prompt, length: int, boundary_tokens: int) -> Point:
 
 
 def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:
-    if path == "/v1/chat/completions":
-        return accountant.chat(body).count(None)[0]
-    return accountant.total(prompts_of(path, body) or [])
+    (route,) = (route for route in ROUTES if route.path == path)
+    return sum(prompt.count(None)[0] for prompt in route.prompts(accountant, body))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_every_kind_of_request_counts_as_the_real_sglang_reports(
 def test_what_the_engine_refuses_is_counted_or_refused_but_never_an_accident(
     accountant: Accountant, case: dict[str, Any]
 ) -> None:
-    with suppress(Uncountable):
+    with suppress(BadRequest, Uncountable):
         length_of(accountant, case["path"], case["body"])
 
 
@@ -125,7 +126,7 @@ def test_only_what_was_added_is_tokenized(tokenizer: Tokenizer, monkeypatch: pyt
         return plain(text)
 
     monkeypatch.setattr(tokenizer, "count", spy)
-    accountant = Accountant(tokenizer)
+    accountant = Accountant(tokenizer, SGLang())
     history = [
         {"role": "user", "content": "a long beginning " * 500},
         {"role": "assistant", "content": "yes"},
@@ -163,7 +164,7 @@ def edits(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Iterator
 def thinking_accountant() -> Accountant:
     hf = AutoTokenizer.from_pretrained(real_tokenizer())
     hf.chat_template = THINKING_TEMPLATE
-    return Accountant(Tokenizer(hf))
+    return Accountant(Tokenizer(hf), SGLang())
 
 
 class TestAdversarialHistories:
@@ -215,7 +216,7 @@ def test_stripped_thinking_is_still_the_same_session() -> None:
     """The generation prompt's `<think>` is not in the next prompt; what precedes it is."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
     hf.chat_template = THINKING_TEMPLATE
-    accountant = Accountant(Tokenizer(hf))
+    accountant = Accountant(Tokenizer(hf), SGLang())
     first = [{"role": "user", "content": "why?"}]
     answered = [
         *first,

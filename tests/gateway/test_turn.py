@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ def answer(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def accountant() -> Accountant:
-    return Accountant(Tokenizer.load(str(bundled_tokenizer())))
+    return Accountant(Tokenizer.load(str(bundled_tokenizer())), SGLang())
 
 
 class Client:

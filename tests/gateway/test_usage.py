@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.api.usage import Dialect, EventRelay, Usage, read_usage
+from dps_gateway.api.sse import EventRelay
+from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
+from dps_gateway.engine.openai import OPENAI_ANSWERS
+from dps_gateway.engine.sglang import GENERATE_ANSWERS
 
 ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant"}}],"usage":null}\n\n'
 TEXT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"\\"usage\\":{ is just text"}}]}\n\n'
@@ -23,10 +26,10 @@ pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
 def relay(
-    stream: bytes, sizes: list[int], *, hide: bool, dialect: Dialect = "openai"
+    stream: bytes, sizes: list[int], *, hide: bool, answers: AnswerFormat = OPENAI_ANSWERS
 ) -> tuple[bytes, bytes, Usage | None]:
     """(what was passed on before the closing event, the rest, the usage) of a stream that comes in pieces."""
-    events, closing, at = EventRelay(dialect, hide_usage=hide), b"", 0
+    events, closing, at = EventRelay(answers, hide_usage=hide), b"", 0
     passed = b""
     while at < len(stream):
         size = sizes.pop(0) if sizes else len(stream)
@@ -73,7 +76,7 @@ def test_half_an_event_at_the_end_is_passed_on() -> None:
 
 
 def test_an_endless_event_is_not_hoarded() -> None:
-    events = EventRelay("openai", hide_usage=True)
+    events = EventRelay(OPENAI_ANSWERS, hide_usage=True)
     passed, _ = events.feed(b"data: " + b"x" * 2_000_000)
     assert len(passed) > 2_000_000
 
@@ -84,7 +87,7 @@ def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
         b'data: {"text":"ab","meta_info":{"id":"r","prompt_tokens":3,"completion_tokens":2,"cached_tokens":1,'
         b'"finish_reason":{"type":"stop"}}}\n\n'
     )
-    passed, closing, usage = relay(first + last + DONE, [], hide=False, dialect="native")
+    passed, closing, usage = relay(first + last + DONE, [], hide=False, answers=GENERATE_ANSWERS)
     assert passed + closing == first + last + DONE
     assert usage == Usage(3, 2, cached_tokens=1, finish_reason="stop", response_id="r")
 
@@ -105,7 +108,7 @@ def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
     ],
 )
 def test_usage_of_a_whole_answer(document: bytes, expected: Usage | None) -> None:
-    assert read_usage(document, "openai") == expected
+    assert read_usage(document, OPENAI_ANSWERS) == expected
 
 
 def test_a_real_sglang_stream_without_its_usage_is_the_stream_it_sends_unasked() -> None:

@@ -6,12 +6,12 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.request import RUNTIME
+from dps_gateway.api.call import RUNTIME
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
+from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import SessionId
 from dps_gateway.session.peers import PATH as MIRROR_PATH
-from dps_gateway.session.record import Record
 from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
 
@@ -30,25 +30,6 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_post(MIRROR_PATH, _mirror)
     app.router.add_put(MIRROR_PATH, _take)
     return app
-
-
-def session_document(session: SessionId, record: Record, source: str) -> dict[str, Any]:
-    """A session's record for people: `dps session` and /sessions/{id} show the same."""
-    return {
-        "session": session.text,
-        "source": source,
-        "turn": record.turn,
-        "points": [
-            {
-                "turn": point.turn,
-                "promptTokens": point.length,
-                "digest": point.digest,
-                "bytes": point.offset,
-                "pools": sorted(point.pools),
-            }
-            for point in record.points
-        ],
-    }
 
 
 def redacted(url: str | None) -> str | None:
@@ -91,13 +72,12 @@ async def _pools(request: web.Request) -> web.Response:
 
 def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
     pool = runtime.pools[name]
-    view = pool.view(uncached_tokens=0)
     return {
-        "readyReplicas": view.ready_replicas,
-        "inFlight": view.in_flight,
-        "queued": view.queued,
-        "timeToFirstTokenSeconds": view.time_to_first_token_seconds,
-        "timePerOutputTokenSeconds": view.time_per_output_token_seconds,
+        "readyReplicas": len(pool.ready),
+        "inFlight": pool.in_flight,
+        "queued": pool.queued,
+        "timeToFirstTokenSeconds": pool.time_to_first_token_seconds,
+        "timePerOutputTokenSeconds": pool.time_per_output_token_seconds,
         "replicas": [
             {"url": replica.url, "ready": replica.ready, "inFlight": replica.in_flight}
             for replica in pool.replicas.values()

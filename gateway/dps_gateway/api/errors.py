@@ -78,7 +78,7 @@ def _response(error: Exception) -> web.Response:
     )
 
 
-def refusal(error: Exception, request_id: str) -> web.Response:
+def error_response(error: Exception, request_id: str) -> web.Response:
     """The answer to a request that failed before anything was sent. An unexpected error is a bug: it is logged."""
     if _problem(error) is _UNEXPECTED:
         log.error("request %s failed", request_id, exc_info=error)

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from dps_gateway.api.usage import Usage
+from dps_gateway.engine.dialect import Usage
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.turn import MeasuredTurn
@@ -72,12 +72,12 @@ def describe_conversation(server: Span, upstream: Span, client_id: str | None) -
         upstream.set_attribute("gen_ai.conversation.id", client_id)
 
 
-def describe_request(span: Span, operation: str, body: dict[str, Any], model: str) -> None:
+def describe_request(span: Span, operation: str, provider: str, body: dict[str, Any], model: str) -> None:
     """What was asked for. Never the prompt."""
     if not span.is_recording():
         return
     span.set_attributes(
-        {"gen_ai.operation.name": operation, "gen_ai.provider.name": "sglang", "gen_ai.request.model": model}
+        {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider, "gen_ai.request.model": model}
     )
     for name, attribute in REQUEST_ATTRIBUTES.items():
         value = body.get(name)

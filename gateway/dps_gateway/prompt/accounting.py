@@ -5,10 +5,10 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS, Prefixes, committed_offset, message_boundaries
-from dps_gateway.prompt.chat import chat_input, content_format
+from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.record import Point
 
@@ -78,19 +78,28 @@ class Prompt:
         return await asyncio.to_thread(self.count, base)
 
 
+class ChatRules(Protocol):
+    """How an engine turns a chat request into its chat template's arguments (see `engine.dialect`)."""
+
+    def content_format(self, chat_template: str) -> ContentFormat: ...
+
+    def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput: ...
+
+
 class Accountant:
     """Turns requests into prompts, as the engine would render and tokenize them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, engine: ChatRules) -> None:
         self._tokenizer = tokenizer
-        self._format = content_format(tokenizer.chat_template or "")
+        self._engine = engine
+        self._format = engine.content_format(tokenizer.chat_template or "")
 
     def chat(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/chat/completions request. Raises Uncountable."""
         if isinstance(ids := body.get("input_ids"), list):
             return self._ids(ids)
         try:
-            chat = chat_input(body, self._format)
+            chat = self._engine.chat_input(body, self._format)
             text = self._tokenizer.render(chat.messages, chat.tools, chat.variables)
         except Exception as error:  # a template may raise anything for messages that it does not accept
             raise Uncountable(f"the chat template refuses the request: {error}") from error
@@ -109,10 +118,6 @@ class Accountant:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self._ids(prompt)
         raise Uncountable("not a single prompt")
-
-    def total(self, prompts: list[Any]) -> int:
-        """The tokens of several prompts in one request. Raises Uncountable."""
-        return sum(self.text(prompt).count(None)[0] for prompt in prompts)
 
     def _text(self, text: str, added_tokens: int) -> Prompt:
         try:

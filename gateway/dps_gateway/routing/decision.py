@@ -1,7 +1,6 @@
 """What a routing policy is given and what it answers. Pure values, no I/O."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -14,25 +13,8 @@ class Reason(StrEnum):
     WITHIN_THRESHOLD = "within_threshold"
     OVER_THRESHOLD = "over_threshold"
     FIXED = "fixed"
-    PREDICTED_FASTER = "predicted_faster"
     FAILOVER = "failover"
     OVERLOAD = "overload"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """What the gateway knows about one pool at the moment of the decision.
-
-    Rates are this gateway's own recent observations, None until there are any.
-    """
-
-    uncached_tokens: int = 0
-    """Prompt tokens that this pool would have to prefill: those its KV cache has not seen."""
-    ready_replicas: int = 0
-    in_flight: int = 0
-    queued: int = 0
-    time_to_first_token_seconds: float | None = None
-    time_per_output_token_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +27,7 @@ class Turn:
 
     prompt_tokens: int
     delta_tokens: int
-    max_output_tokens: int | None = None
     draw: float = 0.0
-    pools: Mapping[Pool, PoolView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

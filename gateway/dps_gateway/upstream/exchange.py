@@ -118,13 +118,13 @@ class Upstream:
         headers: CIMultiDict[str],
         method: str = "POST",
         *,
-        anew: bool = False,
+        fresh_connection: bool = False,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
 
-        anew: on a connection of its own, for an engine that has gone leaves many that seem to be open.
+        `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
-        session = self._unpooled if anew else self._session
+        session = self._unpooled if fresh_connection else self._session
         try:
             response = await session.request(
                 method,

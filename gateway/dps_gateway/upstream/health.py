@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import aiohttp
 
@@ -11,12 +10,9 @@ from dps_gateway.upstream.pool import EnginePool, Replica
 
 log = logging.getLogger(__name__)
 
-HEALTH_PATH: Final = "/v1/models"
-"""Not /health, for which SGLang generates a token and takes a second."""
 
-
-async def watch_health(pools: Iterable[EnginePool], interval_seconds: Callable[[], float]) -> None:
-    """Ask every replica every interval, for ever."""
+async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds: Callable[[], float]) -> None:
+    """Request `path` from every replica at every interval, until cancelled."""
     pools = list(pools)
     async with aiohttp.ClientSession() as session:
         while True:
@@ -24,17 +20,21 @@ async def watch_health(pools: Iterable[EnginePool], interval_seconds: Callable[[
             async with asyncio.TaskGroup() as group:
                 for pool in pools:
                     for replica in list(pool.replicas.values()):
-                        group.create_task(_ask(session, pool, replica, limits))
+                        group.create_task(_check(session, pool, replica, path, limits))
             waiting = any(not replica.ready for pool in pools for replica in pool.replicas.values())
             await asyncio.sleep(min(1.0, interval_seconds()) if waiting else interval_seconds())
 
 
-async def _ask(
-    session: aiohttp.ClientSession, pool: EnginePool, replica: Replica, limits: aiohttp.ClientTimeout
+async def _check(
+    session: aiohttp.ClientSession,
+    pool: EnginePool,
+    replica: Replica,
+    path: str,
+    limits: aiohttp.ClientTimeout,
 ) -> None:
     headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
     try:
-        async with session.get(replica.url + HEALTH_PATH, headers=headers, timeout=limits) as response:
+        async with session.get(replica.url + path, headers=headers, timeout=limits) as response:
             healthy = response.status < 500
     except (aiohttp.ClientError, OSError, TimeoutError):
         healthy = False

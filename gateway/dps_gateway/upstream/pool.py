@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.affinity import preferred
 
 SMOOTHING: Final = 0.1
@@ -42,15 +41,26 @@ class Replica:
 class EnginePool:
     """The replicas of one pool, and what this gateway has observed of them."""
 
-    def __init__(self, name: Pool, max_in_flight_per_replica: int, max_queued: int) -> None:
+    def __init__(
+        self, name: Pool, max_in_flight_per_replica: int, max_queued: int, api_key: str | None = None
+    ) -> None:
         self.name = name
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.max_queued = max_queued
+        self.api_key = api_key
         self.replicas: dict[str, Replica] = {}
-        self.api_key: str | None = None
+        self.time_to_first_token_seconds: float | None = None
+        """Running mean over recent streamed answers; None until there is one."""
+        self.time_per_output_token_seconds: float | None = None
+        """Running mean over recent streamed answers; None until there is one."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._first_token: float | None = None
-        self._per_token: float | None = None
+
+    def configure(self, max_in_flight_per_replica: int, max_queued: int, api_key: str | None) -> None:
+        """Apply new limits and a new API key. Requests in flight are unaffected."""
+        self.max_in_flight_per_replica = max_in_flight_per_replica
+        self.max_queued = max_queued
+        self.api_key = api_key
+        self._wake(len(self._waiting))
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
         """Take in what discovery found. Requests on a replica that is gone finish there."""
@@ -73,17 +83,6 @@ class EnginePool:
     def has_room(self) -> bool:
         """Whether a request would be sent at once."""
         return any(replica.in_flight < self.max_in_flight_per_replica for replica in self.ready)
-
-    def view(self, uncached_tokens: int) -> PoolView:
-        """The pool as a policy sees it."""
-        return PoolView(
-            uncached_tokens=uncached_tokens,
-            ready_replicas=len(self.ready),
-            in_flight=self.in_flight,
-            queued=self.queued,
-            time_to_first_token_seconds=self._first_token,
-            time_per_output_token_seconds=self._per_token,
-        )
 
     async def acquire(self, session: str | None, avoid: frozenset[str], timeout_seconds: float) -> Replica:
         """A replica for one request; the caller must `release` it. Waits its turn when all are busy.
@@ -125,8 +124,8 @@ class EnginePool:
 
     def observe(self, first_token_seconds: float | None, per_token_seconds: float | None) -> None:
         """Take an answer's speed into the running means."""
-        self._first_token = _smoothed(self._first_token, first_token_seconds)
-        self._per_token = _smoothed(self._per_token, per_token_seconds)
+        self.time_to_first_token_seconds = _smoothed(self.time_to_first_token_seconds, first_token_seconds)
+        self.time_per_output_token_seconds = _smoothed(self.time_per_output_token_seconds, per_token_seconds)
 
     def _wake(self, places: int) -> None:
         while places > 0 and self._waiting:

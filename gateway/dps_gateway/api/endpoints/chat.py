@@ -1,0 +1,18 @@
+"""POST /v1/chat/completions."""
+
+from typing import Any, Final
+
+from dps_gateway.api.endpoints.route import Route, refuse_empty
+from dps_gateway.engine.openai import OPENAI_ANSWERS
+from dps_gateway.prompt.accounting import Accountant, Prompt
+
+
+def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
+    if isinstance(
+        ids := body.get("input_ids"), list
+    ):  # an SGLang extension: a prompt that is already rendered
+        refuse_empty(ids)
+    return [accountant.chat(body)]
+
+
+ROUTE: Final = Route("/v1/chat/completions", "chat", OPENAI_ANSWERS, _prompts)

@@ -1,0 +1,15 @@
+"""POST /generate, SGLang's own endpoint."""
+
+from typing import Any, Final
+
+from dps_gateway.api.endpoints.route import Route, text_prompts
+from dps_gateway.engine.sglang import GENERATE_ANSWERS
+from dps_gateway.prompt.accounting import Accountant, Prompt
+
+
+def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
+    text = body.get("text")
+    return text_prompts(accountant, text if text is not None else body.get("input_ids"))
+
+
+ROUTE: Final = Route("/generate", "text_completion", GENERATE_ANSWERS, _prompts)

@@ -1,0 +1,51 @@
+"""What a routed endpoint consists of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dps_gateway.api.errors import BadRequest
+from dps_gateway.engine.dialect import AnswerFormat
+from dps_gateway.prompt.accounting import Accountant, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint whose requests are routed by their session."""
+
+    path: str
+    operation: str
+    """The span attribute `gen_ai.operation.name`."""
+    answers: AnswerFormat
+    prompts: Callable[[Accountant, dict[str, Any]], list[Prompt]]
+    """The prompts of a request, of which only a single one is a turn of a session.
+
+    Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
+    """
+
+
+def refuse_empty(prompts: Any) -> None:
+    """Raise BadRequest if any prompt is empty.
+
+    Depending on the endpoint, SGLang fails an assertion on an empty prompt, which stops the engine.
+    """
+    if _has_empty(prompts):
+        raise BadRequest("a prompt is empty: every prompt needs at least one character or token id")
+
+
+def text_prompts(accountant: Accountant, value: Any) -> list[Prompt]:
+    """The prompts in a field that holds a string, a list of token ids, or a list of either.
+
+    Raises BadRequest and Uncountable as `Route.prompts` does.
+    """
+    refuse_empty(value)
+    several = isinstance(value, list) and value and not isinstance(value[0], int)
+    return [accountant.text(prompt) for prompt in (value if several else [value])]
+
+
+def _has_empty(value: Any) -> bool:
+    if isinstance(value, list):
+        if value and isinstance(value[0], int):  # one prompt of token ids, which may be long
+            return False
+        return not value or any(_has_empty(item) for item in value)
+    return isinstance(value, str) and not value

@@ -1,0 +1,114 @@
+"""From a client's request to a routing decision."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from dps_gateway.api import spans
+from dps_gateway.api.call import Call
+from dps_gateway.api.dispatch import least_loaded
+from dps_gateway.api.endpoints.route import Route
+from dps_gateway.api.request import parse_object, read_body
+from dps_gateway.prompt.accounting import Prompt, Uncountable
+from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.session.record import History
+from dps_gateway.telemetry.tracing import links_to
+from dps_gateway.turn import MeasuredTurn, decide
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request to a routed endpoint after its routing decision."""
+
+    call: Call
+    route: Route
+    body: dict[str, Any]
+    raw: bytes
+    """The request as the client sent it; `body` is the same, parsed."""
+    decision: Decision
+    prompt_tokens: int | None
+    """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
+    turn: MeasuredTurn | None
+    """None for a request that is not a turn of a session."""
+
+    @property
+    def session(self) -> str | None:
+        """The session's id, which determines the preferred replica."""
+        return self.turn.session.id.text if self.turn is not None else None
+
+    def headers(self) -> dict[str, str]:
+        """The response headers about the prompt and its session."""
+        if self.turn is None:
+            headers = {"x-dps-history": History.STATELESS.value}
+            if self.prompt_tokens is not None:
+                tokens = str(self.prompt_tokens)
+                headers |= {"x-dps-prompt-tokens": tokens, "x-dps-delta-tokens": tokens}
+            return headers
+        session = self.turn.session
+        return {
+            "x-dps-prompt-tokens": str(self.turn.prompt_tokens),
+            "x-dps-delta-tokens": str(self.turn.delta_tokens),
+            "x-dps-turn": str(self.turn.number),
+            "x-dps-session": session.id.text,
+            "x-dps-state": session.snapshot.source.value,
+            "x-dps-history": session.growth.history.value,
+        }
+
+
+async def prepare(call: Call, route: Route) -> Job:
+    """Authenticate and parse the request, measure its turn, and decide where to send it.
+
+    Raises Unauthorized, BodyTooLarge or BadRequest.
+    """
+    runtime = call.runtime
+    tenant = runtime.tenant(call.request.headers)
+    raw = await read_body(call.request)
+    body = parse_object(raw)
+    span = runtime.tracing.child(call.span, "dps.route")
+    try:
+        prompts = _countable_prompts(call, route, body)
+        turn = None
+        prompt_tokens = None
+        if len(prompts) == 1:
+            turn = await runtime.turns.measure(runtime.scope(tenant), prompts[0], call.request.headers, body)
+            prompt_tokens = turn.prompt_tokens
+        elif prompts:
+            prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
+        decision = _decide(call, turn)
+        _describe(call, span, turn, decision)
+        return Job(call, route, body, raw, decision, prompt_tokens, turn)
+    finally:
+        span.end()
+
+
+def _countable_prompts(call: Call, route: Route, body: dict[str, Any]) -> list[Prompt]:
+    """The request's prompts, or none if they cannot be counted: the engine will probably refuse them."""
+    try:
+        return route.prompts(call.runtime.accountant, body)
+    except Uncountable as reason:
+        log.debug("request %s: its prompt cannot be counted: %s", call.request_id, reason)
+        return []
+
+
+def _decide(call: Call, turn: MeasuredTurn | None) -> Decision:
+    """Apply the policy. A request that is not a turn goes to the less loaded pool."""
+    runtime, metrics = call.runtime, call.runtime.metrics
+    if turn is None:
+        metrics.history.labels(History.STATELESS.value).inc()
+        return Decision(least_loaded(runtime.pools), Reason.FIXED)
+    metrics.delta_tokens.observe(turn.delta_tokens)
+    metrics.prompt_tokens.observe(turn.prompt_tokens)
+    metrics.history.labels(turn.session.growth.history.value).inc()
+    return decide(runtime.policy, turn)
+
+
+def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decision) -> None:
+    threshold = call.runtime.config.routing.threshold_tokens
+    spans.describe_decision(span, call.span, call.request_id, turn, decision, threshold)
+    if turn is not None and call.span.is_recording():
+        for link in links_to(turn.session.base.span):
+            call.span.add_link(link.context, link.attributes)

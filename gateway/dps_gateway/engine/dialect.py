@@ -1,0 +1,85 @@
+"""The seam between the gateway and an inference engine. Pure.
+
+To support another engine, such as vLLM, write a module beside `sglang.py` whose class implements `EngineDialect`,
+and construct it where `runtime.py` constructs `SGLang`. No other module of the gateway names an engine.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from dps_gateway.prompt.chat import ChatInput, ContentFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer, as the engine reports them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    """Prompt tokens found in the KV cache, or None if the engine does not report them."""
+    finish_reason: str | None = None
+    response_id: str | None = None
+    model: str | None = None
+
+
+class AnswerFormat(Protocol):
+    """How the answers of an endpoint, streamed or not, report token usage."""
+
+    @property
+    def usage_marker(self) -> re.Pattern[bytes]:
+        """Matches a stream event that may carry usage, so that other events need no parsing."""
+
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
+        """(the request to send, whether usage was requested on the client's behalf).
+
+        `raw` is the client's request and `body` the same, parsed. In the second case the event that carries nothing
+        but usage must not reach the client.
+        """
+
+    def usage_of(self, document: Any) -> Usage | None:
+        """The usage in a parsed answer or stream event, or None if it reports none that is valid."""
+
+
+class EngineDialect(Protocol):
+    """Everything specific to one kind of inference server."""
+
+    @property
+    def provider(self) -> str:
+        """The span attribute `gen_ai.provider.name`."""
+
+    @property
+    def health_path(self) -> str:
+        """The path that health checks request. It must be cheap, and answer below 500 when the engine is ready."""
+
+    def content_format(self, chat_template: str) -> ContentFormat:
+        """Whether the engine passes message content to this template as one string or as a list of parts."""
+
+    def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
+        """The arguments with which the engine renders its chat template for this request.
+
+        Raises KeyError, TypeError or ValueError if the engine will refuse the request.
+        """
+
+
+def read_usage(document: bytes, answer_format: AnswerFormat) -> Usage | None:
+    """The usage in the bytes of an answer or stream event, or None if they are not JSON or report none."""
+    try:
+        parsed = orjson.loads(document)
+    except orjson.JSONDecodeError:
+        return None
+    return answer_format.usage_of(parsed)
+
+
+def token_count(value: Any) -> int | None:
+    """`value` if it is a number of tokens, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def text_or_none(value: Any) -> str | None:
+    """`value` if it is a string, else None."""
+    return value if isinstance(value, str) else None

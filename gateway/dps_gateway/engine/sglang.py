@@ -1,0 +1,54 @@
+"""SGLang: its chat rendering, its health path, and the answers of its own /generate endpoint. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dps_gateway.engine.dialect import AnswerFormat, Usage, text_or_none, token_count
+from dps_gateway.prompt import chat
+from dps_gateway.prompt.chat import ChatInput, ContentFormat
+
+
+class SGLang:
+    """The dialect of an SGLang server."""
+
+    provider = "sglang"
+    health_path = "/v1/models"
+    """Not /health, for which SGLang generates a token and takes up to a second."""
+
+    def content_format(self, chat_template: str) -> ContentFormat:
+        return chat.content_format(chat_template)
+
+    def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
+        return chat.chat_input(body, expects)
+
+
+class _GenerateAnswers:
+    """Answers of /generate: usage is in the `meta_info` of every event, whether or not the client asks.
+
+    A batch, or several samples of one prompt, is a list without a single prompt length.
+    """
+
+    usage_marker = re.compile(rb'"meta_info":\s*\{')
+
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
+        return raw, False
+
+    def usage_of(self, document: Any) -> Usage | None:
+        meta = document.get("meta_info") if isinstance(document, dict) else None
+        if not isinstance(meta, dict):
+            return None
+        prompt_tokens = token_count(meta.get("prompt_tokens"))
+        if prompt_tokens is None:
+            return None
+        finish = meta.get("finish_reason")
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=token_count(meta.get("completion_tokens")) or 0,
+            cached_tokens=token_count(meta.get("cached_tokens")),
+            finish_reason=text_or_none(finish.get("type")) if isinstance(finish, dict) else None,
+            response_id=text_or_none(meta.get("id")),
+        )
+
+
+GENERATE_ANSWERS: Final[AnswerFormat] = _GenerateAnswers()

@@ -1,0 +1,25 @@
+"""A session's record as a JSON document, for `dps session` and the admin port. Pure."""
+
+from typing import Any
+
+from dps_gateway.session.identity import SessionId
+from dps_gateway.session.record import Record
+
+
+def session_document(session: SessionId, record: Record, source: str) -> dict[str, Any]:
+    """The record, with lengths in tokens and `bytes` as the prefix of the rendered prompt that a digest covers."""
+    return {
+        "session": session.text,
+        "source": source,
+        "turn": record.turn,
+        "points": [
+            {
+                "turn": point.turn,
+                "promptTokens": point.length,
+                "digest": point.digest,
+                "bytes": point.offset,
+                "pools": sorted(point.pools),
+            }
+            for point in record.points
+        ],
+    }
