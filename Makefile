@@ -46,7 +46,7 @@ e2e: $(INSTALLED) ## real clusters, SGLang, traces and metrics, under faults; se
 	@$(BIN)/python -m pytest e2e --timeout 600 --tb short
 
 images: ## both images by buildah, and their commands run once
-	@e2e/images
+	@e2e/build-images
 
 manifests: $(INSTALLED) ## write what follows from the API's models and the chart
 	@$(BIN)/python -m dps_operator.generate

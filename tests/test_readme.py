@@ -19,7 +19,7 @@ RUN_BY = {
     ),
     ".venv/bin/dps up --engine sglang --model Qwen/Qwen2.5-7B-Instruct"
     " --draft-model Qwen/Qwen2.5-1.5B-Instruct": (
-        "e2e/engine_truth/test_up_sglang.py",
+        "e2e/real_sglang/test_up_sglang.py",
         '"--engine", "sglang"',
     ),
     ".venv/bin/dps gateway --config gateway.yaml": (

@@ -1,4 +1,4 @@
-"""Fixtures of tests on a real node: one cluster per run, with the chart installed once."""
+"""Fixtures for tests on a real node: one cluster per run; each module installs the chart and has its own namespace."""
 
 from collections.abc import Iterator
 
@@ -12,20 +12,24 @@ from dps_testkit.paths import ROOT
 SYSTEM = "dps-system"
 RELEASE = "dps"
 READY_SECONDS = 240.0
-"""For a DPSRouter, on a machine that is busy with other things as well."""
+"""Time limit for a DPSRouter to become ready on a busy machine."""
 A100 = {"nvidia.com/gpu": 1}
+LEFTOVER_KINDS = (
+    "all,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies"
+)
+"""Namespaced kinds that must have no objects left after a deletion."""
 
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The cluster, with this checkout's images and nothing else."""
-    with cluster(tmp_path_factory.mktemp("node")) as made:
-        yield made
+    """A cluster that has this checkout's images and nothing installed."""
+    with cluster(tmp_path_factory.mktemp("node")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def system(node: Cluster) -> Iterator[Kube]:
-    """The namespace of the chart's release, which each module installs and removes as a user would."""
+    """The namespace of the chart's release, which is installed for the module and removed afterwards."""
     kube = Kube(node.kube.kubeconfig, SYSTEM)
     chart = str(ROOT / "charts/dps-router")
     kube.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "100s")
@@ -36,13 +40,13 @@ def system(node: Cluster) -> Iterator[Kube]:
 
 @pytest.fixture(scope="module")
 def kube(system: Kube) -> Iterator[Kube]:
-    """A namespace of the module's own."""
+    """A temporary namespace shared by the tests of a module."""
     with system.scratch() as scratch:
         yield scratch
 
 
 def emulated(name: str = "emulated") -> Manifest:
-    """The example with emulated engines, but asking for an A100 for each as real ones do."""
+    """The example with emulated engines, changed to request one A100 per engine as real engines do."""
     router: Manifest = yaml.safe_load((ROOT / "manifests/examples/emulated.yaml").read_text())
     router["metadata"]["name"] = name
     del router["spec"]["nodePool"]

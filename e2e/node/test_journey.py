@@ -1,31 +1,41 @@
-"""helm install, kubectl apply, traffic, delete: what a user does, on a node that really runs the pods."""
+"""What a user does on a node that runs the pods: apply a DPSRouter, send requests to it, delete it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, pairwise
 from threading import Event, Thread
 
+import pytest
+
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually
-from e2e.node.conftest import A100, READY_SECONDS, RELEASE, emulated
+from e2e.node.conftest import A100, LEFTOVER_KINDS, READY_SECONDS, RELEASE, emulated
 from e2e.node.sessions import turns
 
-OURS = "dpsrouter.io/router=emulated"
-LEFT = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies"
+
+def labels(name: str) -> str:
+    """A selector of the objects that belong to a DPSRouter."""
+    return f"dpsrouter.io/router={name}"
 
 
-def test_the_release_tests_itself(system: Kube) -> None:
+@pytest.fixture(scope="module")
+def router(kube: Kube) -> str:
+    """The name of a DPSRouter that is ready. Tests that share it do not change it."""
+    kube.apply(emulated())
+    kube.until("emulated", READY_SECONDS, Ready="True", Progressing="Settled")
+    return "emulated"
+
+
+def test_helm_test_succeeds(system: Kube) -> None:
     assert "Phase:          Succeeded" in system.helm("test", RELEASE, "--timeout", "100s")
 
 
-def test_a_router_that_asks_for_a100s_becomes_ready(kube: Kube) -> None:
-    kube.apply(emulated())
-    kube.until("emulated", READY_SECONDS, Ready="True", Progressing="Settled")
+def test_each_engine_of_a_ready_router_requests_an_a100(kube: Kube, router: str) -> None:
     engines = [
         pod
         for pool in ("speculative", "greedy")
-        for pod in kube.list("pods", f"{OURS},dpsrouter.io/component={pool}")
+        for pod in kube.list("pods", f"{labels(router)},dpsrouter.io/component={pool}")
     ]
     assert [pod["spec"]["containers"][0]["resources"]["limits"] for pod in engines] == [
         {name: str(count) for name, count in A100.items()}
@@ -33,7 +43,7 @@ def test_a_router_that_asks_for_a100s_becomes_ready(kube: Kube) -> None:
     assert all(pod["spec"]["affinity"]["nodeAffinity"] for pod in engines)
 
 
-def test_the_first_request_after_ready_is_answered(node: Cluster, kube: Kube) -> None:
+def test_first_request_after_ready_is_answered(node: Cluster, kube: Kube) -> None:
     router = emulated("eager")
     router["spec"]["gateway"]["replicas"] = 1
     with changing_services(kube):
@@ -44,14 +54,16 @@ def test_the_first_request_after_ready_is_answered(node: Cluster, kube: Kube) ->
     kube.kubectl("delete", "dpsrouter", "eager")
 
 
-def test_get_dps_tells_what_one_wants_to_know(kube: Kube) -> None:
-    header, row = kube.kubectl("get", "dps").splitlines()
+def test_kubectl_get_dps_shows_readiness_policy_and_replicas(kube: Kube, router: str) -> None:
+    header, row = kube.kubectl("get", "dps", router).splitlines()
     assert header.split() == ["NAME", "READY", "POLICY", "THRESHOLD", "SPEC", "GREEDY", "GATEWAY", "AGE"]
-    assert row.split()[:-1] == ["emulated", "True", "DeltaPrefill", "128", "1", "1", "2"]
+    assert row.split()[:-1] == [router, "True", "DeltaPrefill", "128", "1", "1", "2"]
 
 
-def test_sessions_through_the_service_are_routed_by_their_growth(node: Cluster, kube: Kube) -> None:
-    with node.reach(kube, "emulated-gateway", 8000) as url:
+def test_turns_sent_through_the_service_are_routed_by_their_growth(
+    node: Cluster, kube: Kube, router: str
+) -> None:
+    with node.reach(kube, f"{router}-gateway", 8000) as url:
         session = list(turns(url, "emulated", count=6))
     assert [(turn.number, turn.pool, turn.reason) for turn in session] == [
         (1, "greedy", "over_threshold"),
@@ -69,36 +81,27 @@ def test_sessions_through_the_service_are_routed_by_their_growth(node: Cluster, 
     ]
 
 
-def test_deleting_it_leaves_nothing(kube: Kube) -> None:
-    kube.kubectl("delete", "dpsrouter", "emulated")
+def test_deleting_a_router_leaves_no_objects(kube: Kube) -> None:
+    kube.apply(emulated("deleted"))
+    kube.until("deleted", READY_SECONDS, Ready="True", Progressing="Settled")
+    assert kube.list(LEFTOVER_KINDS, labels("deleted"))
+    kube.kubectl("delete", "dpsrouter", "deleted")
 
-    def nothing() -> None:
-        assert kube.list(LEFT, OURS) == []
+    def nothing_left() -> None:
+        assert kube.list(LEFTOVER_KINDS, labels("deleted")) == []
 
-    eventually(nothing, READY_SECONDS)
-
-
-def test_uninstalling_leaves_nothing(system: Kube) -> None:
-    system.helm("uninstall", RELEASE, "--wait")
-    system.kubectl("delete", "crd", "dpsrouters.dpsrouter.io")
-
-    def nothing() -> None:
-        ours = f"app.kubernetes.io/instance={RELEASE}"
-        assert system.list(f"clusterroles,clusterrolebindings,{LEFT}", ours) == []
-
-    eventually(nothing, READY_SECONDS)
-    assert RELEASE not in system.helm("list", "--short").split()
+    eventually(nothing_left, READY_SECONDS)
 
 
 @contextmanager
 def changing_services(kube: Kube) -> Iterator[None]:
-    """Endpoints of another Service that come and go, as on any busy cluster: kube-proxy is behind with them all."""
-    ended = Event()
+    """Keep changing the endpoints of another Service, so that kube-proxy lags behind as on a busy cluster."""
+    stopped = Event()
 
     def change() -> None:
         for last in cycle(range(1, 255)):
             kube.apply(endpoint(f"192.0.2.{last}"))
-            if ended.wait(0.1):
+            if stopped.wait(0.1):
                 return
 
     kube.kubectl("create", "service", "clusterip", "other", "--tcp=80")
@@ -107,13 +110,13 @@ def changing_services(kube: Kube) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        stopped.set()
         changes.join()
         kube.kubectl("delete", "service/other", "endpointslice/other")
 
 
 def endpoint(address: str) -> Manifest:
-    """The only endpoint of the Service `other`."""
+    """An EndpointSlice with the only endpoint of the Service `other`."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

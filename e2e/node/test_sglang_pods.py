@@ -13,9 +13,9 @@ import pytest
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.paths import ROOT
-from e2e.engine_truth import real
 from e2e.node.conftest import A100
 from e2e.node.sessions import Turn, turns
+from e2e.real_sglang.local_sglang import HERE, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -29,7 +29,7 @@ CPU = [
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "20000", "--sleep-on-idle"),
 ]
 ENV = {
-    "PATH": f"{real.VENV}/bin:/usr/bin:/bin",
+    "PATH": f"{VENV}/bin:/usr/bin:/bin",
     "PYTHONPATH": "/opt/shim",
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -58,7 +58,8 @@ def mounted(container: str, **folders: Path) -> Manifest:
 def sglang(model: Path) -> Manifest:
     """A DPSRouter whose engines are the real ones."""
     engine = mounted(
-        "engine", **{real.VENV.name: real.VENV, "shim": real.HERE / "shim", Path(MODEL).name: model}
+        "engine",
+        **{VENV.name: VENV, "shim": HERE / "shim", Path(MODEL).name: model},
     )
     pool = {
         "podTemplate": engine,
@@ -103,13 +104,13 @@ def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
     """A session through both pools."""
     if node.state is None:
         pytest.skip("the node of this cluster does not see this machine's folders")
-    real.install()
+    install()
     archive = node.state / "python.tar"
     subprocess.run(
         ["buildah", "push", "--quiet", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True, timeout=300
     )
     subprocess.run([ROOT / "e2e/cluster/load-image", node.state, archive], check=True, timeout=300)
-    kube.apply(sglang(real.tiny_model()))
+    kube.apply(sglang(tiny_model()))
     kube.until("real", LOAD_SECONDS, Ready="True")
     with node.reach(kube, "real-gateway", 8000) as url:
         yield list(turns(url, "tiny", count=6))

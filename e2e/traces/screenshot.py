@@ -12,7 +12,7 @@ from PIL import Image
 
 from dps_local.stack import MODEL, START_SECONDS
 from dps_testkit.waiting import eventually_async
-from e2e.engine_truth import real
+from e2e.real_sglang import local_sglang
 from e2e.traces.agent import SPAN as AGENT_SPAN
 from e2e.traces.agent import TURNS, Agent, Turn
 from e2e.traces.browser import opened
@@ -61,7 +61,7 @@ async def route_of(server: Phoenix, turn: Turn) -> Span:
 
 async def take(file: Path) -> None:
     """Play a session and photograph its second turn: it grew by little, so it was speculated on."""
-    real.install()
+    local_sglang.install()
     async with phoenix() as server, site("sglang", server) as running:
         agent = Agent(MODEL, server.grpc_url, "fix-the-build")
         turns = [

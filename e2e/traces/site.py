@@ -8,7 +8,7 @@ from typing import Literal
 from dps_local.assets import qwen_tokenizer
 from dps_local.sglang import SGLangOptions
 from dps_local.stack import LocalStack, StackOptions
-from e2e.engine_truth import real
+from e2e.real_sglang import local_sglang
 from e2e.traces.phoenix import Phoenix
 from e2e.traces.relay import Relay, relay_to
 
@@ -48,6 +48,6 @@ async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
 def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:
     sglang = None
     if engines == "sglang":
-        model = str(real.tiny_model())
-        sglang = SGLangOptions(model, draft_model=model, python=str(real.PYTHON))
+        model = str(local_sglang.tiny_model())
+        sglang = SGLangOptions(model, draft_model=model, python=str(local_sglang.PYTHON))
     return StackOptions(qwen_tokenizer().path, gateways=2, sglang=sglang, otlp_endpoint=otlp_endpoint)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dps_local.stack import MODEL, START_SECONDS
 from dps_testkit.waiting import eventually_async
-from e2e.engine_truth import real
+from e2e.real_sglang import local_sglang
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
 from e2e.traces.phoenix import Phoenix, phoenix
 from e2e.traces.screenshot import WIDTH, photograph, route_of
@@ -48,7 +48,7 @@ async def backend() -> AsyncIterator[Phoenix]:
 async def running(request: pytest.FixtureRequest, backend: Phoenix) -> AsyncIterator[tuple[Site, Engines]]:
     engines: Engines = request.param
     if engines == "sglang":
-        await asyncio.to_thread(real.install)
+        await asyncio.to_thread(local_sglang.install)
     async with site(engines, backend) as everything:
         yield everything, engines
 

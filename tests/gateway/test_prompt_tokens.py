@@ -76,7 +76,7 @@ def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:
 def test_every_kind_of_request_counts_as_the_real_sglang_reports(
     accountant: Accountant, case: dict[str, Any]
 ) -> None:
-    """Recorded from SGLang 0.5.23; e2e/engine_truth asks it again."""
+    """Recorded from SGLang 0.5.23; e2e/real_sglang asks it again."""
     assert length_of(accountant, case["path"], case["body"]) == case["prompt_tokens"]
 
 

@@ -1,4 +1,4 @@
-"""The emulated engine answers as the real SGLang did when its contract was recorded (e2e/engine_truth)."""
+"""The emulated engine answers as the real SGLang did when its contract was recorded (e2e/real_sglang)."""
 
 import asyncio
 import json

@@ -42,7 +42,7 @@ class Cluster:
         """Build every image, unchanged ones out of the cache, and make them known to the node."""
         if not self.load:
             return
-        subprocess.run([ROOT / "e2e/images", IMAGES], check=True, timeout=900)
+        subprocess.run([ROOT / "e2e/build-images", IMAGES], check=True, timeout=900)
         for archive in sorted(IMAGES.glob("*.tar")):
             subprocess.run([*self.load, archive], check=True, timeout=300)
 

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from dps_local.processes import free_ports
 from dps_testkit.http import metric
-from e2e.engine_truth.real import PYTHON, install, tiny_model
+from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 

@@ -14,7 +14,7 @@ from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_operator.api.spec import parse
 from dps_operator.builders.engine import POOLS, PoolName, pool_of
 from dps_operator.builders.engine_args import engine_args
-from e2e.engine_truth.real import HERE, PYTHON, VENV, install, tiny_model
+from e2e.real_sglang.local_sglang import HERE, PYTHON, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)
 

@@ -1,6 +1,6 @@
 """record.py GREEDY_URL STANDALONE_URL: writes the contract and the stream fixtures from two real servers.
 
-    .venv/bin/python -m e2e.engine_truth.record http://127.0.0.1:31001 http://127.0.0.1:31002
+    .venv/bin/python -m e2e.real_sglang.record_contract http://127.0.0.1:31001 http://127.0.0.1:31002
 
 The servers are those of ./launch, idle, and started with ``--served-model-name Qwen/Qwen2.5-7B-Instruct``.
 """

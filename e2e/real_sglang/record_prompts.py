@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from e2e.engine_truth.lengths import reported_prompt_tokens
-from e2e.engine_truth.prompts import PromptCase, continuations, prompt_cases
+from e2e.real_sglang.lengths import reported_prompt_tokens
+from e2e.real_sglang.prompts import PromptCase, continuations, prompt_cases
 
 
 async def ask(session: aiohttp.ClientSession, case: PromptCase) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dps_local.assets import cached, qwen_tokenizer
 
 HERE = Path(__file__).parent
 VENV = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))
-PYTHON = HERE / "python"
+PYTHON = HERE / "sglang-python"
 """The interpreter that has it."""
 INSTALL_SECONDS = 1500.0
 MODEL_SECONDS = 300.0

@@ -1,6 +1,6 @@
 """check_lengths.py GATEWAY_URL: does the gateway's count of every prompt equal the real engine's?
 
-    .venv/bin/python -m e2e.engine_truth.check_lengths http://127.0.0.1:8000
+    .venv/bin/python -m e2e.real_sglang.check_lengths http://127.0.0.1:8000
 
 Sends every named prompt (prompts.py) and the turns of real BFCL sessions through a gateway in front of real
 SGLang servers. Compares the header ``x-dps-prompt-tokens`` with the length in the engine's own answer, prints a
@@ -18,8 +18,8 @@ import aiohttp
 
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import AnswerStyle, load_bfcl
-from e2e.engine_truth.lengths import reported_prompt_tokens
-from e2e.engine_truth.prompts import CHAT, MODEL, PromptCase, continuations, prompt_cases
+from e2e.real_sglang.lengths import reported_prompt_tokens
+from e2e.real_sglang.prompts import CHAT, MODEL, PromptCase, continuations, prompt_cases
 
 HEADER = "x-dps-prompt-tokens"
 BFCL_SESSIONS = 12
