@@ -35,10 +35,10 @@ class Fleet:
         self.asked += 1
         return [mirror.values(keys) for mirror in self.mirrors]
 
-    async def tell(self, entries: dict[str, bytes]) -> None:
+    async def publish(self, entries: dict[str, bytes]) -> None:
         self.asked += 1
         for store in self.stores:
-            store.take(entries)
+            store.accept(entries)
 
     async def take(self, replica: int, turn: int) -> None:
         """A turn of the session at a replica."""
@@ -127,5 +127,5 @@ async def test_rubbish_of_a_peer_is_as_good_as_nothing(fleet: Fleet) -> None:
     (key,) = [key for key in fleet.mirrors[0].unwritten_keys() if ":s:" in key]
     for mirror in fleet.mirrors:
         mirror.put(key, b"rubbish", None, 600, written=False)
-    fleet.stores[1].take({key: b"more of it"})
+    fleet.stores[1].accept({key: b"more of it"})
     assert await fleet.known(1) == (StateSource.NONE, [])

@@ -127,7 +127,7 @@ async def _take(request: web.Request) -> web.Response:
     if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
         return _json({"error": "a JSON object of keys and values is expected"}, 400)
     store = request.app[RUNTIME].turns.store
-    store.take({key: value.encode() for key, value in entries.items()})
+    store.accept({key: value.encode() for key, value in entries.items()})
     return web.Response(status=204)
 
 

@@ -1,1 +1,1 @@
-"""Session state: who is talking (identity), what is remembered (record), and where (Redis, mirror)."""
+"""Session state: identity (which session), record (its history) and storage (Redis, in-process mirror)."""

@@ -1,4 +1,4 @@
-"""A circuit breaker: after a few failures in a row, do not ask for a while, then ask once."""
+"""A circuit breaker: after consecutive failures, reject calls for a while, then allow a single probe."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 
 
 class Breaker:
-    """Closed: calls pass. Open: none does. After the pause, one call probes, and its outcome decides."""
+    """Closed: calls pass. Open: calls are rejected until the pause ends; then one probe closes or reopens it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,7 +23,7 @@ class Breaker:
         return self._failures >= FAILURES_TO_OPEN
 
     def allows(self) -> bool:
-        """Whether a call may be made now. Being allowed while open makes the caller the probe."""
+        """Whether a call may be made now. If the breaker is open, a caller that is allowed is the probe."""
         if not self.open:
             return True
         if self._clock() < self._retry_at:

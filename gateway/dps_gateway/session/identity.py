@@ -1,7 +1,8 @@
-"""Which session a request belongs to, from what clients already send. Pure.
+"""Identify a request's session from headers and body fields that clients already send. Pure.
 
-The order is a list of sources, each `header:NAME` or `body:FIELD[.FIELD]`; the first that holds a usable
-value wins. Neither Authorization nor an address ever identifies a session: one key or one proxy serves many.
+Session keys are an ordered list of sources, each `header:NAME` or `body:FIELD[.FIELD]`. The first source with a
+valid value wins. Authorization and network addresses never identify a session, because one API key or one proxy
+serves many sessions.
 """
 
 import hashlib
@@ -44,14 +45,14 @@ _REST_CHARS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class HeaderKey:
-    """A request header that may hold the session's id."""
+    """A request header that may contain the session id."""
 
     name: istr
 
 
 @dataclass(frozen=True, slots=True)
 class BodyKey:
-    """A path in the JSON body that may hold the session's id."""
+    """A path in the JSON body that may contain the session id."""
 
     path: tuple[str, ...]
 
@@ -61,7 +62,7 @@ SessionKey = HeaderKey | BodyKey
 
 @lru_cache(maxsize=256)
 def parse_session_key(text: str) -> SessionKey:
-    """Read `header:NAME` or `body:FIELD[.FIELD]`. Raises ValueError with a sentence that says what to write."""
+    """Parse `header:NAME` or `body:FIELD[.FIELD]`. Raises ValueError, stating the expected form, for other text."""
     kind, _, name = text.partition(":")
     if kind == "header" and name:
         if name.lower() in _FORBIDDEN_HEADERS:
@@ -75,7 +76,7 @@ def parse_session_key(text: str) -> SessionKey:
 def client_session_id(
     keys: tuple[SessionKey, ...], headers: Mapping[str, str], body: Mapping[str, Any]
 ) -> str | None:
-    """The id the client gave this session, or None. Empty, overlong and non-text values do not count."""
+    """The session id that the client sent, or None. Empty, overlong and non-string values are ignored."""
     for key in keys:
         value: Any
         if isinstance(key, HeaderKey):
@@ -91,27 +92,27 @@ def client_session_id(
     return None
 
 
-def _letters(*parts: bytes, size: int) -> str:
+def _hex_digest(*parts: bytes, size: int) -> str:
     framed = b"".join(len(part).to_bytes(4) + part for part in parts)
     return hashlib.blake2b(framed, digest_size=20).hexdigest()[:size]
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What separates one tenant's sessions of one model from everybody else's in a shared store."""
+    """The namespace of one tenant's sessions with one model in a shared store."""
 
     name: str
 
     @classmethod
     def of(cls, model: str, tenant: str) -> "Scope":
-        return cls(_letters(b"scope", model.encode(), tenant.encode(), size=10))
+        return cls(_hex_digest(b"scope", model.encode(), tenant.encode(), size=10))
 
 
 @dataclass(frozen=True, slots=True)
 class SessionId:
-    """An opaque session id (header `x-dps-session`): never the client's own id, which is hashed into it.
+    """An opaque session id (header `x-dps-session`). A client's own id is only contained as a hash.
 
-    The first letters are a tag. Everything that belongs together shares it, and with it a Redis Cluster slot.
+    The first characters are a tag. Keys with the same tag share a Redis Cluster slot.
     """
 
     text: str
@@ -122,27 +123,27 @@ class SessionId:
 
     @classmethod
     def of_client(cls, scope: Scope, client_id: str) -> "SessionId":
-        """The session a client names; an id that this gateway handed out earlier names itself."""
-        known = cls.parse(client_id)
-        if known is not None:
-            return known
+        """The session for a client's id. An opaque id from an earlier response is used unchanged."""
+        opaque = cls.parse(client_id)
+        if opaque is not None:
+            return opaque
         return cls(
             _OPAQUE_PREFIX
-            + _letters(b"client", scope.name.encode(), client_id.encode(), size=TAG_CHARS + _REST_CHARS)
+            + _hex_digest(b"client", scope.name.encode(), client_id.encode(), size=TAG_CHARS + _REST_CHARS)
         )
 
     @classmethod
     def of_history(cls, tag: str, digest: bytes, parent: "SessionId | None" = None) -> "SessionId":
-        """A session recognised by its history: minted from the first prompt, or where it leaves its parent's.
+        """The id of a session without a client id, derived from its first prompt and, for a fork, its parent.
 
-        Deterministic, so that a retry, another replica or a restarted one mints the same id.
+        Deterministic, so that a retry, another replica or a restarted one derives the same id.
         """
         origin = parent.text.encode() if parent else b""
-        return cls(_OPAQUE_PREFIX + tag + _letters(b"history", origin, digest, size=_REST_CHARS))
+        return cls(_OPAQUE_PREFIX + tag + _hex_digest(b"history", origin, digest, size=_REST_CHARS))
 
     @classmethod
     def parse(cls, text: str) -> "SessionId | None":
-        """The id if `text` has the form of one, else None."""
+        """The id if `text` is a well-formed opaque id, else None."""
         rest = text.removeprefix(_OPAQUE_PREFIX)
         if rest != text and len(rest) == TAG_CHARS + _REST_CHARS and _OPAQUE_CHARS.issuperset(rest):
             return cls(text)
@@ -152,4 +153,4 @@ class SessionId:
 @lru_cache(maxsize=4096)
 def history_tag(root_digest: bytes) -> str:
     """The tag of all sessions that start with the same first message."""
-    return _letters(b"tag", root_digest, size=TAG_CHARS)
+    return _hex_digest(b"tag", root_digest, size=TAG_CHARS)

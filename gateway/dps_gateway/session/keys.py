@@ -1,4 +1,4 @@
-"""The names under which session state is stored, and the pointer from a history to its session. Pure."""
+"""Storage keys of session state, and the pointer from a prompt prefix to its session. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from dps_gateway.session.record import Point, Record
 
 
 def record_prefix(scope: Scope, tag: str) -> str:
-    """What the keys of a tag's records start with. The braces keep a tag in one Redis Cluster slot."""
+    """The common prefix of a tag's record keys. The braces (a hash tag) keep them in one Redis Cluster slot."""
     return f"dps:{{{scope.name}:{tag}}}:s:"
 
 
@@ -19,33 +19,33 @@ def record_key(scope: Scope, session: SessionId) -> str:
 
 
 def is_record_key(key: str) -> bool:
-    """Whether a key is a record's; otherwise it is a pointer's."""
+    """Whether `key` is the key of a record rather than of a pointer."""
     return "}:s:" in key
 
 
 def pointer_key(scope: Scope, tag: str, digest: str) -> str:
-    """The key of the pointer that the digest of a message boundary leads to."""
+    """The key of the pointer for the digest of a prompt prefix that ends at a message boundary."""
     return f"dps:{{{scope.name}:{tag}}}:p:{digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """From a prompt's last boundary to the session that wrote it.
+    """Maps the prefix of a prompt up to its last boundary to the session that wrote it.
 
-    It carries the point as well: when many sessions share a beginning, the record of the one that began has
-    long forgotten the point at which another now leaves it.
+    It contains the point as well: when many sessions share a prefix, the record of the first one may already have
+    dropped the point at which another one diverges.
     """
 
     session: SessionId
     point: Point
 
     def encode(self) -> bytes:
-        """The stored form: a JSON array that starts with the session's id (the look-up script relies on it)."""
+        """Serialize to a JSON array whose first item is the session id (the Lua lookup script relies on it)."""
         return orjson.dumps([self.session.text, Record((self.point,)).encode().decode()])
 
     @classmethod
     def decode(cls, raw: bytes) -> "Pointer | None":
-        """Read the stored form, or None for anything else."""
+        """Parse the stored form. Returns None for anything else."""
         try:
             text, record = orjson.loads(raw)
             session, points = SessionId.parse(text), Record.decode(record.encode()).points

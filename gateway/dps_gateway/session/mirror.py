@@ -1,4 +1,4 @@
-"""A bounded copy, in this process, of the session state it has seen: what is left when Redis is away."""
+"""A bounded in-process copy of session state: the fallback while Redis is unavailable."""
 
 import time
 from collections import OrderedDict
@@ -14,7 +14,7 @@ class _Entry:
 
 
 class Mirror:
-    """Least recently used entries go first; an entry is as old as its TTL allows. Not shared, not durable."""
+    """An LRU cache whose entries expire after their TTL. Neither shared between processes nor durable."""
 
     def __init__(self, max_entries: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_entries = max_entries
@@ -32,11 +32,11 @@ class Mirror:
         return entry.value
 
     def values(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """What there is of these keys."""
+        """The cached values of `keys`; missing keys are omitted."""
         return {key: value for key in keys if (value := self.get(key)) is not None}
 
     def unwritten(self, key: str) -> bytes | None:
-        """The value, if it could not be written to the authoritative store."""
+        """The value if it has not been written to the authoritative store yet, else None."""
         if not self._unwritten:
             return None
         entry = self._entries.get(key)
@@ -51,13 +51,13 @@ class Mirror:
             self._put(pointer[0], _Entry(pointer[1], expires, written))
 
     def unwritten_keys(self) -> list[str]:
-        """What the authoritative store has yet to take, the least recently used first."""
+        """Keys of values not yet written to the authoritative store, least recently used first."""
         if not self._unwritten:
             return []
         return [key for key in self._entries if self.unwritten(key) is not None]
 
-    def written(self, key: str, value: bytes, ttl_seconds: int) -> None:
-        """The authoritative store has taken this value."""
+    def mark_written(self, key: str, value: bytes, ttl_seconds: int) -> None:
+        """Record that `value` is now in the authoritative store."""
         self._put(key, _Entry(value, self._clock() + ttl_seconds, written=True))
 
     def delete(self, key: str) -> bool:

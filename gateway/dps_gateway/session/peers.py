@@ -1,4 +1,4 @@
-"""The other replicas of this gateway: asked for what they have in mind, and told what Redis did not take."""
+"""Exchange cached session state with the other gateway replicas while Redis is unavailable."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,43 +9,46 @@ import aiohttp
 import orjson
 
 PATH: Final = "/mirror"
-"""On the admin port. POST: an array of keys in, an object of those that are known out. PUT: such an object in."""
-LONGEST_WAIT_SECONDS: Final = 0.25
-"""A replica that has died is asked until its endpoint is gone; a request waits no longer for it than this."""
+"""On the admin port. POST: an array of keys, answered by an object of cached values. PUT: an object of values."""
+TIMEOUT_SECONDS: Final = 0.25
+"""Bounds how long a request waits for a dead peer whose endpoint has not been removed yet."""
 
 
 class HttpPeers:
-    """Asks every replica's admin port at once. It may be one of them itself: what it says then is no news."""
+    """Queries the admin ports of all replicas in parallel.
+
+    The list may include this replica; its own answer is redundant.
+    """
 
     def __init__(self) -> None:
         self._urls: tuple[str, ...] = ()
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LONGEST_WAIT_SECONDS))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
-        """Take in what discovery found: base URLs of admin ports."""
+        """Set the peers' admin base URLs, as found by discovery."""
         self._urls = tuple(urls)
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
-        """What each replica knows of these keys. Who does not answer in time has nothing."""
-        return await asyncio.gather(*(self._ask(url, orjson.dumps(keys)) for url in self._urls))
+        """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
+        return await asyncio.gather(*(self._fetch(url, orjson.dumps(keys)) for url in self._urls))
 
-    async def tell(self, entries: dict[str, bytes]) -> None:
-        """Have every replica keep these in mind. Who does not answer in time is not told."""
+    async def publish(self, entries: dict[str, bytes]) -> None:
+        """Push entries to every peer's mirror. Peers that time out are skipped. Never raises."""
         body = orjson.dumps({key: value.decode() for key, value in entries.items()})
-        await asyncio.gather(*(self._tell(url, body) for url in self._urls))
+        await asyncio.gather(*(self._push(url, body) for url in self._urls))
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _tell(self, url: str, body: bytes) -> None:
+    async def _push(self, url: str, body: bytes) -> None:
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with self._session.put(url + PATH, data=body) as response:
                 await response.read()
 
-    async def _ask(self, url: str, body: bytes) -> dict[str, bytes]:
+    async def _fetch(self, url: str, body: bytes) -> dict[str, bytes]:
         try:
             async with self._session.post(url + PATH, data=body) as response:
-                known = orjson.loads(await response.read()) if response.status == 200 else {}
-                return {key: value.encode() for key, value in known.items()}
+                values = orjson.loads(await response.read()) if response.status == 200 else {}
+                return {key: value.encode() for key, value in values.items()}
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError):
             return {}

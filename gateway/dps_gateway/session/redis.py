@@ -1,4 +1,4 @@
-"""Session state in Redis (6.2 to 8, Valkey): one round trip to read a turn's state, one script to commit it."""
+"""Session state in Redis (6.2 to 8) or Valkey: one round trip to read a turn's state, one script to commit it."""
 
 import asyncio
 import hashlib
@@ -17,8 +17,8 @@ from dps_gateway.session.store import Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
-# Looking up by history: the first pointer that exists names the session whose record is wanted too. All keys
-# share a hash tag, so that the record, whose key only the pointer knows, is on the same cluster node.
+# Look up a session by history: returns the first pointer that exists and the record it refers to. All keys share a
+# hash tag, so the record is on the same cluster node although its key is not known in advance.
 _FIND: Final = """
 local pointers = redis.call('MGET', unpack(KEYS))
 for rank, pointer in ipairs(pointers) do
@@ -30,7 +30,7 @@ end
 return false
 """
 
-# Compare and set. An empty reply means done; a value (perhaps empty) is what is there instead.
+# Compare and set. Returns an empty array on success, or an array with the current value ("" if there is none).
 _SWAP: Final = """
 local current = redis.call('GET', KEYS[1]) or ''
 if current ~= ARGV[1] then return {current} end
@@ -55,19 +55,19 @@ Client = Redis | RedisCluster
 def connect(url: str, timeout_seconds: float) -> Client:
     """A client for redis://, rediss://, redis+sentinel://HOST:PORT[,…]/DB?service=NAME or redis+cluster://.
 
-    Connects on first use. Raises ValueError for a URL that is none of these.
+    It connects on first use. Raises ValueError if the URL has another scheme or an unknown option.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
-        # A connection that Redis closed (a restart) deserves one new one; waiting longer is the breaker's job.
+        # Reconnect once, as after a Redis restart. Longer outages are handled by the circuit breaker.
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     }
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss", "unix") or kind not in ("", "sentinel", "cluster"):
         raise ValueError(
-            f"session.redisUrl: '{parts.scheme}://' is not understood: use redis://, rediss://, "
+            f"session.redisUrl: '{parts.scheme}://' is not supported: use redis://, rediss://, "
             "redis+sentinel:// or redis+cluster://"
         )
     if kind == "sentinel":
@@ -105,7 +105,10 @@ def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options:
 
 
 class RedisBackend:
-    """The authoritative store. Commands of one event-loop turn travel together; a breaker bounds the waiting."""
+    """The authoritative store. Commands issued in one event-loop iteration are pipelined.
+
+    A circuit breaker bounds the time spent waiting for an unavailable Redis.
+    """
 
     def __init__(
         self, client: Client, timeout_seconds: float, on_error: Callable[[str], None] = lambda kind: None
@@ -120,7 +123,7 @@ class RedisBackend:
 
     @property
     def degraded(self) -> bool:
-        """Whether state is not being kept in Redis at the moment."""
+        """Whether session state is currently not being written to Redis."""
         return self._breaker.open or self._refused
 
     async def get(self, key: str) -> bytes | None:
@@ -157,7 +160,7 @@ class RedisBackend:
         return bool(await self._call("DEL", key))
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable if Redis does not answer."""
+        """Raises StoreUnavailable if Redis does not respond."""
         await self._call("PING")
 
     async def close(self) -> None:
@@ -165,13 +168,13 @@ class RedisBackend:
             task.cancel()
         await self._client.aclose()
         pool = self._client.connection_pool if isinstance(self._client, Redis) else None
-        if isinstance(pool, SentinelConnectionPool):  # the library leaves the sentinels' connections open
+        if isinstance(pool, SentinelConnectionPool):  # redis-py leaves the sentinels' connections open
             await asyncio.gather(*(sentinel.aclose() for sentinel in pool.sentinel_manager.sentinels))
 
     async def _eval(self, script: _Script, keys: list[str], arguments: list[Any]) -> Any:
         try:
             return await self._call("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        except NoScriptError:  # a Redis that restarted, or was failed over to
+        except NoScriptError:  # after a restart or failover
             return await self._call("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def _call(self, *command: Any) -> Any:
@@ -190,7 +193,7 @@ class RedisBackend:
             return error
         self._on_error(type(error).__name__)
         if isinstance(error, ResponseError):
-            self._breaker.succeeded()  # Redis is there and says no: full, read-only, loading
+            self._breaker.succeeded()  # Redis responded, but rejected the command: full, read-only or loading
         else:
             self._breaker.failed()
         return StoreUnavailable(str(error) or type(error).__name__)
@@ -229,7 +232,7 @@ class RedisBackend:
         except asyncio.CancelledError:  # the gateway is closing
             replies = [RedisConnectionError("closed")] * len(batch)
         for (_, future), reply in zip(batch, replies, strict=True):
-            if future.done():  # its caller gave up waiting
+            if future.done():  # the caller was cancelled
                 continue
             if isinstance(reply, Exception):
                 future.set_exception(reply)

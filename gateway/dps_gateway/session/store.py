@@ -1,6 +1,6 @@
-"""Session records, read and committed: Redis is authoritative, what replicas have in mind bridges its absence.
+"""Read and commit session records. Redis is authoritative; in-memory copies bridge outages.
 
-A request never fails because of its session's state. The worst that can happen is that ΔL is taken to be L.
+A request never fails because of session state. In the worst case the session is treated as new, and ΔL = L.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,12 @@ from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
 
-FAILED_CALLS: Final = 2
-"""Calls of one commit that may fail. The first may just have been late, and no other replica sees the turn before."""
+MAX_COMMIT_FAILURES: Final = 2
+"""Redis failures tolerated per commit. One retry, because a single timeout is often transient and other replicas
+cannot see the turn until it is committed."""
 
 COMMIT_ATTEMPTS: Final = 8
-"""Compare-and-set tries of one commit. Each loss means that another turn of the session was committed."""
+"""Compare-and-set attempts per commit. Each conflict means that another turn of the session was committed."""
 
 
 class StateSource(StrEnum):
@@ -29,12 +30,12 @@ class StateSource(StrEnum):
 
 
 class StoreUnavailable(Exception):
-    """The store did not answer in time, or answered that it cannot."""
+    """The backend timed out or returned an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The first pointer that a search found: its rank among the keys, its value, and the record it names."""
+    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
 
     rank: int
     pointer: bytes
@@ -42,7 +43,7 @@ class Hit:
 
 
 class Backend(Protocol):
-    """A shared key-value store. Every method raises StoreUnavailable instead of waiting long."""
+    """A shared key-value store. Every method has a short timeout and raises StoreUnavailable."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -56,35 +57,38 @@ class Backend(Protocol):
         ttl_seconds: int,
         pointer: tuple[str, bytes] | None,
     ) -> tuple[bool, bytes | None]:
-        """Replace `expected` by `value` and write the pointer; or (False, what is there instead)."""
+        """Compare and set: replace `expected` with `value` and write `pointer`.
+
+        Returns (True, None), or (False, the current value) if it is not `expected`.
+        """
 
     async def delete(self, key: str) -> bool: ...
 
 
 class Peers(Protocol):
-    """The other replicas."""
+    """The other gateway replicas."""
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
-        """What each of them has in mind of these keys. Who does not answer soon has nothing; never raises."""
+        """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
 
-    async def tell(self, entries: dict[str, bytes]) -> None:
-        """Have each of them keep in mind what Redis did not take. Who does not answer soon is not told."""
+    async def publish(self, entries: dict[str, bytes]) -> None:
+        """Push entries that could not be written to Redis. Peers that time out are skipped. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was read of a session, to decide by and to commit against."""
+    """The session state that a turn was decided on, and that its commit is compared with."""
 
     source: StateSource
     session: SessionId | None = None
     record: Record | None = None
     raw: bytes | None = None
     point: Point | None = None
-    """The point at which a search by history found the session."""
+    """The point at which a lookup by history found the session."""
 
 
 class SessionStore:
-    """Reads and commits the records of sessions. Never raises for an absent backend, except in `delete`."""
+    """Reads and commits session records. Only `delete` raises StoreUnavailable."""
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class SessionStore:
         self.ttl_seconds = ttl_seconds
 
     async def read(self, scope: Scope, session: SessionId) -> Snapshot:
-        """What is known of a session that the client named."""
+        """The state of a session with a known id."""
         key = record_key(scope, session)
         if self._backend is not None:
             try:
@@ -107,11 +111,14 @@ class SessionStore:
                 return Snapshot(StateSource.REDIS, session, self._with_unwritten(key, raw), raw)
             except StoreUnavailable:
                 pass
-        record = await self._in_mind(key)
-        return Snapshot(self._absent(record is not None), session, record)
+        record = await self._cached(key)
+        return Snapshot(self._fallback_source(record is not None), session, record)
 
     async def find(self, scope: Scope, tag: str, digests: list[str]) -> Snapshot:
-        """The session whose history holds the first of these prefixes that anybody wrote."""
+        """The session that committed the first of these prompt prefixes for which there is a pointer.
+
+        `digests` are ordered from the longest prefix to the shortest.
+        """
         keys = [pointer_key(scope, tag, digest) for digest in digests]
         prefix = record_prefix(scope, tag)
         source: StateSource | None = None
@@ -122,20 +129,22 @@ class SessionStore:
                 source = StateSource.REDIS
             except StoreUnavailable:
                 pass
-        others = await self._others(keys) if source is None else []
+        peers = await self._peer_values(keys) if source is None else []
         for rank, key in enumerate(keys[: hit.rank if hit else None]):
             value = self._mirror.get(key) if source is None else self._mirror.unwritten(key)
-            value = value or next((known[key] for known in others if key in known), None)
+            value = value or next((cached[key] for cached in peers if key in cached), None)
             if value is not None:
                 hit = Hit(rank, value, None)
                 break
         pointer = Pointer.decode(hit.pointer) if hit else None
         if hit is None or pointer is None:
-            return Snapshot(source or self._absent(known=False))
+            return Snapshot(source or self._fallback_source(found=False))
         key = record_key(scope, pointer.session)
         raw = hit.record if source else None
-        record = self._with_unwritten(key, raw) if source else await self._in_mind(key)
-        return Snapshot(source or self._absent(known=True), pointer.session, record, raw, pointer.point)
+        record = self._with_unwritten(key, raw) if source else await self._cached(key)
+        return Snapshot(
+            source or self._fallback_source(found=True), pointer.session, record, raw, pointer.point
+        )
 
     async def commit(
         self,
@@ -148,10 +157,10 @@ class SessionStore:
         span: str = "",
         pointed: bool = False,
     ) -> None:
-        """Remember that an engine has begun to answer `point`.
+        """Add `point` to the session's record, once an engine has begun to answer it.
 
-        `base` is what a record starts from that is not there (a new session, one that left another's history,
-        one that Redis lost). `pointed`: later prompts may find the session by this point.
+        `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. With
+        `pointed`, later prompts can find the session by this point.
         """
         pointer = Pointer(session, point).encode() if pointed else None
         await self._update(
@@ -162,7 +171,7 @@ class SessionStore:
         )
 
     async def amend(self, scope: Scope, session: SessionId, change: Callable[[Record], Record]) -> None:
-        """Change the record of a session that is there, as when the engine knows better."""
+        """Apply `change` to the record of an existing session; a no-op if there is none."""
         snapshot = await self.read(scope, session)
         if snapshot.record is not None:
             await self._update(
@@ -170,10 +179,7 @@ class SessionStore:
             )
 
     async def flush(self) -> int:
-        """Write what could not be written when it was due; how much that was. Stops at the first refusal.
-
-        Another gateway does not see a turn until its commit is written: the sooner, the better.
-        """
+        """Write overdue commits to Redis until the first failure. Returns the number of entries written."""
         if self._backend is None:
             return 0
         flushed = 0
@@ -181,22 +187,22 @@ class SessionStore:
             for key in self._mirror.unwritten_keys():
                 current = await self._backend.get(key)
                 unwritten = self._mirror.unwritten(key)
-                if unwritten is None:  # a turn of the session has just done it
+                if unwritten is None:  # written by a newer turn in the meantime
                     continue
-                value = self._joined(key, current, unwritten)
+                value = self._with_current(key, current, unwritten)
                 done, _ = await self._backend.swap(key, current, value, self.ttl_seconds, None)
-                # A session that has gone on meanwhile has something new to write: the next time.
+                # A turn committed in the meantime has left a newer value; the next flush writes that one.
                 if done and self._mirror.unwritten(key) == unwritten:
-                    self._mirror.written(key, value, self.ttl_seconds)
+                    self._mirror.mark_written(key, value, self.ttl_seconds)
                     flushed += 1
         except StoreUnavailable:
             pass
         return flushed
 
-    def take(self, entries: Mapping[str, bytes]) -> None:
-        """Keep in mind what another replica could not write, and write it when it is due: now, if Redis is there.
+    def accept(self, entries: Mapping[str, bytes]) -> None:
+        """Cache entries that a peer could not write to Redis, and schedule them for the next flush.
 
-        Redis may be away for one replica alone. The others, which still read there, have to hear of its turns.
+        Redis may be unreachable from one replica only; replicas that can reach it write its commits.
         """
         for key, value in entries.items():
             if is_record_key(key):
@@ -205,10 +211,10 @@ class SessionStore:
             self._mirror.put(key, value, None, self.ttl_seconds, written=self._backend is None)
 
     async def delete(self, scope: Scope, session: SessionId) -> bool:
-        """Forget a session; True if it was known. Raises StoreUnavailable."""
+        """Delete a session. Returns whether it existed. Raises StoreUnavailable."""
         key = record_key(scope, session)
-        here = self._mirror.delete(key)
-        return await self._backend.delete(key) if self._backend is not None else here
+        cached = self._mirror.delete(key)
+        return await self._backend.delete(key) if self._backend is not None else cached
 
     async def _update(
         self,
@@ -227,7 +233,7 @@ class SessionStore:
                     done, current = await self._backend.swap(key, expected, value, self.ttl_seconds, pointer)
                 except StoreUnavailable:
                     failures += 1
-                    if failures == FAILED_CALLS:
+                    if failures == MAX_COMMIT_FAILURES:
                         break
                     continue
                 if done:
@@ -237,30 +243,30 @@ class SessionStore:
         value = change(_merged(record, _decode(self._mirror.get(key)))).encode()
         self._mirror.put(key, value, pointer, self.ttl_seconds, written=self._backend is None)
         if self._peers is not None:
-            await self._peers.tell({key: value} | dict([pointer] if pointer else []))
+            await self._peers.publish({key: value} | dict([pointer] if pointer else []))
 
-    async def _in_mind(self, key: str) -> Record | None:
-        """What this replica and the others remember of a session."""
+    async def _cached(self, key: str) -> Record | None:
+        """The record as cached by this replica and its peers."""
         record = _decode(self._mirror.get(key))
-        for known in await self._others([key]):
-            record = _merged(record, _decode(known.get(key)))
+        for values in await self._peer_values([key]):
+            record = _merged(record, _decode(values.get(key)))
         return record
 
-    async def _others(self, keys: list[str]) -> list[dict[str, bytes]]:
+    async def _peer_values(self, keys: list[str]) -> list[dict[str, bytes]]:
         return await self._peers.values(keys) if self._peers is not None and keys else []
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
-        """The record, with what this process could not write while the backend was away."""
+        """The stored record merged with commits that this process has not written yet."""
         return _merged(_decode(raw), _decode(self._mirror.unwritten(key)))
 
-    def _joined(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
-        """A record with what was not written; a pointer is what was written last."""
+    def _with_current(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
+        """The value to write: records are merged with the current one, pointers replace it."""
         record = self._with_unwritten(key, current) if is_record_key(key) else None
         return record.encode() if record is not None else unwritten
 
-    def _absent(self, known: bool) -> StateSource:
-        """The source when Redis did not answer; without one, this process is all there is."""
-        return StateSource.MIRROR if known or self._backend is None else StateSource.NONE
+    def _fallback_source(self, found: bool) -> StateSource:
+        """The source of state that did not come from Redis. Without Redis it is always the mirror."""
+        return StateSource.MIRROR if found or self._backend is None else StateSource.NONE
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:
@@ -270,7 +276,7 @@ def _merged(record: Record | None, other: Record | None) -> Record | None:
 
 
 def _decode(raw: bytes | None) -> Record | None:
-    """A record that cannot be read is as good as none: the next commit replaces it."""
+    """Parse a record. An unreadable one counts as missing: the next commit replaces it."""
     try:
         return Record.decode(raw) if raw else None
     except ValueError:
