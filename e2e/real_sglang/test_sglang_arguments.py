@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dps_engines.pools import POOLS, PoolName
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_operator.api.spec import parse
-from dps_operator.builders.engine import POOLS, PoolName, pool_of
-from dps_operator.builders.engine_args import engine_args
+from dps_operator.builders.launch import engine_arguments
 from e2e.real_sglang.local_sglang import HERE, PYTHON, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)
@@ -70,7 +70,7 @@ def operators(model: str) -> Iterator[Case]:
         for pool in POOLS:
             yield Case(
                 f"operator, {name}, {pool}",
-                [*engine_args(spec, pool_of(spec, pool)), *ON_GPU],
+                [*engine_arguments(spec, pool), *ON_GPU],
                 {
                     "model_path": model,
                     "served_model_name": "served",

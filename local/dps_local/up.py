@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from dps_engines.launch import ALGORITHMS, EngineError
+from dps_engines.pools import PoolName
 from dps_gateway.routing.policies import POLICIES
 from dps_local.assets import qwen_tokenizer
 from dps_local.machine import NoSGLang, sglang_version
 from dps_local.processes import ChildError
 from dps_local.running_engines import GivenError, served
-from dps_local.sglang import ALGORITHMS, SGLangOptions
+from dps_local.sglang import SGLangOptions
 from dps_local.stack import MODEL, LocalStack, StackOptions, until_signal
-from dps_operator.builders.engine import PoolName
-from dps_operator.errors import SpecError
 
 PROGRESS_SECONDS = 0.5
 PROGRESS_COLUMNS = 80
@@ -215,6 +215,6 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     try:
         return asyncio.run(until_signal(_up(arguments)))
-    except (ChildError, GivenError, NoSGLang, SpecError) as error:
+    except (ChildError, GivenError, NoSGLang, EngineError) as error:
         print(f"dps up: {error}", file=sys.stderr)
         return 1

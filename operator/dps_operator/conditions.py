@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dps_engines.pools import POOLS
 from dps_operator.api.status import ConditionType
-from dps_operator.builders.engine import POOLS
 from dps_operator.builders.network import base_url
 from dps_operator.builders.store import managed
 from dps_operator.diagnose import worst

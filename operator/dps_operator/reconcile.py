@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
 
+from dps_engines.pools import POOLS
 from dps_operator import conditions
 from dps_operator.api.spec import parse
 from dps_operator.builders.children import children
-from dps_operator.builders.engine import POOLS
 from dps_operator.builders.gateway import config_hash
 from dps_operator.builders.store import managed, redis_secret
 from dps_operator.cluster import Cluster

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from dps_operator.builders.engine import POOLS
+from dps_engines.pools import POOLS
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from dps_engines.launch import EngineError
 from dps_local.sglang import Placement, SGLangOptions, place, sglang_command
-from dps_operator.errors import SpecError
 
 OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
 
@@ -91,7 +91,7 @@ def test_spans_go_where_the_gateways_go() -> None:
     ],
 )
 def test_what_cannot_be_started_is_said_beforehand(options: SGLangOptions, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(EngineError, match=message):
         sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
 
 
@@ -114,5 +114,5 @@ def test_each_server_gets_gpus_of_its_own_if_there_are_enough(
 
 
 def test_a_model_that_is_split_over_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(SpecError, match="--tensor-parallel 2 needs as many GPUs; there are 1"):
+    with pytest.raises(EngineError, match="--tensor-parallel 2 needs as many GPUs; there are 1"):
         place(["0"], 2)

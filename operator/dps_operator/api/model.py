@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from dps_engines.sglang.runtime import DEFAULT_VERSION, REPOSITORY
 from dps_operator.api.types import (
     APIObject,
     EnvVar,
@@ -14,9 +15,6 @@ from dps_operator.api.types import (
     Toleration,
     rules,
 )
-
-DEFAULT_ENGINE_VERSION = "0.5.8.post1"
-DEFAULT_ENGINE_REPOSITORY = "lmsysorg/sglang"
 
 
 class ModelCache(APIObject):
@@ -102,7 +100,7 @@ class Engine(APIObject):
         default=None,
         min_length=1,
         max_length=512,
-        description=f"Container image; {DEFAULT_ENGINE_REPOSITORY}:v<version> when left out.",
+        description=f"Container image; {REPOSITORY}:v<version> when left out.",
     )
     version: str | None = Field(
         default=None,
@@ -110,7 +108,7 @@ class Engine(APIObject):
         max_length=64,
         description=(
             "Version of SGLang, which decides the arguments; read from the image's tag when left out, "
-            f"{DEFAULT_ENGINE_VERSION} where that tells nothing."
+            f"{DEFAULT_VERSION} where that tells nothing."
         ),
     )
     tensor_parallel: int = Field(

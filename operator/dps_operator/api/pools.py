@@ -1,9 +1,16 @@
 """The two pools of engines: `spec.pools`."""
 
-from typing import Literal
-
 from pydantic import ConfigDict, Field
 
+from dps_engines.launch import (
+    DEFAULT_NGRAM_TOKENS,
+    DEFAULT_STEPS,
+    DEFAULT_TOP_K,
+    DRAFT_TOKENS_LIMITS,
+    STEPS_LIMITS,
+    TOP_K_LIMITS,
+    Algorithm,
+)
 from dps_operator.api.types import APIObject, EnvVar, PodTemplate, Resources, rules
 
 REPLICAS_OR_AUTOSCALING = (
@@ -27,10 +34,6 @@ class PoolAutoscaling(APIObject):
         default=16, ge=1, le=100000, description="Requests in flight that one replica should carry."
     )
 
-
-DEFAULT_STEPS = 3
-DEFAULT_TOP_K = 1
-DEFAULT_NGRAM_TOKENS = 12
 
 _STEPS = f"(has(self.steps) ? self.steps : {DEFAULT_STEPS})"
 _TOP_K = f"(has(self.topK) ? self.topK : {DEFAULT_TOP_K})"
@@ -67,7 +70,7 @@ class Speculation(APIObject):
         )
     )
 
-    algorithm: Literal["Standalone", "Eagle", "Eagle3", "Ngram"] = Field(
+    algorithm: Algorithm = Field(
         description=(
             "Standalone: a smaller model drafts. Eagle, Eagle3: a draft head trained for the model. "
             "Ngram: drafts from the text itself, without a draft model."
@@ -80,18 +83,21 @@ class Speculation(APIObject):
         description="Draft model, as in model.name. Needed by every algorithm but Ngram.",
     )
     steps: int | None = Field(
-        default=None, ge=1, le=32, description=f"Draft steps of one round; {DEFAULT_STEPS} when left out."
+        default=None,
+        ge=STEPS_LIMITS[0],
+        le=STEPS_LIMITS[1],
+        description=f"Draft steps of one round; {DEFAULT_STEPS} when left out.",
     )
     top_k: int | None = Field(
         default=None,
-        ge=1,
-        le=16,
+        ge=TOP_K_LIMITS[0],
+        le=TOP_K_LIMITS[1],
         description=f"Branches of the draft tree at each step; {DEFAULT_TOP_K} (a chain) when left out.",
     )
     draft_tokens: int | None = Field(
         default=None,
-        ge=2,
-        le=256,
+        ge=DRAFT_TOKENS_LIMITS[0],
+        le=DRAFT_TOKENS_LIMITS[1],
         description=(
             "Tokens verified in one round; steps * topK + 1 when left out, "
             f"{DEFAULT_NGRAM_TOKENS} with Ngram."

@@ -1,6 +1,7 @@
 """Everything that one DPSRouter stands for."""
 
-from dps_operator.builders.engine import POOLS, engine_deployment, engine_service, models_claim
+from dps_engines.pools import POOLS
+from dps_operator.builders.engine import engine_deployment, engine_service, models_claim
 from dps_operator.builders.gateway import (
     gateway_config_map,
     gateway_deployment,

@@ -1,35 +1,26 @@
 """A pool of engines: its Deployment, its Service, and the volume of models that both pools share."""
 
-from typing import Any, Literal
+from typing import Any
 
+from dps_engines.pools import PoolName
 from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
-from dps_operator.builders.engine_args import ENVIRONMENT, PORT, engine_args, image
+from dps_operator.builders.launch import engine_arguments, pool_of, runtime_of
 from dps_operator.builders.node_pool import placement
 from dps_operator.builders.pods import CONTAINER_SECURITY, pod_template, resources, spread
 from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child_name, digest, selector
 
-PoolName = Literal["speculative", "greedy"]
-POOLS: tuple[PoolName, PoolName] = ("speculative", "greedy")
-
 MODELS = "/models"
-LOAD_SECONDS = 1800
-"""How long a model may take to load before its pod is started anew."""
 DRAIN_SECONDS = 15
 """From the end of a pod's readiness until it is told to stop: every gateway has heard of it by then."""
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "4", "memory": "32Gi"}}
 SHARED_MEMORY = "16Gi"
 
 
-def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
-    """The pool of that name."""
-    return spec.pools.speculative if name == "speculative" else spec.pools.greedy
-
-
 def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
     """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
-    own: list[Manifest] = plain_env({"HF_HOME": MODELS, **ENVIRONMENT})
+    own: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec).environment})
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
@@ -79,25 +70,28 @@ def models_claim(router: Router) -> list[Manifest]:
     return [child(router, "v1", "PersistentVolumeClaim", "models", spec=claim_spec(router))]
 
 
-def _probe(**timing: int) -> Manifest:
-    return {"httpGet": {"path": "/health", "port": "http"}, **timing}
+def _container(router: Router, name: PoolName) -> Manifest:
+    spec, runtime = router.spec, runtime_of(router.spec)
+    pool = pool_of(spec, name)
 
+    def probe(**timing: int) -> Manifest:
+        return {"httpGet": {"path": runtime.health_path, "port": "http"}, **timing}
 
-def _container(router: Router, pool: PoolSpec, service_name: str) -> Manifest:
-    spec = router.spec
     gpus = {"nvidia.com/gpu": str(spec.engine.tensor_parallel)}
     return {
         "name": "engine",
-        "image": image(spec.engine),
-        "command": ["python3", "-m", "sglang.launch_server"],
-        "args": engine_args(spec, pool),
-        "env": _env(spec, pool, service_name),
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "image": runtime.image(spec.engine.image, spec.engine.version),
+        "command": ["python3", "-m", runtime.module],
+        "args": engine_arguments(spec, name),
+        "env": _env(spec, pool, child_name(router, name)),
+        "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
         "resources": resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
-        "startupProbe": _probe(periodSeconds=10, timeoutSeconds=5, failureThreshold=LOAD_SECONDS // 10),
-        "readinessProbe": _probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
+        "startupProbe": probe(
+            periodSeconds=10, timeoutSeconds=5, failureThreshold=runtime.load_seconds // 10
+        ),
+        "readinessProbe": probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
         # A busy engine may be slow to answer; only one that is silent for minutes is started anew.
-        "livenessProbe": _probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
+        "livenessProbe": probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -115,7 +109,7 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
         router,
         name,
         {
-            "containers": [_container(router, pool, child_name(router, name))],
+            "containers": [_container(router, name)],
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "terminationGracePeriodSeconds": 300,
             "topologySpreadConstraints": spread(router, name),
@@ -130,7 +124,7 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "progressDeadlineSeconds": LOAD_SECONDS + 600,
+        "progressDeadlineSeconds": runtime_of(router.spec).load_seconds + 600,
         "revisionHistoryLimit": 3,
         "template": template,
     }
@@ -141,7 +135,7 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
     """The Service by whose EndpointSlices the gateway finds the pool's replicas."""
-    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}
+    port = {"name": "http", "port": runtime_of(router.spec).port, "targetPort": "http", "protocol": "TCP"}
     return child(
         router,
         "v1",

@@ -4,10 +4,11 @@ from typing import Any
 
 import yaml
 
+from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.types import plain_env, to_wire
-from dps_operator.builders.engine import MODELS, POOLS
-from dps_operator.builders.engine_args import PORT as ENGINE_PORT
+from dps_operator.builders.engine import MODELS
+from dps_operator.builders.launch import runtime_of
 from dps_operator.builders.pods import pod_template, resources, restricted, spread
 from dps_operator.builders.store import redis_url_source
 from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
@@ -45,7 +46,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
                 "service": {
                     "name": child_name(router, pool),
                     "namespace": router.namespace,
-                    "port": ENGINE_PORT,
+                    "port": runtime_of(spec).port,
                 }
             }
             for pool in POOLS

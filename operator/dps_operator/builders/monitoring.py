@@ -1,6 +1,6 @@
 """What a Prometheus operator needs to scrape the deployment."""
 
-from dps_operator.builders.engine import POOLS
+from dps_engines.pools import POOLS
 from dps_operator.resources import COMPONENT_LABEL, ROUTER_LABEL, Manifest, Router, child
 
 

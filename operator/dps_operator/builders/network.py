@@ -1,9 +1,10 @@
 """How traffic comes in, and where it may not: Ingress, HTTPRoute, NetworkPolicies."""
 
+from dps_engines.pools import POOLS
 from dps_operator.api.types import to_wire
-from dps_operator.builders import engine_args, store
-from dps_operator.builders.engine import POOLS
+from dps_operator.builders import store
 from dps_operator.builders.gateway import ADMIN_PORT, PORT
+from dps_operator.builders.launch import runtime_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 NETWORKING = "networking.k8s.io/v1"
@@ -62,7 +63,7 @@ def network_policies(router: Router) -> list[Manifest]:
     clients: Manifest = {"ports": _tcp(PORT)} | ({"from": wanted.clients} if wanted.clients else {})
     admin = {"from": [gateway, *wanted.monitoring], "ports": _tcp(ADMIN_PORT)}
     policies = [_policy(router, "gateway", [clients, admin])]
-    engines = {"from": [gateway, *wanted.monitoring], "ports": _tcp(engine_args.PORT)}
+    engines = {"from": [gateway, *wanted.monitoring], "ports": _tcp(runtime_of(router.spec).port)}
     policies += [_policy(router, pool, [engines]) for pool in POOLS]
     if store.managed(router) is not None:
         policies.append(

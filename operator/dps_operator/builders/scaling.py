@@ -1,7 +1,8 @@
 """How many replicas there are, and how many a drain may take."""
 
+from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
-from dps_operator.builders.engine import POOLS, pool_of
+from dps_operator.builders.launch import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 

@@ -1,0 +1,73 @@
+"""The engine-independent description of one engine process, from which a runtime derives its command line."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram"]
+ALGORITHMS: tuple[Algorithm, ...] = ("Standalone", "Eagle", "Eagle3", "Ngram")
+
+DEFAULT_STEPS = 3
+DEFAULT_TOP_K = 1
+DEFAULT_NGRAM_TOKENS = 12
+
+STEPS_LIMITS = (1, 32)
+TOP_K_LIMITS = (1, 16)
+DRAFT_TOKENS_LIMITS = (2, 256)
+"""Smallest and largest value of each setting of the speculation."""
+
+ANY_ADDRESS = "0.0.0.0"
+
+
+class EngineError(ValueError):
+    """An engine cannot be started as described; the message says what to change."""
+
+
+def _check(field: str, value: int | None, limits: tuple[int, int]) -> None:
+    if value is not None and not limits[0] <= value <= limits[1]:
+        raise EngineError(
+            f"spec.pools.speculative.speculation.{field}: {value} is not between {limits[0]} and {limits[1]}"
+        )
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding; the fields are those of `spec.pools.speculative.speculation`.
+
+    steps: draft steps per round. top_k: branches of the draft tree per step. draft_tokens: tokens verified
+    per round. None selects the default. Raises EngineError if a value is outside its limits.
+    """
+
+    algorithm: Algorithm
+    draft_model: str | None = None
+    steps: int | None = None
+    top_k: int | None = None
+    draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("steps", self.steps, STEPS_LIMITS)
+        _check("topK", self.top_k, TOP_K_LIMITS)
+        _check("draftTokens", self.draft_tokens, DRAFT_TOKENS_LIMITS)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Where an engine exports its spans: the base URL of an OTLP receiver, and the protocol."""
+
+    endpoint: str
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One engine process.
+
+    tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding.
+    """
+
+    model: str
+    served_name: str
+    port: int
+    host: str = ANY_ADDRESS
+    tensor_parallel: int = 1
+    speculation: Speculation | None = None
+    traces: Traces | None = None

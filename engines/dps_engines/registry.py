@@ -1,0 +1,8 @@
+"""The supported engines by the name that `spec.engine.runtime` selects."""
+
+from collections.abc import Mapping
+
+from dps_engines.runtime import EngineRuntime
+from dps_engines.sglang.runtime import SGLang
+
+RUNTIMES: Mapping[str, EngineRuntime] = {"SGLang": SGLang()}

@@ -1,0 +1,52 @@
+"""The interface of an inference engine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dps_engines.launch import Launch
+
+
+class EngineRuntime(Protocol):
+    """One kind of inference engine. Stateless: every method is a function of its arguments."""
+
+    @property
+    def port(self) -> int:
+        """Default port of the HTTP API."""
+
+    @property
+    def module(self) -> str:
+        """Python module that starts the server."""
+
+    @property
+    def health_path(self) -> str:
+        """HTTP path of the health check, which must not run the model."""
+
+    @property
+    def metrics_path(self) -> str:
+        """HTTP path of the Prometheus metrics."""
+
+    @property
+    def load_seconds(self) -> int:
+        """Seconds that a model may take to load."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that every process needs."""
+
+    def image(self, image: str | None, version: str | None) -> str:
+        """The container image: `image` if set, otherwise the project's image of that version."""
+
+    def version(self, image: str | None, version: str | None) -> str:
+        """The engine's version: `version` if set, otherwise from the image's tag, otherwise the default."""
+
+    def check_version(self, version: str) -> None:
+        """Raises EngineError if the version is older than the oldest supported one."""
+
+    def check_arguments(self, arguments: Sequence[str], *, speculative: bool) -> None:
+        """Raises EngineError if a user's arguments contain a flag that is not theirs to set.
+
+        speculative: whether the flags of speculative decoding are allowed.
+        """
+
+    def arguments(self, launch: Launch) -> list[str]:
+        """The server's command line. Raises EngineError if the launch is incomplete."""

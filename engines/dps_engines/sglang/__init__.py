@@ -1,0 +1,1 @@
+"""SGLang (https://github.com/sgl-project/sglang)."""

@@ -1,0 +1,144 @@
+"""The flags of `sglang.launch_server` that are derived from a launch. A setting is one line of FLAGS.
+
+The flag names are those of SGLang 0.5.8 and later; the tests compare them with the option lists recorded from
+each supported version's own parser.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from dps_engines.launch import (
+    DEFAULT_NGRAM_TOKENS,
+    DEFAULT_STEPS,
+    DEFAULT_TOP_K,
+    EngineError,
+    Launch,
+    Speculation,
+)
+
+Value = str | int | bool | None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: its name, the field of a DPSRouter that sets it, its value, and other names of the same flag.
+
+    The flag is omitted if the value is None or False, and has no argument if the value is True.
+    """
+
+    name: str
+    source: str
+    value: Callable[[Launch], Value]
+    aliases: tuple[str, ...] = ()
+
+
+def otlp_endpoint(launch: Launch) -> str | None:
+    """The receiver as SGLang expects it: host:port for gRPC, the full URL of the traces endpoint for HTTP.
+
+    SGLang passes the value to the exporter unchanged, and the HTTP exporter appends no path to it.
+    """
+    if launch.traces is None:
+        return None
+    url = urlsplit(launch.traces.endpoint)
+    if launch.traces.protocol == "grpc":
+        return url.netloc
+    return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}/v1/traces"
+
+
+def _of(value: Callable[[Speculation], Value]) -> Callable[[Launch], Value]:
+    """The value of a flag that is set only with speculative decoding."""
+    return lambda launch: None if launch.speculation is None else value(launch.speculation)
+
+
+def _of_draft(value: Callable[[Speculation], Value]) -> Callable[[Launch], Value]:
+    """The value of a flag that is set only with a draft model; Ngram has none."""
+    return _of(lambda speculation: None if speculation.algorithm == "Ngram" else value(speculation))
+
+
+def _draft_model(speculation: Speculation) -> str:
+    if speculation.draft_model is None:
+        raise EngineError(
+            f"spec.pools.speculative.speculation.draftModel: {speculation.algorithm} needs it; "
+            "set it, or choose Ngram"
+        )
+    return speculation.draft_model
+
+
+def _steps(speculation: Speculation) -> int:
+    return speculation.steps or DEFAULT_STEPS
+
+
+def _top_k(speculation: Speculation) -> int:
+    return speculation.top_k or DEFAULT_TOP_K
+
+
+def _draft_tokens(speculation: Speculation) -> int:
+    """By default as many as a chain or tree holds at least: steps * topK, and the token that is verified."""
+    if speculation.algorithm == "Ngram":
+        return speculation.draft_tokens or DEFAULT_NGRAM_TOKENS
+    return speculation.draft_tokens or _steps(speculation) * _top_k(speculation) + 1
+
+
+_TELEMETRY = "spec.telemetry.otlpEndpoint"
+_SPECULATION = "spec.pools.speculative.speculation"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("--model-path", "spec.model.name", lambda launch: launch.model, ("--model",)),
+    Flag("--served-model-name", "spec.model.servedName", lambda launch: launch.served_name),
+    Flag("--host", "the operator", lambda launch: launch.host),
+    Flag("--port", "the operator", lambda launch: launch.port),
+    Flag(
+        "--tp-size",
+        "spec.engine.tensorParallel",
+        lambda launch: launch.tensor_parallel,
+        ("--tensor-parallel-size",),
+    ),
+    Flag("--enable-metrics", "the operator", lambda _: True),
+    Flag("--enable-cache-report", "the operator", lambda _: True),
+    Flag("--enable-trace", _TELEMETRY, lambda launch: launch.traces is not None),
+    Flag("--otlp-traces-endpoint", _TELEMETRY, otlp_endpoint),
+    Flag(
+        "--speculative-algorithm",
+        f"{_SPECULATION}.algorithm",
+        _of(lambda speculation: speculation.algorithm.upper()),
+    ),
+    Flag(
+        "--speculative-draft-model-path",
+        f"{_SPECULATION}.draftModel",
+        _of_draft(_draft_model),
+        ("--speculative-draft-model",),
+    ),
+    Flag("--speculative-num-steps", f"{_SPECULATION}.steps", _of_draft(_steps)),
+    Flag("--speculative-eagle-topk", f"{_SPECULATION}.topK", _of_draft(_top_k)),
+    Flag("--speculative-num-draft-tokens", f"{_SPECULATION}.draftTokens", _of(_draft_tokens)),
+)
+
+MANAGED = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
+"""Flags that a user may not pass, and the field that sets each; aliases included."""
+
+ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algorithm"}
+"""Common short forms that are not unambiguous prefixes.
+
+SGLang's parser accepts any unambiguous prefix of a flag, so prefixes of managed flags are refused as well.
+"""
+
+
+def arguments(launch: Launch) -> list[str]:
+    """The command line of a launch. Raises EngineError if the speculation needs a draft model and has none."""
+    line: list[str] = []
+    for flag in FLAGS:
+        value = flag.value(launch)
+        if value is None or value is False:
+            continue
+        line += [flag.name] if value is True else [flag.name, str(value)]
+    return line
+
+
+def managed_by(argument: str) -> str | None:
+    """The field that sets this flag, abbreviations and prefixes included; None if the user may set it."""
+    name = argument.split("=", 1)[0]
+    if not name.startswith("--"):
+        return None
+    name = ABBREVIATIONS.get(name, name)
+    return next((source for flag, source in MANAGED.items() if flag.startswith(name)), None)

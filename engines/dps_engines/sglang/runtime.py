@@ -1,0 +1,59 @@
+"""SGLang as an engine runtime: images, versions, ports, probes, command line."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from dps_engines.launch import EngineError, Launch
+from dps_engines.sglang import flags
+
+DEFAULT_VERSION = "0.5.8.post1"
+REPOSITORY = "lmsysorg/sglang"
+OLDEST_SUPPORTED = (0, 5, 8)
+"""The oldest version whose flags are compared with its own parser."""
+
+
+class SGLang:
+    """Implements dps_engines.runtime.EngineRuntime."""
+
+    port = 30000
+    module = "sglang.launch_server"
+    health_path = "/health"
+    metrics_path = "/metrics"
+    load_seconds = 1800
+    environment: Mapping[str, str] = {
+        # By default /health generates a token, which a busy engine delays. A scheduler that hangs is ended by
+        # SGLang's own watchdog.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    }
+
+    def image(self, image: str | None, version: str | None) -> str:
+        """See EngineRuntime."""
+        return image or f"{REPOSITORY}:v{version or DEFAULT_VERSION}"
+
+    def version(self, image: str | None, version: str | None) -> str:
+        """See EngineRuntime."""
+        if version:
+            return version
+        tag = re.search(r":v?(\d+\.\d+\.\d+(?:\.post\d+)?)[^/]*$", image or "")
+        return tag.group(1) if tag else DEFAULT_VERSION
+
+    def check_version(self, version: str) -> None:
+        """See EngineRuntime."""
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST_SUPPORTED:
+            oldest = ".".join(map(str, OLDEST_SUPPORTED))
+            raise EngineError(f"SGLang {version} is not supported; use {oldest} or newer")
+
+    def check_arguments(self, arguments: Sequence[str], *, speculative: bool) -> None:
+        """See EngineRuntime."""
+        for argument in arguments:
+            name = argument.split("=", 1)[0]
+            if not speculative and name.startswith("--spec"):
+                source: str | None = "spec.pools.speculative, as the greedy pool must not speculate"
+            else:
+                source = flags.managed_by(argument)
+            if source:
+                raise EngineError(f"{name} is set by {source}; remove it")
+
+    def arguments(self, launch: Launch) -> list[str]:
+        """See EngineRuntime."""
+        return flags.arguments(launch)

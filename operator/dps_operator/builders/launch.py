@@ -1,0 +1,62 @@
+"""The engine process of one pool, as described by the spec."""
+
+from dps_engines.launch import EngineError, Launch, Speculation, Traces
+from dps_engines.pools import PoolName
+from dps_engines.registry import RUNTIMES
+from dps_engines.runtime import EngineRuntime
+from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
+from dps_operator.api.spec import Spec
+from dps_operator.errors import SpecError
+
+
+def runtime_of(spec: Spec) -> EngineRuntime:
+    """The runtime that `spec.engine.runtime` selects."""
+    return RUNTIMES[spec.engine.runtime]
+
+
+def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
+    """The spec of one pool."""
+    return spec.pools.speculative if name == "speculative" else spec.pools.greedy
+
+
+def _launch(spec: Spec, pool: PoolSpec) -> Launch:
+    telemetry, speculation = spec.telemetry, None
+    if isinstance(pool, SpeculativePoolSpec):
+        speculation = Speculation(**pool.speculation.model_dump())
+    return Launch(
+        model=spec.model.name,
+        served_name=spec.model.served_name or spec.model.name,
+        port=runtime_of(spec).port,
+        tensor_parallel=spec.engine.tensor_parallel,
+        speculation=speculation,
+        traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
+    )
+
+
+def _checked(spec: Spec, arguments: list[str], field: str, *, speculative: bool) -> list[str]:
+    try:
+        runtime_of(spec).check_arguments(arguments, speculative=speculative)
+    except EngineError as error:
+        raise SpecError(f"{field}: {error}") from error
+    return arguments
+
+
+def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
+    """The command line of one pool's engines. The user's arguments come last, the pool's after the engine's.
+
+    Raises SpecError if the version is not supported, or if an argument is set by the operator.
+    """
+    runtime, pool = runtime_of(spec), pool_of(spec, name)
+    speculative = name == "speculative"
+    try:
+        runtime.check_version(runtime.version(spec.engine.image, spec.engine.version))
+    except EngineError as error:
+        raise SpecError(f"spec.engine: {error}") from error
+    own = [
+        *_checked(spec, spec.engine.args, "spec.engine.args", speculative=speculative),
+        *_checked(spec, pool.args, f"spec.pools.{name}.args", speculative=speculative),
+    ]
+    try:
+        return [*runtime.arguments(_launch(spec, pool)), *own]
+    except EngineError as error:
+        raise SpecError(str(error)) from error

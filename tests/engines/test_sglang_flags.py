@@ -1,0 +1,182 @@
+"""SGLang's command lines, compared with the option lists recorded from its own parsers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_engines.launch import ALGORITHMS, Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.registry import RUNTIMES
+from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED
+
+FIXTURES = Path(__file__).parent / "fixtures"
+VERSIONS = ("0.5.8.post1", "0.5.23")
+OPTIONS: dict[str, dict[str, Any]] = {
+    version: json.loads((FIXTURES / f"sglang-{version}-flags.json").read_text()) for version in VERSIONS
+}
+SGLANG = RUNTIMES["SGLang"]
+
+SPECULATIONS: dict[str, tuple[Speculation, list[str]]] = {
+    "default chain": (Speculation("Standalone", "d"), ["STANDALONE", "d", "3", "1", "4"]),
+    "longer chain": (Speculation("Standalone", "d", steps=5), ["STANDALONE", "d", "5", "1", "6"]),
+    "tree": (Speculation("Eagle", "d", steps=3, top_k=4), ["EAGLE", "d", "3", "4", "13"]),
+    "pruned tree": (
+        Speculation("Eagle3", "d", steps=5, top_k=8, draft_tokens=32),
+        ["EAGLE3", "d", "5", "8", "32"],
+    ),
+}
+SPECULATIVE_FLAGS = [
+    "--speculative-algorithm",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens",
+]
+
+
+def speculative_arguments(speculation: Speculation) -> list[str]:
+    """The part of the command line that starts with the speculative algorithm."""
+    line = SGLANG.arguments(Launch("m", "m", 30000, speculation=speculation))
+    return line[line.index("--speculative-algorithm") :]
+
+
+@pytest.mark.parametrize(("speculation", "values"), SPECULATIONS.values(), ids=SPECULATIONS.keys())
+def test_speculation_with_a_draft_model_sets_steps_branches_and_draft_tokens(
+    speculation: Speculation, values: list[str]
+) -> None:
+    line = speculative_arguments(speculation)
+    assert dict(zip(line[::2], line[1::2], strict=True)) == dict(zip(SPECULATIVE_FLAGS, values, strict=True))
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(None, "12"), (8, "8")])
+def test_ngram_sets_draft_tokens_only(tokens: int | None, expected: str) -> None:
+    assert speculative_arguments(Speculation("Ngram", draft_tokens=tokens)) == [
+        "--speculative-algorithm",
+        "NGRAM",
+        "--speculative-num-draft-tokens",
+        expected,
+    ]
+
+
+@given(steps=st.integers(1, 32), top_k=st.integers(1, 16))
+def test_default_draft_tokens_fit_the_draft_tree(steps: int, top_k: int) -> None:
+    line = speculative_arguments(Speculation("Eagle", "d", steps=steps, top_k=top_k))
+    assert top_k < int(line[-1]) <= 1 + top_k + (steps - 1) * top_k**2
+
+
+@pytest.mark.parametrize("algorithm", ["Standalone", "Eagle", "Eagle3"])
+def test_missing_draft_model_is_refused(algorithm: Algorithm) -> None:
+    with pytest.raises(EngineError, match=f"draftModel: {algorithm} needs it; set it, or choose Ngram"):
+        speculative_arguments(Speculation(algorithm))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": 33}, "steps"),
+        ({"top_k": 17}, "topK"),
+        ({"draft_tokens": 1}, "draftTokens"),
+    ],
+)
+def test_setting_outside_its_limits_is_refused(settings: dict[str, int], field: str) -> None:
+    with pytest.raises(EngineError, match=rf"^spec\.pools\.speculative\.speculation\.{field}: "):
+        Speculation("Eagle", "d", **settings)
+
+
+def check_accepted(options: dict[str, Any], line: list[str]) -> None:
+    """Assert that every option exists, takes as many values as it is given, and allows each value."""
+    position = 0
+    while position < len(line):
+        option = options[line[position]]
+        position += 1
+        if option["nargs"] == 0:
+            continue
+        value = line[position]
+        assert not value.startswith("--")
+        assert option["choices"] is None or value in option["choices"]
+        if option["type"] == "int":
+            int(value)
+        position += 1
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, None])
+def test_every_argument_is_accepted_by_every_supported_version(
+    options: dict[str, Any], algorithm: Algorithm | None
+) -> None:
+    draft = None if algorithm == "Ngram" else "d"
+    speculation = Speculation(algorithm, draft) if algorithm else None
+    launch = Launch(
+        "m", "served", 30000, tensor_parallel=2, speculation=speculation, traces=Traces("http://c:4317")
+    )
+    check_accepted(options, SGLANG.arguments(launch))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_managed_flag_is_an_option_of_every_supported_version(options: dict[str, Any]) -> None:
+    assert set(MANAGED) <= set(options)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_other_option_may_be_passed(options: dict[str, Any]) -> None:
+    free = [name for name in options if name not in MANAGED and name not in ABBREVIATIONS]
+    SGLANG.check_arguments(free, speculative=True)
+
+
+MANAGED_ARGUMENTS = [
+    ("--port", "--port is set by the operator; remove it"),
+    ("--port=1", "--port is set by the operator; remove it"),
+    ("--model", "--model is set by spec.model.name; remove it"),
+    ("--tp", "--tp is set by spec.engine.tensorParallel; remove it"),
+    ("--tensor-parallel-size", "--tensor-parallel-size is set by spec.engine.tensorParallel; remove it"),
+    (
+        "--speculative-num-step",
+        "--speculative-num-step is set by spec.pools.speculative.speculation.steps; remove it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("argument", "message"), MANAGED_ARGUMENTS)
+def test_managed_flag_is_refused_with_the_field_that_sets_it(argument: str, message: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        SGLANG.check_arguments(["--log-level", "info", argument], speculative=True)
+    assert str(refused.value) == message
+
+
+IMAGES = [
+    (None, None, "lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
+    (None, "0.5.23", "lmsysorg/sglang:v0.5.23", "0.5.23"),
+    ("reg/sglang:v0.5.23-cu130", None, "reg/sglang:v0.5.23-cu130", "0.5.23"),
+    ("reg:5000/sglang:nightly", None, "reg:5000/sglang:nightly", "0.5.8.post1"),
+    ("reg/sglang:nightly", "0.5.23", "reg/sglang:nightly", "0.5.23"),
+]
+
+
+@pytest.mark.parametrize(("image", "version", "expected_image", "expected_version"), IMAGES)
+def test_image_and_version_default_to_each_other(
+    image: str | None, version: str | None, expected_image: str, expected_version: str
+) -> None:
+    assert SGLANG.image(image, version) == expected_image
+    assert SGLANG.version(image, version) == expected_version
+
+
+def test_version_older_than_the_oldest_supported_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"):
+        SGLANG.check_version("0.4.9")
+
+
+@pytest.mark.parametrize(
+    ("traces", "endpoint"),
+    [
+        (Traces("http://collector:4317"), "collector:4317"),
+        (Traces("http://collector:4318", "http/protobuf"), "http://collector:4318/v1/traces"),
+        (Traces("https://c/otlp/", "http/protobuf"), "https://c/otlp/v1/traces"),
+    ],
+)
+def test_traces_endpoint_has_the_form_of_its_protocol(traces: Traces, endpoint: str) -> None:
+    line = SGLANG.arguments(Launch("m", "m", 30000, traces=traces))
+    assert line[-3:] == ["--enable-trace", "--otlp-traces-endpoint", endpoint]

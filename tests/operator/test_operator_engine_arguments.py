@@ -1,0 +1,76 @@
+"""The command line of a pool, derived from the spec."""
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from dps_engines import launch
+from dps_engines.registry import RUNTIMES
+from dps_operator.api.model import Engine
+from dps_operator.api.pools import Speculation
+from dps_operator.builders.launch import engine_arguments
+from dps_operator.errors import SpecError
+from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
+
+
+def test_spec_is_mapped_to_the_engines_command_line() -> None:
+    line = engine_arguments(router(EVERYTHING).spec, "speculative")
+    assert line == [
+        *("--model-path", "meta-llama/Llama-3.1-8B-Instruct"),
+        *("--served-model-name", "llama"),
+        *("--host", "0.0.0.0"),
+        *("--port", "30000"),
+        *("--tp-size", "2"),
+        "--enable-metrics",
+        "--enable-cache-report",
+        "--enable-trace",
+        *("--otlp-traces-endpoint", "collector:4317"),
+        *("--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", "head"),
+        *("--speculative-num-steps", "5"),
+        *("--speculative-eagle-topk", "4"),
+        *("--speculative-num-draft-tokens", "16"),
+        *("--mem-fraction-static", "0.85"),
+    ]
+
+
+def test_speculation_of_the_api_and_of_the_engines_have_the_same_fields() -> None:
+    assert set(Speculation.model_fields) == {field.name for field in fields(launch.Speculation)}
+
+
+def test_every_runtime_of_the_api_is_implemented() -> None:
+    assert set(get_args(Engine.model_fields["runtime"].annotation)) == set(RUNTIMES)
+
+
+def test_arguments_of_the_engine_precede_those_of_the_pool() -> None:
+    pools = {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}
+    spec = router({**SMALLEST, "engine": {"args": ["--log-level", "info"]}, "pools": pools}).spec
+    assert engine_arguments(spec, "greedy")[-4:] == ["--log-level", "info", "--log-level", "debug"]
+
+
+def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
+    spec = router({**SMALLEST, "engine": {"args": ["--speculative-attention-mode", "decode"]}}).spec
+    engine_arguments(spec, "speculative")
+    with pytest.raises(SpecError, match="the greedy pool must not speculate"):
+        engine_arguments(spec, "greedy")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"engine": {"args": ["--port", "1"]}}, "spec.engine.args: --port is set by the operator; remove it"),
+        (
+            {"pools": {**SMALLEST["pools"], "greedy": {"args": ["--tp=2"]}}},
+            "spec.pools.greedy.args: --tp is set by spec.engine.tensorParallel; remove it",
+        ),
+        (
+            {"engine": {"version": "0.4.9"}},
+            "spec.engine: SGLang 0.4.9 is not supported; use 0.5.8 or newer",
+        ),
+    ],
+)
+def test_refused_engine_is_reported_with_its_field(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        engine_arguments(router({**SMALLEST, **changed}).spec, "greedy")
+    assert str(refused.value) == message
