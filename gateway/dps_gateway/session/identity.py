@@ -36,7 +36,7 @@ DEFAULT_SESSION_KEYS: Final = (
     "body:metadata.session_id",
 )
 
-_FORBIDDEN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+FORBIDDEN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _OPAQUE_PREFIX: Final = "dps-"
 _OPAQUE_CHARS: Final = frozenset("0123456789abcdef")
 TAG_CHARS: Final = 8
@@ -65,7 +65,7 @@ def parse_session_key(text: str) -> SessionKey:
     """Parse `header:NAME` or `body:FIELD[.FIELD]`. Raises ValueError, stating the expected form, for other text."""
     kind, _, name = text.partition(":")
     if kind == "header" and name:
-        if name.lower() in _FORBIDDEN_HEADERS:
+        if name.lower() in FORBIDDEN_HEADERS:
             raise ValueError(f"'{text}' must not identify a session: many sessions share one credential")
         return HeaderKey(istr(name.lower()))
     if kind == "body" and name and all(name.split(".")):

@@ -1,6 +1,6 @@
-"""OpenTelemetry: one SERVER span a request, `dps.route` under it, and the CLIENT span of the upstream call.
+"""OpenTelemetry tracing: a SERVER span per request, and under it `dps.route` and the upstream call's CLIENT span.
 
-Every OTEL_* variable works; the configuration file fills in what they leave open.
+`OTEL_*` variables are honoured and override the configuration file.
 """
 
 import logging
@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from random import getrandbits, random
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.propagate import extract, inject
@@ -31,12 +31,15 @@ from dps_gateway.config import Telemetry
 
 INSTRUMENTATION: Final = "dps_gateway"
 FLUSH_SECONDS: Final = 3.0
+OTLP_HTTP_TRACES_PATH: Final = "/v1/traces"
+"""The path that OTLP over HTTP appends to a collector's base URL (OTLP specification, "OTLP/HTTP Request")."""
 
+_ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _TRACE_HEADERS: Final = ("traceparent", "tracestate", "baggage")
 
 
 class Tracing:
-    """The tracer of this process. Without an endpoint no span is recorded and none is paid for."""
+    """The tracer of this process. Without an OTLP endpoint, spans are no-ops."""
 
     def __init__(self, settings: Telemetry) -> None:
         self._provider: TracerProvider | None = None
@@ -47,55 +50,57 @@ class Tracing:
             self.record_with(provider)
 
     def record_with(self, provider: TracerProvider) -> None:
-        """Record spans, and let `provider` have them."""
+        """Record spans with `provider` from now on."""
         self._provider = provider
         self._tracer = provider.get_tracer(INSTRUMENTATION)
 
     def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> Span:
-        """The span of a request, child of the caller's; INVALID_SPAN where nothing of it is recorded."""
+        """Start the span of a request, a child of the caller's span; INVALID_SPAN if the request is not sampled."""
         if self._provider is None:
             return trace.INVALID_SPAN
         caller = extract(headers)
-        # The SDK's sampler decides when spans are half made already: a fifteenth of a whole request's CPU.
+        # Sampling here costs less than in the SDK, whose sampler runs after much of the span has been built.
         if random() >= self._ratio and not trace.get_current_span(caller).get_span_context().is_valid:
             return trace.INVALID_SPAN
         attributes = {"http.request.method": method, "http.route": route}
         return self._tracer.start_span(f"{method} {route}", caller, SpanKind.SERVER, attributes)
 
     def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        """A span under `parent`; `parent` itself where it is not recorded, as its child would not be either."""
+        """Start a span under `parent`. If `parent` is not recorded, return it, because a child would not be either."""
         if not parent.is_recording():
             return parent
         return self._tracer.start_span(name, trace.set_span_in_context(parent), kind)
 
     def propagate(self, span: Span, incoming: Mapping[str, str]) -> dict[str, str]:
-        """The W3C headers for the upstream request: ours, or the caller's where we record nothing."""
+        """The trace headers of the upstream request.
+
+        Without a tracer they are the caller's. For a request that is not sampled they carry a fresh trace id with
+        the sampled flag cleared, because SGLang would otherwise start a trace.
+        """
         if self._provider is None:
             return {name: incoming[name] for name in _TRACE_HEADERS if name in incoming}
-        if (
-            span is trace.INVALID_SPAN
-        ):  # left out: SGLang has to be told, by W3C's header, or it begins a trace
-            told = {"traceparent": f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"}
+        if span is trace.INVALID_SPAN:
+            headers = {"traceparent": f"00-{getrandbits(128):032x}-{getrandbits(64):016x}-00"}
             if "baggage" in incoming:
-                told["baggage"] = incoming["baggage"]
-            return told
+                headers["baggage"] = incoming["baggage"]
+            return headers
         carrier: dict[str, str] = {}
         inject(carrier, trace.set_span_in_context(span, extract(incoming)))
         return carrier
 
     def shutdown(self) -> None:
-        """Flush what is buffered, for as long as FLUSH_SECONDS: a backend that is away keeps nobody running."""
+        """Flush buffered spans for up to FLUSH_SECONDS. An unreachable backend must not delay shutdown."""
         if self._provider is not None:
-            # The exporter itself goes on trying for 10 s.
+            # In a thread, because the exporter itself retries for 10 s.
             flush = Thread(target=self._provider.shutdown, daemon=True)
             flush.start()
             flush.join(FLUSH_SECONDS)
 
 
 def end_server_span(span: Span, status: int, error: BaseException | None = None) -> None:
-    """End a request's span with the HTTP status it was answered with, and what was raised, if anything.
+    """End a request's span with the HTTP status of its response and the exception that caused it, if any.
 
-    By OpenTelemetry's HTTP conventions a client's mistake (4xx) is no error of the server's span.
+    By OpenTelemetry's HTTP conventions a 4xx status does not make a SERVER span an error.
     """
     if span.is_recording():
         span.set_attribute("http.response.status_code", status)
@@ -107,13 +112,13 @@ def end_server_span(span: Span, status: int, error: BaseException | None = None)
 
 
 def fail_span(span: Span, error: BaseException) -> None:
-    """Say on a span that is still open what it failed by."""
+    """Mark a span that has not ended as failed with `error`."""
     span.set_attribute("error.type", type(error).__name__)
     span.set_status(Status(StatusCode.ERROR))
 
 
 def span_reference(span: Span) -> str:
-    """The span as a W3C traceparent, to be kept in the session's record; empty if nobody will see it."""
+    """The span as a W3C traceparent for the session's record; empty if the span is not recorded."""
     if not span.is_recording():
         return ""
     context = span.get_span_context()
@@ -121,7 +126,7 @@ def span_reference(span: Span) -> str:
 
 
 def links_to(reference: str) -> list[Link]:
-    """A link to the span that `span_reference` wrote down."""
+    """A link to the span that `span_reference` encoded; none if `reference` is not valid."""
     parts = reference.split("-")
     if len(parts) != 4:
         return []
@@ -134,37 +139,40 @@ def links_to(reference: str) -> list[Link]:
 
 def _provider(settings: Telemetry) -> TracerProvider | None:
     environment = os.environ
-    endpoint_set = any(
-        environment.get(name)
-        for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    )
+    endpoint_set = any(environment.get(name) for name in _ENDPOINT_VARIABLES)
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if not endpoint_set and settings.otlp_endpoint is None:
         return None
     name = environment.get("OTEL_SERVICE_NAME", settings.service_name)
     resource = Resource.create({SERVICE_NAME: name})
-    # No sampler of ours: the SDK's goes by the caller, and what begins here has been left out by chance already.
+    # No sampler is set: head sampling has already been applied in `server_span`, and the SDK's default follows the
+    # caller's decision.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    # While a backend is away a warning for each span that is dropped costs more than the span; the exporter warns too.
+    # While a backend is unreachable, a warning per dropped span costs more than the span; the exporter also warns.
     logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
     provider.add_span_processor(BatchSpanProcessor(_exporter(settings, endpoint_set)))
     return provider
 
 
+def otlp_http_url(endpoint: str) -> str:
+    """The URL that spans are posted to, given the collector's base URL."""
+    return endpoint.rstrip("/") + OTLP_HTTP_TRACES_PATH
+
+
 def _exporter(settings: Telemetry, endpoint_set: bool) -> SpanExporter:
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", settings.protocol
+    """The exporter for the configured protocol. Its library reads the environment if no endpoint is passed."""
+    endpoint = None if endpoint_set else settings.otlp_endpoint
+    protocol = (
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or settings.protocol
     )
-    options: dict[str, Any] = {} if endpoint_set else {"endpoint": settings.otlp_endpoint}
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        if not endpoint_set and str(settings.otlp_endpoint).startswith("http://"):
-            options["insecure"] = True
-        return GrpcExporter(**options)
+        insecure = True if endpoint is not None and endpoint.startswith("http://") else None
+        return GrpcExporter(endpoint=endpoint, insecure=insecure)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    if not endpoint_set:
-        options["endpoint"] = f"{str(settings.otlp_endpoint).rstrip('/')}/v1/traces"
-    return HttpExporter(**options)
+    return HttpExporter(endpoint=otlp_http_url(endpoint) if endpoint is not None else None)

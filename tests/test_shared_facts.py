@@ -1,0 +1,52 @@
+"""Facts that two packages must state separately, because neither may import the other, agree."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
+from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
+from dps_operator.settings import DEFAULT_GATEWAY_IMAGE
+
+ROOT = Path(__file__).parent.parent
+
+
+def project_version() -> str:
+    match = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def test_chart_and_default_gateway_image_have_the_version_of_the_distribution() -> None:
+    version = project_version()
+    chart = yaml.safe_load((ROOT / "charts/dps-router/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert DEFAULT_GATEWAY_IMAGE.rpartition(":")[2] == version
+
+
+def session_keys_schema() -> Any:
+    crd = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["routing"]
+
+
+def test_crd_forbids_the_headers_that_the_gateway_forbids() -> None:
+    rules = [rule["rule"] for rule in session_keys_schema()["x-kubernetes-validations"]]
+    (rule,) = (rule for rule in rules if "sessionKeys" in rule)
+    assert set(re.findall(r"'header:([a-z-]+)'", rule)) == FORBIDDEN_HEADERS
+
+
+def test_crd_accepts_every_default_session_key() -> None:
+    pattern = session_keys_schema()["properties"]["sessionKeys"]["items"]["pattern"]
+    assert [key for key in DEFAULT_SESSION_KEYS if not re.fullmatch(pattern, key)] == []
+    assert all(parse_session_key(key) for key in DEFAULT_SESSION_KEYS)
+
+
+def test_operator_and_gateway_agree_on_the_path_of_otlp_over_http() -> None:
+    """The operator passes SGLang a complete URL; the gateway appends the path itself."""
+    sources = [path.read_text() for path in (ROOT / "operator").rglob("*.py")]
+    sources += [path.read_text() for path in (ROOT / "engines").rglob("*.py")]
+    paths = {path for source in sources for path in re.findall(r"\}(/v\d+/traces)", source)}
+    assert paths == {OTLP_HTTP_TRACES_PATH}
