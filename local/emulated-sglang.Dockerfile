@@ -1,11 +1,12 @@
-# The emulated engine's image, for clusters without a GPU: the operator starts it as it starts SGLang. Context: the
-# repository's root. BASE: the gateway's image, which has everything that it needs.
+# The emulated SGLang server, for clusters without GPUs: the operator starts it with SGLang's command line. Build
+# context: the repository root. BASE: the gateway's image, which has all dependencies.
 ARG BASE=dps-router/gateway:0.1.0
 
 FROM ${BASE}
 COPY local/dps_local/data/tokenizer /opt/model
-COPY local/sglang_launcher /opt/sglang_launcher
-ENV PYTHONPATH=/opt/sglang_launcher
+COPY local/dps_local /opt/emulated/dps_local
+COPY local/sglang_launcher /opt/emulated
+ENV PYTHONPATH=/opt/emulated
 EXPOSE 30000
 ENTRYPOINT ["dps"]
 CMD ["engine", "--host", "0.0.0.0", "--model-path", "/opt/model"]

@@ -77,17 +77,17 @@ def test_the_api_key_is_not_told(tokenizer: list[str]) -> None:
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
         ("--speculative-num-step 3", "unrecognized arguments: --speculative-num-step"),
         ("--speculative-algorithm TYPO", "invalid choice: 'TYPO'"),
-        ("--speculative-num-steps 3", "--speculative-algorithm is not given"),
-        ("--emulate-acceptance-length 2", "--speculative-algorithm is not given"),
+        ("--speculative-num-steps 3", "options for speculation require --speculative-algorithm"),
+        ("--emulate-acceptance-length 2", "options for speculation require --speculative-algorithm"),
         (
             "--speculative-algorithm EAGLE --emulate-acceptance-length 9",
-            "not between 1 and the 4 draft tokens",
+            "--emulate-acceptance-length 9.0 must be between 1 and the number of draft tokens, 4",
         ),
-        ("--emulate-speed 0", "0 is not above 0"),
-        ("--tokenizer-path /nowhere", "--tokenizer-path DIR is needed"),
+        ("--emulate-speed 0", "0 is not positive"),
+        ("--tokenizer-path /nowhere", "--tokenizer-path is required"),
     ],
 )
-def test_a_flag_that_cannot_be_is_refused_with_a_sentence(
+def test_invalid_flag_is_rejected_with_an_explanation(
     flags: str, complaint: str, tokenizer: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exited:

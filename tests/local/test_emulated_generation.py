@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_local.emulated_sglang.generation import Plan, SamplingParams, Speaker, Vocabulary
+from dps_local.emulated_sglang.generation import AnswerPlanner, Plan, SamplingParams, Vocabulary
 
 EOS = 0
 WORDS = {1: " one", 2: " two", 3: " three"}
@@ -18,7 +18,7 @@ TEN = SamplingParams(max_new_tokens=10, ignore_eos=True)
 
 
 def plan(params: SamplingParams = TEN, *, seed: int = 0, choice: int = 0, room: int = 1000) -> Plan:
-    return Speaker(VOCABULARY, seed, mean_tokens=5.0).plan(PROMPT, params, room, choice)
+    return AnswerPlanner(VOCABULARY, seed, mean_tokens=5.0).plan(PROMPT, params, room, choice)
 
 
 def test_one_prompt_has_one_answer() -> None:
@@ -56,7 +56,7 @@ def test_an_answer_that_ends_by_itself_ends_with_a_silent_end_token() -> None:
 def test_a_stop_string_ends_the_answer(trim: bool, expected: str) -> None:
     vocabulary = Vocabulary((1,), {1: " one two three four"}, EOS)
     params = SamplingParams(max_new_tokens=3, stop=(" three",), ignore_eos=True, no_stop_trim=trim)
-    answer = Speaker(vocabulary, 0, 5.0).plan(PROMPT, params, 100, 0)
+    answer = AnswerPlanner(vocabulary, 0, 5.0).plan(PROMPT, params, 100, 0)
 
     assert answer.finish_reason == {"type": "stop", "matched": " three"}
     assert len(answer.token_ids) == 1

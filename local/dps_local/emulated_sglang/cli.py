@@ -1,4 +1,4 @@
-"""`dps engine`."""
+"""The `dps engine` command."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from dps_local.emulated_sglang import flags, server
 
 
 def main(argv: list[str]) -> int:
-    """Run an emulated SGLang server until it is told to stop: 0, or 1 with a sentence on why it cannot."""
+    """Run an emulated SGLang server until SIGINT or SIGTERM. Returns 0, or 1 if it cannot start."""
     settings = flags.parse(argv)
     try:
         asyncio.run(server.serve(settings))

@@ -1,4 +1,4 @@
-"""Emulated time: scaled real time for a server, virtual time for tests and simulation."""
+"""Clocks in emulated time: scaled real time for a server, virtual time for tests and simulations."""
 
 import asyncio
 import time
@@ -9,22 +9,22 @@ class Clock(Protocol):
     """A clock in emulated seconds."""
 
     def now(self) -> float:
-        """Emulated seconds since the clock was made."""
+        """Emulated seconds since the clock was created."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return when `seconds` of emulated time have passed."""
+        """Sleep for `seconds` of emulated time."""
 
     def idle(self) -> None:
-        """The engine had nothing to do until now."""
+        """Note that the engine was idle until now."""
 
 
 class ScaledClock:
     """Real time, `speed` times faster.
 
-    An event loop cannot sleep for much less than a millisecond, and a decode step at high speed is far
-    shorter. So a sleep ends at a deadline reckoned from the previous deadline, not from now: short sleeps
-    only yield, long ones make up for what earlier ones overslept, and the mean rate is right. A process
-    that cannot keep up does not owe more than `MAX_DEBT_SECONDS` of real time.
+    An event loop cannot sleep for much less than a millisecond, but at high speed a decode step is far
+    shorter. Each sleep therefore ends at a deadline computed from the previous deadline, not from now: short
+    sleeps only yield, longer ones compensate for earlier oversleeping, and the mean rate is correct. A process
+    that cannot keep up catches up on at most `MAX_DEBT_SECONDS` of real time.
     """
 
     MAX_DEBT_SECONDS = 0.05
@@ -45,12 +45,12 @@ class ScaledClock:
         await asyncio.sleep(left if left >= self.SHORTEST_SLEEP_SECONDS else 0)
 
     def idle(self) -> None:
-        """Forget the previous deadline: time in which nothing was asked for is not time to make up for."""
+        """Drop the previous deadline: idle time must not be caught up on."""
         self._deadline = max(self._deadline, time.perf_counter())
 
 
 class VirtualClock:
-    """Time that passes only by sleeping: exact and immediate, for one sleeper."""
+    """Time that passes only in `sleep`, which returns immediately. Supports one sleeping task."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -63,4 +63,4 @@ class VirtualClock:
         await asyncio.sleep(0)
 
     def idle(self) -> None:
-        """Nothing is owed in virtual time."""
+        """Do nothing: virtual time has no deadlines."""

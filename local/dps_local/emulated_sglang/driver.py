@@ -1,4 +1,4 @@
-"""The engine: the scheduler's steps played against a clock, and what a request sees of them."""
+"""The engine: runs the scheduler's steps against a clock and delivers their outputs to requests."""
 
 import asyncio
 import random
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from dps_local.emulated_sglang.clock import Clock
-from dps_local.emulated_sglang.generation import SamplingParams, Speaker
+from dps_local.emulated_sglang.generation import AnswerPlanner, SamplingParams
 from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence
 
 
 class RequestError(ValueError):
-    """A request that SGLang answers with 400 after it was parsed."""
+    """A well-formed request that SGLang answers with status 400. The message is SGLang's."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A sequence's state after a step that gave it tokens: `tokens` so far, and whether that is all."""
+    """A sequence after a step that generated tokens for it. `tokens` is the number generated so far."""
 
     sequence: Sequence
     tokens: int
@@ -28,17 +28,17 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All the text so far."""
+        """The text generated so far."""
         return self.sequence.plan.text_after(self.tokens)
 
 
 class Engine:
-    """Runs prompts. `start` and `stop` belong to the event loop that serves it."""
+    """Runs prompts. Call `start` and `stop` in the event loop that serves the requests."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        speaker: Speaker,
+        planner: AnswerPlanner,
         clock: Clock,
         metrics: EngineMetrics,
         context_length: int,
@@ -49,7 +49,7 @@ class Engine:
         self.context_length = context_length
         self.draft_tokens = draft_tokens
         self.epoch = time.time()
-        self._speaker = speaker
+        self._planner = planner
         self._clock = clock
         self._work = asyncio.Event()
         self._listeners: dict[str, asyncio.Queue[Output]] = {}
@@ -58,15 +58,15 @@ class Engine:
 
     @property
     def now(self) -> float:
-        """Unix time as the emulated clock has it: `epoch` and the emulated seconds since."""
+        """Unix time on the emulated clock: `epoch` plus the emulated seconds since then."""
         return self.epoch + self._clock.now()
 
     def start(self) -> None:
-        """Begin to take steps."""
+        """Start executing steps."""
         self._loop = asyncio.create_task(self._run(), name="engine steps")
 
     async def stop(self) -> None:
-        """Take no more steps."""
+        """Stop executing steps."""
         if self._loop:
             self._loop.cancel()
             with suppress(asyncio.CancelledError):
@@ -80,10 +80,11 @@ class Engine:
         choice: int = 0,
         rid: str | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Run one prompt: an output for every step if `stream`, else the last only.
+        """Run one prompt. Yields an output for every step if `stream`, otherwise only the final one.
 
-        Closing the iterator early, as a client that leaves does, aborts the request. RequestError when the
-        prompt, or prompt and answer together, exceed the context length or the cache.
+        Closing the iterator early, as on a client disconnect, aborts the request. Raises RequestError if the
+        sampling parameters are invalid, or if the prompt, or prompt and answer together, exceed the context
+        length or the cache.
         """
         sequence = self._sequence(prompt, params, choice, rid or uuid4().hex)
         listener = self._listeners[sequence.rid] = asyncio.Queue()
@@ -103,10 +104,10 @@ class Engine:
             self._streaming.discard(sequence.rid)
 
     def abort(self, rid: str) -> None:
-        """End a request that waits or runs: its consumer gets a last output, with finish reason `abort`."""
+        """Abort a queued or running request. Its consumer gets a final output with finish reason `abort`."""
         sequence = self.scheduler.abort(rid, self._clock.now())
         if sequence is not None:
-            self._tell(sequence, aborted=True)
+            self._publish(sequence, aborted=True)
             self.metrics.observe_load(self.scheduler)
 
     def abort_matching(self, prefix: str) -> None:
@@ -127,18 +128,18 @@ class Engine:
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
                 f"({self.context_length} tokens)."
             )
-        asked = params.max_new_tokens
-        if asked is not None and len(prompt) + asked > self.context_length:
+        requested = params.max_new_tokens
+        if requested is not None and len(prompt) + requested > self.context_length:
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of "
-                f"{self.context_length} tokens. You requested a total of {len(prompt) + asked} tokens: "
-                f"{len(prompt)} tokens from the input messages and {asked} tokens for the completion. Please "
+                f"{self.context_length} tokens. You requested a total of {len(prompt) + requested} tokens: "
+                f"{len(prompt)} tokens from the input messages and {requested} tokens for the completion. Please "
                 "reduce the number of tokens in the input messages or the completion to fit within the limit."
             )
         room = min(self.context_length, self.scheduler.capacity) - len(prompt) - 1
         if room < 0:
             raise RequestError(f"Request prompt exceeds the KV memory budget: input_len={len(prompt)}.")
-        plan = self._speaker.plan(prompt, params, room, choice)
+        plan = self._planner.plan(prompt, params, room, choice)
         return Sequence(rid, prompt, plan, self._clock.now(), random.Random(plan.text))
 
     async def _run(self) -> None:
@@ -153,11 +154,11 @@ class Engine:
             self.metrics.observe_load(self.scheduler)
             await self._clock.sleep(step.seconds)
             for sequence in self.scheduler.complete(step, self._clock.now()):
-                self._tell(sequence, aborted=False)
+                self._publish(sequence, aborted=False)
             tokens = sum(sequence.generated for sequence in step.sequences) - sum(before)
             self.metrics.step_done(step, tokens, self.scheduler)
 
-    def _tell(self, sequence: Sequence, aborted: bool) -> None:
+    def _publish(self, sequence: Sequence, aborted: bool) -> None:
         finished = sequence.finished is not None
         streaming = sequence.rid in self._streaming
         if finished:

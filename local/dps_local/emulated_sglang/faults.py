@@ -1,4 +1,4 @@
-"""Fault injection, which no real engine has: POST /emulate makes this one fail, hang or dawdle."""
+"""Fault injection: POST /emulate makes requests fail, hang or respond slowly. SGLang has no such endpoint."""
 
 import asyncio
 
@@ -18,11 +18,13 @@ INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/genera
 
 
 class Faults(BaseModel):
-    """What goes wrong from now on. Every POST replaces it all; an empty object heals.
+    """The active faults. Each POST replaces all of them; an empty object clears them.
 
-    The next `fail_next` requests get `status`; every request waits `latency_seconds` (real ones) first, or
-    for ever if `hang`; every stream breaks off after `disconnect_after_chunks` events; an engine that is
-    not `ready` says so to its probes.
+    fail_next: the number of inference requests still to be answered with `status`.
+    latency_seconds: delay in real seconds before each inference request.
+    hang: never answer inference requests.
+    disconnect_after_chunks: drop the connection of every stream after this many events.
+    ready: whether health probes succeed.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -36,7 +38,7 @@ class Faults(BaseModel):
 
 
 class FaultInjection:
-    """The state of one engine's faults, and the middleware that makes them happen."""
+    """The faults of one engine, and the middleware that injects them."""
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -52,7 +54,7 @@ class FaultInjection:
 
     @property
     def middleware(self) -> Middleware:
-        """To be the innermost middleware."""
+        """Inject the faults. Must be the innermost middleware."""
 
         @web.middleware
         async def inject(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -65,7 +67,7 @@ class FaultInjection:
                 await asyncio.sleep(faults.latency_seconds)
             if faults.fail_next:
                 faults.fail_next -= 1
-                return error_response("Failed on purpose.", "InternalServerError", faults.status)
+                return error_response("Injected fault.", "InternalServerError", faults.status)
             if faults.disconnect_after_chunks is not None:
                 request[DISCONNECT_AFTER_CHUNKS] = faults.disconnect_after_chunks
             return await handler(request)

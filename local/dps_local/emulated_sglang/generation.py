@@ -1,7 +1,7 @@
-"""What an emulated model says: a seeded, deterministic answer, planned in full when the request arrives.
+"""The emulated model's answers: deterministic, and planned in full when the request arrives. Pure.
 
-The answer is a pure function of the prompt's tokens, the sampling parameters and the engine's seed. Two
-engines with one seed give one answer, speculative or not, as lossless speculation does.
+The answer is a function of the prompt's tokens, the sampling parameters and the engine's seed. Like lossless
+speculative decoding, a speculative and a greedy engine with the same seed generate the same answer.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling parameters that matter without logits; SGLang's names, defaults of its native API.
+    """The sampling parameters that apply without logits, with the names and defaults of SGLang's native API.
 
-    `max_new_tokens` None means up to the context length. `temperature` and `top_p` are only checked.
+    `max_new_tokens=None` means up to the context length. `temperature` and `top_p` are only validated.
     """
 
     max_new_tokens: int | None = 128
@@ -32,7 +32,7 @@ class SamplingParams:
     top_p: float = 1.0
 
     def problem(self) -> str | None:
-        """What SGLang's sampling_params.py says against these values."""
+        """The error message of SGLang's sampling_params.py for invalid values, or None if they are valid."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             return f"temperature must be a non-negative finite number, got {self.temperature}."
         if not 0 < self.top_p <= 1:
@@ -49,7 +49,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens to speak with: their texts concatenate to what the tokenizer decodes, and encodes again."""
+    """The tokens that answers consist of. Decoding concatenates their `pieces`, and the text encodes back."""
 
     token_ids: tuple[int, ...]
     pieces: Mapping[int, str]
@@ -58,7 +58,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer before it is given: after `k` tokens, the text is `text[:text_ends[k - 1]]`."""
+    """A complete answer. The text of its first `k` tokens is `text[:text_ends[k - 1]]`."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -71,15 +71,15 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """Plans answers. `mean_tokens` is the mean length of an answer that ends by itself (geometric)."""
+class AnswerPlanner:
+    """Plans answers. Without a limit, their length in tokens is geometric with mean `mean_tokens`."""
 
     vocabulary: Vocabulary
     seed: int
     mean_tokens: float
 
     def plan(self, prompt: Sequence[int], params: SamplingParams, room: int, choice: int) -> Plan:
-        """The answer to `prompt`, at most `room` tokens long; `choice` tells the n parallel answers apart."""
+        """The answer to `prompt`, of at most `room` tokens. `choice` is its index among `n` parallel answers."""
         limit = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         rng = random.Random(self._digest(prompt, params, choice))
         natural = max(1 + int(rng.expovariate(1 / self.mean_tokens)), params.min_new_tokens)
@@ -95,13 +95,15 @@ class Speaker:
             if token in params.stop_token_ids:
                 token_ids, finish = token_ids[: index + 1], {"type": "stop", "matched": token}
                 break
-        return self._spoken(token_ids, finish, params)
+        return self._until_stop_string(token_ids, finish, params)
 
-    def _spoken(self, token_ids: list[int], finish: dict[str, Any], params: SamplingParams) -> Plan:
+    def _until_stop_string(
+        self, token_ids: list[int], finish: dict[str, Any], params: SamplingParams
+    ) -> Plan:
         text, text_ends = "", []
-        silent = {finish["matched"]} if finish["type"] == "stop" else set()
+        hidden = {finish["matched"]} if finish["type"] == "stop" else set()
         for token in token_ids:
-            text += "" if token in silent else self.vocabulary.pieces.get(token, "")
+            text += "" if token in hidden else self.vocabulary.pieces.get(token, "")
             text_ends.append(len(text))
         found = [(at + len(stop), at, stop) for stop in params.stop if stop and (at := text.find(stop)) >= 0]
         if found:

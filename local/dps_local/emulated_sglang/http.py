@@ -1,4 +1,4 @@
-"""Shared by the endpoints: bodies in, JSON and server-sent events out, errors in SGLang's shapes."""
+"""HTTP helpers of the endpoints: request bodies, JSON and event-stream responses, errors in SGLang's format."""
 
 import asyncio
 import logging
@@ -13,22 +13,22 @@ from pydantic import BaseModel, ValidationError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Model = TypeVar("Model", bound=BaseModel)
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 LONG_BODY_BYTES = 8192
 DISCONNECT_AFTER_CHUNKS = web.RequestKey("disconnect_after_chunks", int)
 
 OPEN_PREFIXES = ("/health", "/ready", "/metrics")
-"""Paths that need no API key, by prefix, as in SGLang's utils/auth.py."""
+"""Prefixes of the paths that require no API key, as in SGLang's utils/auth.py."""
 
 
 class BadBodyError(Exception):
-    """A body that is not what the endpoint takes; answered with 400."""
+    """The request body is invalid; answered with status 400."""
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
-    """A JSON answer."""
+    """A JSON response."""
     return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
 
 
@@ -40,7 +40,7 @@ def error_response(message: str, kind: str = "BadRequestError", status: int = 40
 
 
 async def read_body(request: web.Request, model: type[Model]) -> Model:
-    """The request's JSON as `model`; BadBodyError says what FastAPI would."""
+    """The request's JSON body as `model`. Raises BadBodyError with FastAPI's message if it is invalid."""
     content_type = request.headers.get("content-type", "").lower().split(";", 1)[0].strip()
     if content_type != "application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
@@ -65,11 +65,16 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
         ) from error
 
 
-async def off_loop_if_long(request: web.Request, work: Callable[[Given], Result], given: Given) -> Result:
-    """`work(given)`, in a thread if the request is long: rendering and tokenizing it would hold others up."""
+async def off_loop_if_long(
+    request: web.Request, work: Callable[[Argument], Result], argument: Argument
+) -> Result:
+    """Call `work(argument)`, in a thread if the request is long.
+
+    Rendering and tokenizing a long prompt would block the event loop.
+    """
     if (request.content_length or 0) > LONG_BODY_BYTES:
-        return await asyncio.to_thread(work, given)
-    return work(given)
+        return await asyncio.to_thread(work, argument)
+    return work(argument)
 
 
 def _validation_message(errors: Any) -> str:
@@ -78,7 +83,7 @@ def _validation_message(errors: Any) -> str:
 
 
 class EventStream:
-    """A server-sent event response, opened by its first event unless `open` came before."""
+    """A server-sent event response. The first event opens it, unless `open` was called before."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -90,12 +95,12 @@ class EventStream:
         await self._response.prepare(self._request)
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Send one event; where the fault injection says so, drop the connection instead."""
+        """Send one event, or drop the connection if that fault is active."""
         if not self._response.prepared:
             await self.open()
         if self._cut_after == 0 and self._request.transport:
             self._request.transport.abort()
-            raise ConnectionResetError("disconnected on purpose")
+            raise ConnectionResetError("injected disconnect")
         if self._cut_after is not None:
             self._cut_after -= 1
         await self._response.write(b"data: " + orjson.dumps(event) + b"\n\n")
@@ -109,7 +114,7 @@ class EventStream:
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Failures as SGLang's FastAPI application shows them."""
+    """Turn exceptions into the responses of SGLang's FastAPI application."""
     try:
         return await handler(request)
     except BadBodyError as error:
@@ -120,7 +125,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.headers["Allow"] = error.headers["Allow"]
         return response
     except ConnectionError:
-        return web.Response()  # the client has gone: nobody reads this
+        return web.Response()  # the client has disconnected, so the content does not matter
     except Exception as error:
         if request.writer.output_size:
             raise
@@ -129,20 +134,20 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def starlette_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """A signal for on_response_prepare: the headers that SGLang's web framework adds or leaves out."""
+    """An on_response_prepare signal: add and remove headers as SGLang's web framework does."""
     response.headers["Vary"] = "Origin"
     if "Content-Type" in response.headers and response.content_type == "application/octet-stream":
         del response.headers["Content-Type"]
 
 
 def require_api_key(api_key: str) -> Middleware:
-    """A middleware that wants `Authorization: Bearer <api_key>`, except from probes and Prometheus."""
+    """A middleware that requires `Authorization: Bearer <api_key>`, except for probes and metrics."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         is_open = request.path.startswith(OPEN_PREFIXES) or request.method == "OPTIONS"
-        matches = scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), api_key.encode())
+        matches = scheme.lower() == "bearer" and secrets.compare_digest(key.encode(), api_key.encode())
         return await handler(request) if is_open or matches else json_response({"error": "Unauthorized"}, 401)
 
     return middleware

@@ -1,4 +1,4 @@
-"""What an engine tells about itself: models, arguments, load, health, cache."""
+"""The management endpoints: models, server arguments, load, health, cache and metrics."""
 
 import time
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ LOAD_SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues",
 
 
 class AbortRequest(BaseModel):
-    """Body of /abort_request: every request whose id starts with `rid`, or all."""
+    """Body of /abort_request: abort all requests, or those whose id starts with `rid`."""
 
     rid: str = ""
     abort_all: bool = False
 
 
 class InfoEndpoints:
-    """The endpoints beside inference."""
+    """All endpoints except inference."""
 
     def __init__(self, engine: Engine, settings: EngineSettings, faults: FaultInjection) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class InfoEndpoints:
         self._started = int(time.time())
 
     async def health(self, _request: web.Request) -> web.Response:
-        """GET /health, /health_generate, /ready: 200, or 503 while not ready."""
+        """GET /health, /health_generate, /ready and /ping: 200, or 503 while the `ready` fault is off."""
         return web.Response(status=200 if self._faults.faults.ready else 503)
 
     async def models(self, _request: web.Request) -> web.Response:
@@ -76,7 +76,7 @@ class InfoEndpoints:
         )
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        """GET /server_info: the arguments, the emulation's parameters, live state."""
+        """GET /server_info: server arguments, parameters of the emulation, and current state."""
         settings, metrics = self._settings, self._engine.metrics
         state: dict[str, Any] = {
             "last_gen_throughput": metrics.gen_throughput,
@@ -119,8 +119,8 @@ class InfoEndpoints:
 
     async def loads(self, request: web.Request) -> web.Response:
         """GET /v1/loads?include=core,memory,spec,queues."""
-        given = request.query.get("include")
-        sections = {section.strip() for section in given.split(",")} if given else {"all"}
+        include = request.query.get("include")
+        sections = {section.strip() for section in include.split(",")} if include else {"all"}
         if not sections <= LOAD_SECTIONS:
             unknown = sections - LOAD_SECTIONS
             return error_response(
@@ -139,7 +139,7 @@ class InfoEndpoints:
         )
 
     async def flush_cache(self, _request: web.Request) -> web.Response:
-        """GET or POST /flush_cache: 400 while anything runs or waits."""
+        """GET or POST /flush_cache: 400 while a request is running or queued."""
         if self._engine.scheduler.flush():
             return web.Response(
                 body=b"Cache flushed.\nPlease check backend logs for more details. (When there are running "
@@ -162,14 +162,14 @@ class InfoEndpoints:
         )
 
     async def embeddings(self, _request: web.Request) -> web.Response:
-        """POST /v1/embeddings: a generation model has none."""
+        """POST /v1/embeddings: an error, because a generation model has no embeddings."""
         return error_response(
             "This model does not appear to be an embedding model by default. Please add `--is-embedding` "
             "when launching the server or try another model."
         )
 
     async def responses(self, _request: web.Request) -> web.Response:
-        """POST /v1/responses: not emulated, said in the error shape of that endpoint."""
+        """POST /v1/responses: 501 in that endpoint's error format. It is not emulated."""
         error = {"message": "Not emulated.", "type": "Not Implemented", "param": None, "code": 501}
         return json_response({"error": error}, 501)
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics under SGLang's names. Times are emulated seconds."""
+"""Prometheus metrics with SGLang's names. Durations are emulated seconds."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,7 +16,7 @@ SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_ran
 
 
 class EngineMetrics:
-    """One engine's counters, and the figures that other endpoints report too."""
+    """One engine's metrics. The public attributes are also reported by other endpoints."""
 
     def __init__(self, model_name: str, capacity: int) -> None:
         self.registry = CollectorRegistry()
@@ -57,7 +57,7 @@ class EngineMetrics:
         self._inter_token = self._histogram("inter_token_latency_seconds", INTER_TOKEN_LATENCY, False)
 
     def step_done(self, step: Step, tokens: int, scheduler: Scheduler) -> None:
-        """After a forward pass that yielded `tokens`."""
+        """Record a forward pass that generated `tokens` tokens."""
         if step.kind is StepKind.PREFILL:
             prompt = sum(len(sequence.prompt) for sequence in step.sequences)
             self.uncached_tokens += step.uncached_tokens
@@ -79,7 +79,7 @@ class EngineMetrics:
         self._spec_rate.set(self.accept_rate)
 
     def finished(self, sequence: Sequence, streaming: bool, aborted: bool, draft_tokens: int) -> None:
-        """A sequence left the engine."""
+        """Record a sequence that finished or was aborted."""
         engine = {"model_name": self._model, **ENGINE_LABELS}
         labels = {**engine, "is_streaming": str(streaming).lower()}
         self._requests.labels(**labels).inc()
@@ -100,7 +100,7 @@ class EngineMetrics:
             self.accept_rate = sequence.accepted_drafts / (sequence.verify_steps * max(1, draft_tokens - 1))
 
     def exposition(self) -> bytes:
-        """The metrics in Prometheus' text format; like SGLang's, without the client's creation times."""
+        """The metrics in Prometheus' text format, without `_created` samples, as from SGLang."""
         lines = generate_latest(self.registry).splitlines(keepends=True)
         return b"".join(line for line in lines if b"_created" not in line)
 

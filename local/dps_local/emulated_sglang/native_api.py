@@ -1,4 +1,4 @@
-"""/generate, SGLang's native endpoint: one prompt or a batch, text so far (not deltas) in every event."""
+"""/generate, SGLang's native endpoint: one prompt or a batch. Every event has the whole text, not a delta."""
 
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +13,7 @@ from dps_local.emulated_sglang.protocol import GenerateRequest, GenerateSampling
 
 
 class NativeEndpoints:
-    """/generate over one engine."""
+    """The native endpoint of one engine."""
 
     def __init__(self, engine: Engine, prompts: Prompts) -> None:
         self._engine = engine
@@ -24,8 +24,8 @@ class NativeEndpoints:
         request = await read_body(http, GenerateRequest)
         try:
             prompts, batched = await off_loop_if_long(http, self._read_prompts, request)
-            given = request.sampling_params or GenerateSampling()
-            sampling = given if isinstance(given, list) else [given] * len(prompts)
+            requested = request.sampling_params or GenerateSampling()
+            sampling = requested if isinstance(requested, list) else [requested] * len(prompts)
             if len(sampling) != len(prompts):
                 raise ValueError("The length of sampling_params should be equal to the batch size.")
             params = [each.sampling() for each in sampling]
@@ -55,7 +55,10 @@ class NativeEndpoints:
         return await stream.close()
 
     def _read_prompts(self, request: GenerateRequest) -> tuple[list[results.Prompt], bool]:
-        """The prompts, and whether they came as a batch; ValueError unless there is one kind of them."""
+        """The prompts, and whether the request is a batch.
+
+        Raises ValueError unless the request has exactly one of `text` and `input_ids`.
+        """
         if (request.text is None) == (request.input_ids is None):
             raise ValueError("Either text, input_ids or input_embeds should be provided.")
         inputs = request.input_ids if request.text is None else request.text

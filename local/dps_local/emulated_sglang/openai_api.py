@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions, field by field and chunk by chunk as SGLang 0.5.23 has them."""
+"""/v1/chat/completions and /v1/completions, with the fields and the stream chunks of SGLang 0.5.23."""
 
 import time
 from contextlib import aclosing
@@ -27,7 +27,7 @@ from dps_local.emulated_sglang.protocol import (
 
 
 class OpenAIEndpoints:
-    """The OpenAI endpoints over one engine."""
+    """The OpenAI endpoints of one engine."""
 
     def __init__(self, engine: Engine, prompts: Prompts, served_model_name: str, cache_report: bool) -> None:
         self._served_model_name = served_model_name
@@ -108,7 +108,7 @@ class OpenAIEndpoints:
         return self._model_problem(request)
 
     def _model_problem(self, request: OpenAIRequest) -> str | None:
-        """Any name is served, but `name:adapter` asks for a LoRA adapter."""
+        """Every model name is accepted, but `name:adapter` requests a LoRA adapter, which is not available."""
         _, _, adapter = request.model.partition(":")
         if not adapter or request.model == self._served_model_name:
             return None
@@ -120,10 +120,10 @@ class OpenAIEndpoints:
     def _echoes(self, request: CompletionRequest, prompts: list[results.Prompt]) -> list[str]:
         if not request.echo:
             return [""] * len(prompts)
-        given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         return [
             text if isinstance(text, str) else self._prompts.decode(list(prompt))
-            for text, prompt in zip(given, prompts, strict=False)
+            for text, prompt in zip(texts, prompts, strict=False)
         ]
 
     async def _stream_chat(
@@ -219,7 +219,7 @@ def _envelope(
 
 
 def _ending(output: Output) -> dict[str, Any]:
-    """The fields that tell how a choice ended, or that it has not."""
+    """The fields that describe how a choice finished; null while it is unfinished."""
     reason = output.sequence.finish_reason if output.finished else None
     return {
         "logprobs": None,

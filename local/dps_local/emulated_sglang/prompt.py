@@ -1,6 +1,7 @@
-"""From a request to the tokens of its prompt, whole and by the book: what SGLang 0.5.23's serving_chat
-does, with transformers' tokenizer. It shares nothing with the gateway's incremental counter, because it is
-that counter's oracle.
+"""From a request to the tokens of its prompt, as in SGLang 0.5.23's serving_chat with transformers' tokenizer.
+
+The whole prompt is rendered and tokenized. Tests compare the gateway's incremental counter with this module,
+so the two share no counting code.
 """
 
 import os
@@ -19,7 +20,7 @@ MEDIA_KEYWORDS = ("image", "audio", "video", "vision")
 
 
 class Prompts:
-    """Renders and tokenizes with the tokenizer of one model."""
+    """Renders and tokenizes prompts with one model's tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +29,7 @@ class Prompts:
 
     @classmethod
     def load(cls, directory: str) -> "Prompts":
-        """Read a tokenizer from a local directory; ValueError says what is missing."""
+        """Load a tokenizer from a local directory. Raises ValueError if a file is missing or invalid."""
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from transformers import AutoTokenizer
 
@@ -42,7 +43,7 @@ class Prompts:
         return cls(tokenizer)
 
     def encode_inputs(self, inputs: Inputs) -> tuple[list[tuple[int, ...]], bool]:
-        """Prompts of a request that is not a chat, and whether they came as a batch."""
+        """The prompts of a request that is not a chat, and whether the request is a batch."""
         if isinstance(inputs, str):
             return [tuple(self._tokenizer.encode(inputs))], False
         token_ids = tuple(item for item in inputs if isinstance(item, int))
@@ -54,11 +55,11 @@ class Prompts:
         ], True
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of tokens, special tokens left out."""
+        """The text of `token_ids`, without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode_chat(self, request: ChatRequest) -> tuple[int, ...]:
-        """A chat request's prompt; ValueError where SGLang answers 400."""
+        """The prompt of a chat request. Raises ValueError where SGLang answers with status 400."""
         if request.input_ids is not None:
             return tuple(request.input_ids)
         messages = [self._template_message(message.model_dump()) for message in request.messages]
@@ -75,7 +76,7 @@ class Prompts:
         return tuple(prompt)
 
     def vocabulary(self) -> Vocabulary:
-        """Lower-case words, each one token, each with the space before it."""
+        """The tokens that are a lower-case word with a leading space. Raises ValueError if there are none."""
         pieces: dict[int, str] = {}
         tokenizer = self._tokenizer
         start = tokenizer.encode("a", add_special_tokens=False)
@@ -132,7 +133,7 @@ class Prompts:
 
 
 def _template_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools as the template sees them: none for `tool_choice: none`, one for a named choice."""
+    """The tools passed to the template: none for `tool_choice: none`, only the named one for a named choice."""
     tools: list[Tool] = request.tools or []
     if request.tool_choice == "none":
         return None
@@ -146,7 +147,7 @@ def _template_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
 
 
 def _parse_arguments(message: dict[str, Any]) -> None:
-    """Tool call arguments reach the template as objects; ValueError when they are not one."""
+    """Parse tool call arguments: templates expect objects. Raises ValueError if they are not a JSON object."""
     if message["role"] != "assistant":
         return
     for call in message.get("tool_calls") or ():
@@ -165,7 +166,7 @@ def _parse_arguments(message: dict[str, Any]) -> None:
 def _last_assistant_message(
     messages: list[dict[str, Any]], continued: bool
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """A final assistant message begins the answer if it is to be continued; else it becomes the user's."""
+    """Split off a final assistant message if the answer continues it; otherwise make it a user message."""
     last = messages[-1]
     if last["role"] != "assistant" or not isinstance(last["content"], str):
         return messages, None
@@ -175,7 +176,7 @@ def _last_assistant_message(
 
 
 def _iterates_over_content(template: Any) -> bool:
-    """SGLang's detection of templates that take content as a list of parts (its jinja_template_utils)."""
+    """Whether a template takes content as a list of parts, as detected by SGLang's jinja_template_utils."""
     if not isinstance(template, str):
         return False
     if any(keyword in template for keyword in MEDIA_KEYWORDS):

@@ -1,6 +1,7 @@
-"""The requests an engine reads: the fields of SGLang 0.5.23's entrypoints/openai/protocol.py that reach the
-prompt, the sampling, or the shape of the answer. Field order and defaults matter: messages and tools are
-dumped into the chat template as they are declared here. Unknown fields are ignored, as they are there.
+"""Request models: the fields of SGLang 0.5.23's entrypoints/openai/protocol.py that affect the response.
+
+Field order and defaults matter, because messages and tools are passed to the chat template as they are
+declared here. Unknown fields are ignored, as in SGLang.
 """
 
 from typing import Any, Literal, Self
@@ -22,7 +23,7 @@ class ThinkingPart(BaseModel):
 
 
 class MediaPart(BaseModel):
-    """Parsed to be refused: the emulated model reads text only."""
+    """Parsed only to be rejected: the emulated model accepts text only."""
 
     type: Literal["image_url", "video_url", "audio_url", "input_audio"]
 
@@ -48,7 +49,7 @@ class ToolCall(BaseModel):
 
 
 class Function(BaseModel):
-    """A tool's function, dumped in the client's own key order; what the client left out comes after it."""
+    """A tool's function. It is dumped in the client's key order; fields that the client omitted come last."""
 
     description: str | None = None
     name: str
@@ -68,8 +69,8 @@ class Function(BaseModel):
         for optional in ("strict", "defer_loading"):
             if data[optional] is None:
                 del data[optional]
-        given = [key for key in self.key_order if key in data]
-        return {key: data[key] for key in [*given, *(key for key in data if key not in given)]}
+        sent = [key for key in self.key_order if key in data]
+        return {key: data[key] for key in [*sent, *(key for key in data if key not in sent)]}
 
 
 class Tool(BaseModel):
@@ -121,7 +122,7 @@ class StreamOptions(BaseModel):
 
 
 class OpenAIRequest(BaseModel):
-    """What both OpenAI endpoints read."""
+    """The fields that both OpenAI endpoints have."""
 
     model: str = "default"
     n: int = Field(default=1, ge=1)
@@ -144,11 +145,11 @@ class OpenAIRequest(BaseModel):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every content chunk carries usage."""
+        """Whether every content chunk includes usage."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self, max_new_tokens: int | None) -> SamplingParams:
-        """The request's sampling parameters, with the endpoint's own notion of the longest answer."""
+        """The request's sampling parameters. The field for `max_new_tokens` depends on the endpoint."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -198,7 +199,7 @@ class ChatRequest(OpenAIRequest):
     @model_validator(mode="before")
     @classmethod
     def _settle_reasoning(cls, values: Any) -> Any:
-        """`reasoning` and `reasoning_effort` become template arguments, under the names templates read."""
+        """Convert `reasoning` and `reasoning_effort` to the template arguments that chat templates expect."""
         if not isinstance(values, dict):
             return values
         values, thinking = dict(values), None
@@ -214,17 +215,17 @@ class ChatRequest(OpenAIRequest):
         if values.get("reasoning_effort") is not None:
             thinking = values["reasoning_effort"] != "none"
         if thinking is not None:
-            given = values.get("chat_template_kwargs")
+            kwargs = values.get("chat_template_kwargs")
             values["chat_template_kwargs"] = {
                 "thinking": thinking,
                 "enable_thinking": thinking,
-                **(given if isinstance(given, dict) else {}),
+                **(kwargs if isinstance(kwargs, dict) else {}),
             }
         return values
 
     @property
     def longest_answer(self) -> int | None:
-        """Tokens asked for at most; None: up to the context length."""
+        """The maximum length of the answer in tokens. None means up to the context length."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -243,7 +244,7 @@ class GenerateSampling(BaseModel):
     sampling_seed: int | None = None
 
     def sampling(self) -> SamplingParams:
-        """These parameters as the engine takes them."""
+        """The engine's sampling parameters."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
@@ -260,7 +261,7 @@ class GenerateSampling(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """SGLang's native request: `text` or `input_ids`, one or a batch."""
+    """SGLang's native request: `text` or `input_ids`, a single prompt or a batch."""
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None

@@ -1,7 +1,7 @@
-"""The radix cache: which token prefixes have their KV cache in memory. Pure, token by token (page size 1).
+"""The radix cache: the token prefixes whose KV cache is in memory, with a page size of 1. Pure.
 
-After SGLang's RadixAttention (Zheng et al., 2024): a tree whose edges are runs of tokens, shared by every
-request with the same prefix; the least recently used leaf goes first; what a running request stands on is
+It models SGLang's RadixAttention (Zheng et al., 2024): a tree whose edges are runs of tokens, shared by all
+requests with the same prefix. The least recently used leaf is evicted first; prefixes of running requests are
 locked.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A run of tokens after its parent's; `locks` counts the requests that stand on it or below it."""
+    """A run of tokens that follows its parent's. `locks` counts the requests that use it or a descendant."""
 
     tokens: tuple[int, ...]
     parent: "Node | None"
@@ -23,14 +23,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: its length in tokens, and the node it ends at."""
+    """The longest cached prefix: its length in tokens, and the node at which it ends."""
 
     length: int
     node: Node
 
 
 class RadixCache:
-    """Token prefixes with least-recently-used eviction of unlocked leaves."""
+    """Token prefixes. Unlocked leaves are evicted, the least recently used first."""
 
     def __init__(self) -> None:
         self._root = Node((), None, 0)
@@ -40,16 +40,16 @@ class RadixCache:
 
     @property
     def size(self) -> int:
-        """Tokens held."""
+        """Cached tokens."""
         return self._size
 
     @property
     def evictable(self) -> int:
-        """Tokens held that no request stands on."""
+        """Cached tokens that no request uses."""
         return self._size - self._locked
 
     def match(self, tokens: Sequence[int]) -> Match:
-        """The longest prefix of `tokens` that is cached; it counts as used now."""
+        """The longest cached prefix of `tokens`. It becomes the most recently used."""
         self._uses += 1
         node, position = self._root, 0
         while position < len(tokens):
@@ -65,7 +65,7 @@ class RadixCache:
         return Match(position, node)
 
     def insert(self, tokens: Sequence[int]) -> Node:
-        """Cache all of `tokens`; the node they end at."""
+        """Cache all of `tokens` and return the node at which they end."""
         match = self.match(tokens)
         if match.length == len(tokens):
             return match.node
@@ -75,21 +75,24 @@ class RadixCache:
         return leaf
 
     def lock(self, node: Node) -> None:
-        """Keep `node` and the prefix it stands on from eviction, until `unlock`."""
+        """Protect `node` and its ancestors from eviction until `unlock`."""
         for ancestor in self._path(node):
             if ancestor.locks == 0:
                 self._locked += len(ancestor.tokens)
             ancestor.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Take back one `lock` of `node`."""
+        """Undo one `lock` of `node`."""
         for ancestor in self._path(node):
             ancestor.locks -= 1
             if ancestor.locks == 0:
                 self._locked -= len(ancestor.tokens)
 
     def evict(self, tokens: int) -> int:
-        """Drop least recently used leaves until `tokens` are freed or none is left; the tokens freed."""
+        """Evict least recently used leaves until `tokens` tokens are freed or no leaf is left.
+
+        Returns the number of tokens freed.
+        """
         if tokens <= 0:
             return 0
         leaves = [(leaf.last_used, id(leaf), leaf) for leaf in self._unlocked_leaves()]
@@ -107,7 +110,7 @@ class RadixCache:
         return freed
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut `node` in two; the upper half, which takes its place."""
+        """Split `node` in two and return the upper half, which replaces it in its parent."""
         parent = node.parent
         assert parent is not None
         upper = Node(node.tokens[:at], parent, node.last_used, node.locks, {node.tokens[at]: node})
@@ -132,7 +135,10 @@ class RadixCache:
 
 
 def _shared_prefix(run: tuple[int, ...], tokens: Sequence[int], start: int) -> int:
-    """How many tokens of `run` equal `tokens[start:]`: whole-run comparison first, then by halves."""
+    """The length of the common prefix of `run` and `tokens[start:]`.
+
+    Compares whole runs first, the common case, and then bisects.
+    """
     low, high = 0, min(len(run), len(tokens) - start)
     if run[:high] == tuple(tokens[start : start + high]):
         return high

@@ -1,4 +1,4 @@
-"""Running a request's prompts, and the facts of an answer in SGLang's own terms (`meta_info`, `usage`)."""
+"""Run the prompts of a request, and describe the answers in SGLang's terms (`meta_info`, `usage`)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -19,10 +19,10 @@ async def outputs(
     stream: bool,
     rids: Sequence[str | None] = (),
 ) -> AsyncGenerator[tuple[int, Output], None]:
-    """Outputs of every choice of every prompt, with the choice's index: prompt by prompt, `n` choices each.
+    """Yield the index and the outputs of every choice. Indexes count `n` choices per prompt, prompt by prompt.
 
-    With n > 1 SGLang first prefills each prompt alone, so every choice finds it cached. RequestError as
-    `generate`.
+    With n > 1, SGLang prefills each prompt once before its choices, so that each choice finds it cached.
+    Raises RequestError like `Engine.generate`.
     """
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     for prompt, sampling in zip(prompts, each, strict=True):
@@ -54,11 +54,11 @@ async def outputs(
     try:
         left = len(runs)
         while left:
-            index, news = await merged.get()
-            if isinstance(news, ValueError):
-                raise news
-            left -= news.finished
-            yield index, news
+            index, item = await merged.get()
+            if isinstance(item, ValueError):
+                raise item
+            left -= item.finished
+            yield index, item
     finally:
         for task in pumps:
             task.cancel()
@@ -73,7 +73,7 @@ async def final_outputs(
     params: SamplingParams | Sequence[SamplingParams],
     rids: Sequence[str | None] = (),
 ) -> list[Output]:
-    """The finished outputs of every choice, in order."""
+    """The final outputs of all choices, in order."""
     finals: dict[int, Output] = {}
     async with aclosing(outputs(engine, prompts, params, False, rids)) as run:
         async for index, output in run:
@@ -82,12 +82,12 @@ async def final_outputs(
 
 
 def weight_versions(tokens: int) -> list[dict[str, Any]]:
-    """Which weights made which tokens: always the same ones."""
+    """The weight version of each range of tokens: always the same one."""
     return [{"version": "default", "start": 0, "end": tokens}]
 
 
 def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
-    """SGLang's `meta_info` of one sequence; durations and timestamps run in emulated time."""
+    """SGLang's `meta_info` of one sequence. Durations and timestamps are in emulated time."""
     sequence = output.sequence
     cached = sequence.cached_tokens
     info: dict[str, Any] = {
@@ -118,7 +118,7 @@ def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
 
 
 def _final_info(output: Output, engine: Engine) -> dict[str, Any]:
-    """What `meta_info` tells of a finished sequence only."""
+    """The fields of `meta_info` that only a finished sequence has."""
     sequence = output.sequence
     assert sequence.finished is not None
     info: dict[str, Any] = {
@@ -148,7 +148,7 @@ def _final_info(output: Output, engine: Engine) -> dict[str, Any]:
 
 
 def usage(finals: Sequence[Output], n: int, cache_report: bool) -> dict[str, Any]:
-    """OpenAI usage over all choices; a prompt counts once for its `n` choices."""
+    """OpenAI `usage` of all choices. A prompt counts once for its `n` choices."""
     prompts = [output.sequence for output in finals[::n]]
     prompt_tokens = sum(len(sequence.prompt) for sequence in prompts)
     completion_tokens = sum(output.tokens for output in finals)

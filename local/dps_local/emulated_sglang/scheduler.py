@@ -1,9 +1,9 @@
-"""Continuous batching, as SGLang's scheduler does it, as a pure state machine: no clock, no I/O.
+"""Continuous batching like SGLang's scheduler, as a pure state machine without clock or I/O.
 
-A driver asks for the `next_step`, lets its `seconds` pass, and hands it to `complete`. Prefill goes before
-decode: while a waiting request fits, it is prefilled (first come, first served); otherwise every running
-request decodes one step. With `serialized` one request runs at a time: the paper's speculative server (its
-Section 4.3, Table 2).
+The driver calls `next_step`, waits for its `seconds`, and passes it to `complete`. Prefill takes precedence
+over decode: queued requests are prefilled in order of arrival while they fit into the cache; otherwise all
+running requests decode one step. With `serialized`, one request runs at a time, like the paper's speculative
+server (Section 4.3, Table 2).
 """
 
 import random
@@ -21,7 +21,7 @@ ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code":
 
 @dataclass(eq=False)
 class Sequence:
-    """One prompt and its answer on the way through the engine. Times in emulated seconds."""
+    """A prompt and its answer in the engine. Times are in emulated seconds."""
 
     rid: str
     prompt: tuple[int, ...]
@@ -41,12 +41,12 @@ class Sequence:
 
     @property
     def accepted_drafts(self) -> int:
-        """Draft tokens that verification accepted, bonus tokens not counted."""
+        """Draft tokens that were accepted, not counting bonus tokens."""
         return sum(count * times for count, times in enumerate(self.accepted))
 
 
 class StepKind(Enum):
-    """What a forward pass does."""
+    """The kind of a forward pass."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -54,7 +54,7 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A forward pass: over which sequences, and how long it takes."""
+    """A forward pass over `sequences` that takes `seconds`."""
 
     kind: StepKind
     sequences: tuple[Sequence, ...]
@@ -63,10 +63,10 @@ class Step:
 
 
 class Scheduler:
-    """Waiting and running sequences over one radix cache of `capacity` tokens."""
+    """Queued and running sequences that share one radix cache of `capacity` tokens."""
 
     MAX_PREFILL_TOKENS = 16_384
-    """Tokens of one prefill pass, SGLang's --max-prefill-tokens."""
+    """Tokens after which a prefill pass admits no further request: SGLang's --max-prefill-tokens."""
 
     def __init__(
         self, time_model: TimeModel, capacity: int, max_running: int, serialized: bool = False
@@ -81,26 +81,26 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
+        """Number of running sequences."""
         return len(self._running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences in the queue, oldest first."""
+        """Queued sequences, oldest first."""
         return tuple(self._waiting.values())
 
     @property
     def used_tokens(self) -> int:
-        """Tokens that running sequences hold, not counting what could be evicted."""
+        """Tokens of the cache that running sequences occupy or have reserved."""
         return self._reserved + self.cache.size - self.cache.evictable
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Every sequence that is neither finished nor aborted."""
+        """The ids of all queued and running sequences."""
         return (*self._waiting, *self._running)
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a sequence in the queue. Prompt and answer together must fit the cache."""
+        """Queue a sequence. Raises ValueError if its prompt and answer together exceed the cache."""
         if len(sequence.prompt) + len(sequence.plan.token_ids) > self.capacity:
             raise ValueError(
                 f"Request prompt exceeds the KV memory budget: input_len={len(sequence.prompt)}."
@@ -108,7 +108,10 @@ class Scheduler:
         self._waiting[sequence.rid] = sequence
 
     def abort(self, rid: str, now: float) -> Sequence | None:
-        """Take a sequence out of the queue or the batch; what it computed stays cached."""
+        """Remove a sequence from the queue or the batch. Its computed tokens stay cached.
+
+        Returns None if there is no such sequence.
+        """
         sequence = self._waiting.pop(rid, None) or self._running.get(rid)
         if sequence is None:
             return None
@@ -116,14 +119,14 @@ class Scheduler:
         return sequence
 
     def flush(self) -> bool:
-        """Empty the cache; refused while anything waits or runs."""
+        """Empty the cache. Returns False, without effect, while a sequence is queued or running."""
         if self._waiting or self._running:
             return False
         self.cache = RadixCache()
         return True
 
     def next_step(self, now: float) -> Step | None:
-        """The next forward pass; None when there is nothing to do."""
+        """The next forward pass, or None if there is nothing to do."""
         admitted = self._admit(now)
         if admitted:
             uncached = sum(len(sequence.prompt) - sequence.cached_tokens for sequence in admitted)
@@ -135,7 +138,7 @@ class Scheduler:
         return None
 
     def complete(self, step: Step, now: float) -> tuple[Sequence, ...]:
-        """End a step: the sequences that got tokens. Those aborted meanwhile did not."""
+        """Finish a step. Returns the sequences that received tokens, which excludes those aborted meanwhile."""
         progressed = tuple(sequence for sequence in step.sequences if sequence.finished is None)
         for sequence in progressed:
             if step.kind is StepKind.PREFILL:
@@ -154,7 +157,7 @@ class Scheduler:
         uncached = 0
         while self._waiting and len(self._running) < self.max_running and uncached < self.MAX_PREFILL_TOKENS:
             sequence = next(iter(self._waiting.values()))
-            # The last prompt token is always computed: its logits give the first token of the answer.
+            # The last prompt token is always computed, because its logits yield the first token of the answer.
             match = self.cache.match(sequence.prompt[:-1])
             needed = len(sequence.prompt) - match.length + len(sequence.plan.token_ids)
             self.cache.lock(match.node)
@@ -173,7 +176,7 @@ class Scheduler:
         return admitted
 
     def _cache_prompt(self, sequence: Sequence) -> None:
-        """The prompt's KV cache exists now: others may share it while this sequence decodes."""
+        """Cache the computed prompt, so that other sequences can share it while this one decodes."""
         self._move(sequence, self.cache.insert(sequence.prompt), len(sequence.plan.token_ids))
 
     def _decoded(self, sequence: Sequence) -> int:
@@ -193,14 +196,14 @@ class Scheduler:
             return
         node = sequence.node
         if sequence.generated:
-            # The last token was sampled but never fed back, so it has no KV cache.
+            # The last token was sampled but not fed back, so it is not in the KV cache.
             node = self.cache.insert(sequence.prompt + sequence.plan.token_ids[: sequence.generated - 1])
         assert node is not None
         self._move(sequence, node, 0)
         self.cache.unlock(node)
 
     def _move(self, sequence: Sequence, node: Node, reserved: int) -> None:
-        """Stand on `node` instead, and hold `reserved` tokens beyond it."""
+        """Lock `node` instead of the sequence's previous node, and reserve `reserved` tokens beyond it."""
         assert sequence.node is not None
         self.cache.lock(node)
         self.cache.unlock(sequence.node)

@@ -1,4 +1,4 @@
-"""The emulated SGLang server: one engine behind SGLang's endpoints."""
+"""The emulated SGLang server: an engine with SGLang's endpoints."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from aiohttp import web
 from dps_local.emulated_sglang.clock import Clock, ScaledClock
 from dps_local.emulated_sglang.driver import Engine
 from dps_local.emulated_sglang.faults import FaultInjection
-from dps_local.emulated_sglang.generation import Speaker
+from dps_local.emulated_sglang.generation import AnswerPlanner
 from dps_local.emulated_sglang.http import errors, require_api_key, starlette_headers
 from dps_local.emulated_sglang.info import InfoEndpoints
 from dps_local.emulated_sglang.metrics import EngineMetrics
@@ -26,10 +26,10 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 def create_app(
     settings: EngineSettings, prompts: Prompts | None = None, clock: Clock | None = None
 ) -> web.Application:
-    """The engine's application; ValueError when the tokenizer cannot be loaded.
+    """The server's application. Raises ValueError if the tokenizer cannot be loaded.
 
-    Serve it with `handler_cancellation=True`, as `serve` and aiohttp's TestServer do: a client that leaves
-    then aborts its request, streaming or not.
+    Serve it with `handler_cancellation=True`, as `serve` and aiohttp's TestServer do: then a client
+    disconnect aborts the request, streaming or not.
     """
     prompts = prompts or Prompts.load(settings.tokenizer_path)
     speculation = settings.time_model.speculation
@@ -40,7 +40,7 @@ def create_app(
             settings.max_running_requests,
             serialized=settings.serialized_speculation and speculation is not None,
         ),
-        Speaker(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
+        AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
         clock or ScaledClock(settings.speed),
         EngineMetrics(settings.served_model_name, settings.max_total_tokens),
         settings.context_length,
@@ -87,12 +87,13 @@ def create_app(
 
 
 async def serve(settings: EngineSettings) -> None:
-    """Serve until SIGINT or SIGTERM; OSError when the port is taken."""
+    """Serve until SIGINT or SIGTERM. Raises OSError if the port is in use."""
     runner = web.AppRunner(create_app(settings), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, settings.host, settings.port, shutdown_timeout=5).start()
-        print(f"dps engine (emulated SGLang) listens on http://{settings.host}:{settings.port}", flush=True)
+        url = f"http://{settings.host}:{settings.port}"
+        print(f"Emulated SGLang server listening on {url}", flush=True)
         stop = asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)

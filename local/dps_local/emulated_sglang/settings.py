@@ -1,4 +1,4 @@
-"""What one emulated engine is: the flags of `dps engine`, parsed."""
+"""The settings of an emulated SGLang server: the parsed flags of `dps engine`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from dps_local.emulated_sglang.time_model import TimeModel
 
 VERSION = "0.5.23+emulated"
-"""Of which SGLang this is an emulation; the local version label says that it is one."""
+"""The emulated version of SGLang. The local version label marks it as an emulation."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """One engine. Defaults are those of an A100 80 GB with Qwen2.5-7B-Instruct; `speed` compresses time.
+    """The settings of one engine. The defaults model Qwen2.5-7B-Instruct on an A100 80 GB.
 
-    `max_total_tokens` is the radix cache's capacity, running requests included. `mean_answer_tokens` is how
-    long an answer gets that no max_tokens ends. `arguments` are SGLang's flags as they were given, for
-    /server_info.
+    max_total_tokens: capacity of the KV cache, including running requests.
+    speed: emulated seconds per real second.
+    mean_answer_tokens: mean length of an answer that no limit cuts short.
+    arguments: SGLang's flags from the command line, for /server_info.
     """
 
     tokenizer_path: str

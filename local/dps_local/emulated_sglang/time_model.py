@@ -1,10 +1,9 @@
-"""How long an emulated forward pass takes. Pure; all times in emulated seconds.
+"""The duration of an emulated forward pass, in emulated seconds. Pure.
 
-The shape is a roofline's: a pass reads the weights once (`decode_base_seconds`) and then computes, in
-proportion to the tokens in it. The defaults describe one A100 80 GB with Qwen2.5-7B-Instruct, drafted by
-Qwen2.5-1.5B-Instruct where speculation is on, fitted to the paper's Table 1 (BFCL, one stream: 107 tokens/s
-greedy, 136 speculative, turns of about twenty tokens on about two hundred new prompt tokens) and to the
-shape of its Table 2.
+It is a roofline model: a pass reads the weights once (`decode_base_seconds`) and then computes in proportion
+to its tokens. The defaults model Qwen2.5-7B-Instruct on one A100 80 GB, with Qwen2.5-1.5B-Instruct as draft
+model, fitted to the paper's Table 1 (BFCL, one stream: 107 tokens/s greedy, 136 speculative, answers of about
+20 tokens to about 200 new prompt tokens) and to the trend of its Table 2.
 """
 
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Speculation:
-    """Draft, then verify: what one speculative step costs and how much of it is accepted.
+    """Cost and yield of a speculative step: `steps` passes of the draft model, then one verification.
 
-    `acceptance_length` is SGLang's: the mean tokens a verification yields, the bonus token included (1 to
-    `draft_tokens`). `draft_step_seconds` is one forward pass of the draft model; there are `steps` of them
-    in a row.
+    draft_step_seconds: duration of one forward pass of the draft model.
+    acceptance_length: mean tokens per verification including the bonus token, as SGLang defines it; from 1 to
+    `draft_tokens`.
     """
 
     algorithm: str
@@ -37,7 +36,7 @@ SPECULATION_DEFAULTS = {
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Durations of forward passes on one engine."""
+    """Durations of one engine's forward passes."""
 
     prefill_tokens_per_second: float = 11_000.0
     decode_base_seconds: float = 0.0081
@@ -45,14 +44,14 @@ class TimeModel:
     speculation: Speculation | None = None
 
     def prefill_seconds(self, uncached_tokens: int) -> float:
-        """One prefill pass over the tokens the KV cache lacks; the draft model prefills the same tokens."""
+        """A prefill pass over `uncached_tokens`. With speculation, the draft model prefills them as well."""
         seconds = self.decode_base_seconds + uncached_tokens / self.prefill_tokens_per_second
         if self.speculation:
             seconds *= 1 + self.speculation.draft_step_seconds / self.decode_base_seconds
         return seconds
 
     def decode_seconds(self, batch: int) -> float:
-        """One decode step of `batch` requests; with speculation, one draft and one verification."""
+        """A decode step of `batch` requests: with speculation, the drafts and one verification."""
         target = self.decode_base_seconds + batch * self.decode_seconds_per_request
         if self.speculation is None:
             return target
