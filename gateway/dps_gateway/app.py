@@ -1,4 +1,4 @@
-"""The gateway's wiring: applications, background tasks, and `dps gateway`."""
+"""The gateway process: its applications, its lifecycle, and `dps gateway`."""
 
 import argparse
 import asyncio
@@ -6,10 +6,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import uvloop
 from aiohttp import hdrs, web
@@ -19,81 +17,35 @@ from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.inference import routed
 from dps_gateway.api.passthrough import pass_through
+from dps_gateway.background import background
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
-from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
-from dps_gateway.reload import watch_config
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.write_behind import write_behind
-from dps_gateway.upstream.discovery import ApiServer, watch_service
-from dps_gateway.upstream.health import watch_health
 from dps_gateway.workers import CANNOT_START, run_workers
 
 log = logging.getLogger(__name__)
 
-GAUGE_SECONDS: Final = 1.0
-
 
 def public_app(runtime: Runtime) -> web.Application:
-    """The application that clients talk to."""
+    """The application on the public port."""
     app = web.Application(client_max_size=runtime.config.limits.max_body_bytes)
     app[RUNTIME] = runtime
-    app.on_response_prepare.append(_let_go_if_draining)
+    app.on_response_prepare.append(_close_if_draining)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
     app.router.add_route("*", "/v1/{rest:.*}", pass_through)
     return app
 
 
-async def _let_go_if_draining(request: web.Request, response: web.StreamResponse) -> None:
-    """Answer the last request of a connection while the replica goes away: the next one finds another replica.
+async def _close_if_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after this response while the gateway drains.
 
-    Clients reuse connections, and a load balancer hears late of a replica that is not ready. Who has sent a request
-    until then is served.
+    Clients reuse connections, and a load balancer learns late that a replica is not ready. Requests already sent are
+    still served, and the client's next connection reaches another replica.
     """
     if request.app[RUNTIME].draining:
         response.headers[hdrs.CONNECTION] = "close"
         response.force_close()
-
-
-async def _keep_gauges(runtime: Runtime) -> None:
-    """Show this worker's present state for ever: it is another worker that may be asked for everybody's metrics."""
-    while True:
-        runtime.refresh_gauges()
-        await asyncio.sleep(GAUGE_SECONDS)
-
-
-@asynccontextmanager
-async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
-    """Health checks, discovery, overdue commits and the configuration file, for as long as the gateway runs.
-
-    Raises ConfigError if a service is named and this is not a cluster.
-    """
-    health = watch_health(
-        runtime.pools.values(),
-        runtime.engine.health_path,
-        lambda: runtime.config.timeouts.health_interval_seconds,
-    )
-    tasks = [asyncio.create_task(health)]
-    if runtime.redis is not None:
-        tasks.append(asyncio.create_task(write_behind(runtime.turns.store)))
-    followed = [(runtime.config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool]
-    if runtime.peers is not None and runtime.config.session.peers is not None:
-        followed.append((runtime.config.session.peers.service, runtime.peers.set_endpoints))
-    services = [(service, found) for service, found in followed if service is not None]
-    if services:
-        api = ApiServer.of_pod()
-        tasks += [asyncio.create_task(watch_service(api, service, found)) for service, found in services]
-    if runtime.config.listen.workers > 1:
-        tasks.append(asyncio.create_task(_keep_gauges(runtime)))
-    if config_file is not None:
-        tasks.append(asyncio.create_task(watch_config(config_file, runtime)))
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def serve(
@@ -105,7 +57,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    # Handlers are cancelled when their client leaves, and with them the generation upstream.
+    # When a client disconnects its handler is cancelled, which aborts the generation upstream.
     public = web.AppRunner(
         public_app(runtime),
         handler_cancellation=True,
@@ -133,19 +85,19 @@ async def serve(
 
 
 def main(argv: list[str]) -> int:
-    """`dps gateway --config FILE`: 0 after a clean stop, 2 for a configuration that cannot be used."""
+    """`dps gateway --config FILE`. Exit status: 0 after a clean stop, 2 if the configuration cannot be used."""
     parser = argparse.ArgumentParser(prog="dps gateway", description="Run the gateway.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration (YAML)")
     parser.add_argument(
-        "--check", action="store_true", help="read the configuration, say what is wrong, and stop"
+        "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
     )
+    parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     arguments = parser.parse_args(argv)
     _log_to_stderr(arguments.log_level)
     try:
         config = load_config(arguments.config)
         if arguments.check:
-            print(f"{arguments.config} can be used")
+            print(f"{arguments.config} is valid")
             return 0
         if config.listen.workers > 1:
             return run_workers(config.listen.workers, _worker, arguments.config, arguments.log_level)
@@ -157,9 +109,9 @@ def main(argv: list[str]) -> int:
 
 
 def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
-    """One gateway process, start to end. Raises ConfigError or TokenizerError before it listens."""
+    """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
     tokenizer = Tokenizer.load(config.model.tokenizer)
-    # The tokenizer's million objects are here to stay: the collector need not walk them again and again.
+    # The tokenizer holds about a million objects that are never freed; exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     with suppress(KeyboardInterrupt):
@@ -167,7 +119,7 @@ def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = F
 
 
 def _worker(config_file: Path, log_level: str) -> None:
-    """One of several gateway processes, in a fresh interpreter."""
+    """Run one of several gateway processes, in a new interpreter."""
     _log_to_stderr(log_level)
     try:
         run_worker(load_config(config_file), config_file, reuse_port=True)

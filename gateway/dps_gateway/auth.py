@@ -1,52 +1,52 @@
-"""API keys: which tenant a request belongs to."""
+"""API keys, which identify the tenant of a request."""
 
 import hashlib
 import hmac
 from collections.abc import Mapping
 from pathlib import Path
 
-from dps_gateway.config import ConfigError
+from dps_gateway.config import ConfigError, read_text
 
 
 class Unauthorized(Exception):
-    """The client gave no API key, or one that is not known."""
+    """The request carries no API key, or an unknown one."""
 
 
 class Keys:
-    """The known keys, as digests. Comparing digests takes the same time whatever the key has in common."""
+    """The valid API keys, kept as digests. Digests are compared in constant time."""
 
     def __init__(self, tenants: Mapping[bytes, str]) -> None:
         self._tenants = dict(tenants)
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
-        """Read lines of TENANT:KEY; `#` starts a comment. Raises ConfigError, which never shows a key."""
-        try:
-            lines = path.read_text().splitlines()
-        except OSError as error:
-            raise ConfigError(f"auth.keysFile: {path} cannot be read: {error.strerror}") from error
+        """Read lines of the form TENANT:KEY; lines that start with `#` are comments.
+
+        Raises ConfigError, whose message never contains a key.
+        """
+        lines = read_text(path, "auth.keysFile").splitlines()
         tenants: dict[bytes, str] = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             tenant, colon, key = line.strip().partition(":")
             if not (colon and tenant.strip() and key.strip()):
-                raise ConfigError(f"auth.keysFile: {path}, line {number}: write TENANT:KEY")
+                raise ConfigError(f"auth.keysFile: {path}, line {number} is not of the form TENANT:KEY")
             tenants[_digest(key.strip())] = tenant.strip()
         return cls(tenants)
 
     def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose key the request carries. Raises Unauthorized."""
+        """The tenant of the API key in the request's headers. Raises Unauthorized."""
         scheme, _, key = headers.get("Authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not given:
-            raise Unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
-        digest, tenant = _digest(given), None
+        presented = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not presented:
+            raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
+        digest, tenant = _digest(presented), None
         for known, name in self._tenants.items():
             if hmac.compare_digest(known, digest):
                 tenant = name
         if tenant is None:
-            raise Unauthorized("this API key is not known")
+            raise Unauthorized("the API key is not valid")
         return tenant
 
 

@@ -19,7 +19,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message names the file, the key and what to change."""
+    """The configuration is invalid. The message names the file, the key and what to change."""
 
 
 class _Section(BaseModel):
@@ -28,7 +28,7 @@ class _Section(BaseModel):
 
 def _http_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"'{url}' is not a URL: write http://HOST:PORT")
+        raise ValueError(f"'{url}' is not an HTTP URL: use http://HOST:PORT")
     return url.rstrip("/")
 
 
@@ -52,7 +52,7 @@ class Listen(_Section):
 class Model(_Section):
     name: str
     tokenizer: str
-    """A folder with tokenizer.json and its configuration, or a hub id."""
+    """A directory that contains tokenizer.json and tokenizer_config.json, or a Hugging Face Hub id."""
 
 
 class ServiceRef(_Section):
@@ -62,7 +62,7 @@ class ServiceRef(_Section):
 
 
 class Servers(_Section):
-    """Where servers are: a list of URLs, or a Service of the cluster."""
+    """The location of servers: a list of URLs, or a Kubernetes Service."""
 
     endpoints: tuple[Annotated[str, AfterValidator(_http_url)], ...] = ()
     service: ServiceRef | None = None
@@ -70,7 +70,7 @@ class Servers(_Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if bool(self.endpoints) == (self.service is not None):
-            raise ValueError("give either 'endpoints' or 'service', not both and not neither")
+            raise ValueError("set exactly one of 'endpoints' and 'service'")
         return self
 
 
@@ -89,7 +89,7 @@ class Pools(_Section):
 class Routing(_Section):
     policy: Annotated[str, AfterValidator(_policy_name)] = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
-    """τ in tokens: 0 is all greedy, null all speculative."""
+    """τ in tokens. 0 routes every turn to the greedy pool, null every turn to the speculative one."""
 
     def build(self) -> Policy:
         return policy_named(self.policy, self.threshold_tokens)
@@ -99,19 +99,19 @@ class Session(_Section):
     ttl_seconds: Annotated[int, Field(gt=0)] = 3600
     keys: tuple[Annotated[str, AfterValidator(_session_key)], ...] = DEFAULT_SESSION_KEYS
     redis_url: str | None = None
-    """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. None: this process alone."""
+    """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. None keeps sessions in memory."""
     redis_timeout_seconds: Seconds = 0.05
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
-    """Sessions remembered in this process for when Redis is away."""
+    """Maximum number of records and pointers cached in this process, for when Redis is unavailable."""
     peers: Servers | None = None
-    """The admin ports of all replicas, which then tell each other what they remember."""
+    """The admin ports of all replicas, which share their cached records while Redis is unavailable."""
 
 
 class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     max_queued: Annotated[int, Field(ge=0)] = 1024
-    """Requests that may wait for a pool; the next one is answered 429."""
+    """Requests that may wait for a free replica of a pool. Further requests are answered with 429."""
 
 
 class Timeouts(_Section):
@@ -122,13 +122,14 @@ class Timeouts(_Section):
     queue_seconds: Seconds = 30.0
     health_interval_seconds: Seconds = 5.0
     drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
-    """Between 'not ready' and refusing connections: what endpoint propagation takes. Requests are served."""
+    """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
+    served meanwhile."""
     drain_seconds: Seconds = 60.0
 
 
 class Auth(_Section):
     keys_file: Path | None = None
-    """Lines of TENANT:KEY. None: no key is asked for, everybody is one tenant."""
+    """Lines of TENANT:KEY. None disables authentication; all requests then belong to one tenant."""
 
 
 class Telemetry(_Section):
@@ -139,7 +140,7 @@ class Telemetry(_Section):
 
 
 class GatewayConfig(_Section):
-    """The whole file. Durations are in seconds, lengths in tokens, sizes in bytes."""
+    """The configuration file. Durations are in seconds, lengths in tokens, sizes in bytes."""
 
     listen: Listen = Listen()
     model: Model
@@ -160,7 +161,7 @@ def _explain(error: ValidationError) -> str:
             case "extra_forbidden":
                 text = "unknown key"
             case "missing":
-                text = "missing: this key has no default"
+                text = "missing; this key is required"
             case _:
                 text = problem["msg"].removeprefix("Value error, ")
         lines.append(f"{key}: {text}")
@@ -168,21 +169,21 @@ def _explain(error: ValidationError) -> str:
 
 
 def parse_config(text: str, *, source: str, environment: Mapping[str, str] = os.environ) -> GatewayConfig:
-    """Read a configuration from YAML text; `source` names it in errors.
+    """Parse a configuration from YAML text. `source` names it in error messages.
 
-    DPS_REDIS_URL, when set, takes the place of session.redisUrl, so that a password can stay in a secret.
-    Raises ConfigError, whose message names every key that is wrong.
+    DPS_REDIS_URL, if set, overrides session.redisUrl, so that a password need not be in the file.
+    Raises ConfigError, whose message names every invalid key.
     """
     try:
         data: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {error}") from error
+        raise ConfigError(f"{source}: invalid YAML: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: a mapping with the keys model and pools is expected")
+        raise ConfigError(f"{source}: expected a mapping with the keys 'model' and 'pools'")
     if url := environment.get("DPS_REDIS_URL"):
         session = data.get("session") or {}
         if not isinstance(session, dict):
-            raise ConfigError(f"{source}: session: a mapping is expected")
+            raise ConfigError(f"{source}: session: expected a mapping")
         data = data | {"session": session | {"redisUrl": url}}
     try:
         return GatewayConfig.model_validate(data)
@@ -191,9 +192,16 @@ def parse_config(text: str, *, source: str, environment: Mapping[str, str] = os.
 
 
 def load_config(path: Path) -> GatewayConfig:
-    """Read the configuration file. Raises ConfigError if it is missing or wrong."""
+    """Read the configuration file. Raises ConfigError if it cannot be read or is invalid."""
+    return parse_config(read_text(path), source=str(path))
+
+
+def read_text(path: Path, key: str = "") -> str:
+    """The content of a file, which `key` of the configuration names. Raises ConfigError if it cannot be read."""
+    prefix = f"{key}: " if key else ""
     try:
-        text = path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return parse_config(text, source=str(path))
+        raise ConfigError(f"{prefix}{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{prefix}{path} is not UTF-8: invalid byte at offset {error.start}") from error

@@ -1,40 +1,74 @@
-"""The configuration file, taken on when it changes.
-
-A bad one is refused, the running one is kept, and a metric says so.
-"""
+"""Reloading the configuration, and the key files that it names, when their content changes."""
 
 import asyncio
 import hashlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from dps_gateway.config import ConfigError, load_config
+from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
-"""The content is compared, not the time: Kubernetes swaps a link to update a mounted ConfigMap."""
+
+
+class Watch:
+    """Detects changes in the content of the configuration file and of the files that it names.
+
+    Modification times are not enough: Kubernetes updates a mounted ConfigMap or Secret by swapping a symbolic link.
+    """
+
+    def __init__(self, path: Path, config: GatewayConfig) -> None:
+        self._path = path
+        self._seen = self._digests(config)
+
+    def changed(self, config: GatewayConfig) -> bool:
+        """Whether any file has changed since the previous call. `config` is the one in use.
+
+        A file that cannot be read counts as unchanged, because it may be in the middle of being replaced.
+        """
+        current = self._digests(config)
+        changed = any(self._seen.get(path, digest) != digest for path, digest in current.items())
+        self._seen |= current
+        return changed
+
+    def _digests(self, config: GatewayConfig) -> dict[Path, str]:
+        found = {}
+        for path in (self._path, *_key_files(config)):
+            try:
+                found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError:
+                continue
+        return found
+
+
+def _key_files(config: GatewayConfig) -> Iterator[Path]:
+    if config.auth.keys_file is not None:
+        yield config.auth.keys_file
+    for pool in Pool:
+        if (path := config.pools[pool].api_key_file) is not None:
+            yield path
 
 
 async def watch_config(path: Path, runtime: Runtime) -> None:
-    """Look at the file every second, for ever."""
-    seen = _digest(path)
+    """Poll the files and reload the configuration when one of them changes, until cancelled."""
+    watch = Watch(path, runtime.config)
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        digest = _digest(path)
-        if digest is not None and digest != seen:
-            seen = digest
+        if watch.changed(runtime.config):
             reload_config(path, runtime)
 
 
 def reload_config(path: Path, runtime: Runtime) -> bool:
-    """Take on the file as it is now; False if it was refused."""
+    """Load and apply the configuration file. If it is invalid, keep the current configuration and return False."""
     try:
         runtime.apply(load_config(path))
     except ConfigError as error:
-        log.error("the new configuration is refused, the running one stays: %s", error)
+        log.error("configuration not reloaded, the previous one stays in use: %s", error)
         runtime.metrics.config_reloads.labels("refused").inc()
         runtime.metrics.config_valid.set(0)
         return False
@@ -42,10 +76,3 @@ def reload_config(path: Path, runtime: Runtime) -> bool:
     runtime.metrics.config_reloads.labels("applied").inc()
     runtime.metrics.config_valid.set(1)
     return True
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:  # between two versions of a file there may be none
-        return None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final, Self
 
 from dps_gateway.auth import Keys
-from dps_gateway.config import ConfigError, GatewayConfig
+from dps_gateway.config import ConfigError, GatewayConfig, read_text
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
@@ -28,7 +28,7 @@ from dps_gateway.upstream.pool import EnginePool
 log = logging.getLogger(__name__)
 
 FIXED_SECTIONS: Final = ("listen", "model", "telemetry")
-"""Sections that are read only at start: a change takes effect when the gateway restarts."""
+"""Sections that are read only when the gateway starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ class Runtime:
         Raises ConfigError, and changes nothing, if the configuration cannot be used.
         """
         loaded = _Reloadable.load(config)
-        for section in FIXED_SECTIONS:
-            if getattr(config, section) != getattr(self._started_with, section):
-                log.warning("the change of '%s' takes effect when the gateway restarts", section)
+        started, current = _read_at_start(self._started_with), _read_at_start(config)
+        for key, value in current.items():
+            if value != started[key]:
+                log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
         self.config = config
         self.keys = loaded.keys
         self.policy = loaded.policy
@@ -145,6 +146,20 @@ class Runtime:
         self.metrics.state_errors.labels(kind).inc()
 
 
+def _read_at_start(config: GatewayConfig) -> dict[str, object]:
+    """The values that a reload does not apply, by their keys."""
+    session, peers = config.session, config.session.peers
+    return {
+        **{section: getattr(config, section) for section in FIXED_SECTIONS},
+        **{f"pools.{name}.service": config.pools[name].service for name in Pool},
+        "session.redisUrl": session.redis_url,
+        "session.redisTimeoutSeconds": session.redis_timeout_seconds,
+        "session.mirrorRecords": session.mirror_records,
+        "session.peers": None if peers is None else (peers.service, bool(peers.endpoints)),
+        "timeouts.drainSeconds": config.timeouts.drain_seconds,
+    }
+
+
 _scope = lru_cache(maxsize=1024)(Scope.of)
 
 
@@ -160,10 +175,12 @@ def _redis(config: GatewayConfig, on_error: Callable[[str], None]) -> RedisBacke
 
 
 def _engine_key(config: GatewayConfig, pool: Pool) -> str | None:
+    """The API key of the pool's engines. Raises ConfigError if the file does not hold exactly one key."""
     path = config.pools[pool].api_key_file
     if path is None:
         return None
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"pools.{pool}.apiKeyFile: {path} cannot be read: {error.strerror}") from error
+    name = f"pools.{pool}.apiKeyFile"
+    key = read_text(path, name).strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{name}: {path} must contain a single line with one API key in printable ASCII")
+    return key

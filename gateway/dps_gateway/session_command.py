@@ -1,4 +1,4 @@
-"""`dps session`: look at a session's record in Redis, or delete it."""
+"""`dps session`: show or delete the stored record of a session."""
 
 import argparse
 import asyncio
@@ -14,24 +14,27 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.redis import RedisBackend, connect
 from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
 
-PATIENCE_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """`dps session show|delete ID --config FILE`: 0 if the session was there, 1 if not, 2 if that cannot be known."""
+    """`dps session show|delete ID --config FILE`.
+
+    Exit status: 0 if the session exists, 1 if it does not, 2 if the configuration or Redis cannot be used.
+    """
     parser = argparse.ArgumentParser(prog="dps session", description=__doc__)
     parser.add_argument("action", choices=["show", "delete"])
-    parser.add_argument("id", help="the id that the client sends, or the one in x-dps-session")
+    parser.add_argument("id", help="the session id that the client sends, or the value of x-dps-session")
     parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the gateway's configuration"
+        "--config", type=Path, required=True, metavar="FILE", help="the gateway's configuration file"
     )
-    parser.add_argument("--tenant", default="", help="whose session it is, where API keys are in use")
+    parser.add_argument("--tenant", default="", help="the tenant of the session, if API keys are in use")
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config)
         if config.session.redis_url is None:
             raise ConfigError(
-                f"{arguments.config}: session.redisUrl is not set: records live in the gateway alone"
+                f"{arguments.config}: session.redisUrl is not set, so records exist only in the gateway's memory"
             )
         return asyncio.run(_run(config, arguments.action, arguments.id, arguments.tenant))
     except (ConfigError, StoreUnavailable, ValueError) as error:
@@ -41,16 +44,16 @@ def main(argv: list[str]) -> int:
 
 async def _run(config: GatewayConfig, action: str, client_id: str, tenant: str) -> int:
     assert config.session.redis_url is not None
-    backend = RedisBackend(connect(config.session.redis_url, PATIENCE_SECONDS), PATIENCE_SECONDS)
+    backend = RedisBackend(connect(config.session.redis_url, TIMEOUT_SECONDS), TIMEOUT_SECONDS)
     store = SessionStore(backend, Mirror(0), config.session.ttl_seconds)
     scope = Scope.of(config.model.name, tenant)
     session = SessionId.of_client(scope, client_id)
     try:
         snapshot = await store.read(scope, session)
         if snapshot.source is not StateSource.REDIS:
-            raise StoreUnavailable("Redis does not answer; see session.redisUrl")
+            raise StoreUnavailable("Redis did not answer; check session.redisUrl")
         if snapshot.record is None:
-            print(f"there is no session {session.text}", file=sys.stderr)
+            print(f"session {session.text} does not exist", file=sys.stderr)
             return 1
         document = session_document(session, snapshot.record, snapshot.source.value)
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())

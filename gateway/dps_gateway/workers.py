@@ -1,4 +1,4 @@
-"""Several gateway processes on one port (SO_REUSEPORT): the kernel spreads connections, a lost one is replaced."""
+"""Several gateway processes on one port: SO_REUSEPORT distributes connections, and dead processes are replaced."""
 
 import multiprocessing
 import os
@@ -13,14 +13,14 @@ from prometheus_client.multiprocess import mark_process_dead
 
 RESPAWN_SECONDS = 1.0
 CANNOT_START = 2
-"""The exit status of a worker whose configuration or tokenizer cannot be used."""
+"""Exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
 def run_workers(count: int, work: Callable[..., None], *arguments: object) -> int:
-    """Run `work(*arguments)` in `count` processes until SIGTERM or SIGINT; they drain as one would.
+    """Run `work(*arguments)` in `count` processes until SIGTERM or SIGINT, then let each of them drain.
 
-    Returns the exit status: CANNOT_START if one of the first ones cannot start. A replacement is tried again
-    instead, for the others go on with what they have.
+    Returns the exit status: CANNOT_START if one of the initial processes cannot start. A replacement that cannot
+    start is retried instead, because the other workers keep serving with the configuration they have loaded.
     """
     stopping, status = False, 0
 
@@ -39,17 +39,17 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
             process.start()
             return process
 
-        first = [start() for _ in range(count)]
-        workers = list(first)
+        initial = [start() for _ in range(count)]
+        workers = list(initial)
         while not stopping:
             time.sleep(RESPAWN_SECONDS / 5)
-            for place, worker in enumerate(workers):
-                if worker in first and worker.exitcode == CANNOT_START:
+            for index, worker in enumerate(workers):
+                if worker in initial and worker.exitcode == CANNOT_START:
                     stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     time.sleep(RESPAWN_SECONDS)
-                    workers[place] = start()
+                    workers[index] = start()
         for worker in workers:
             worker.terminate()
         for worker in workers:

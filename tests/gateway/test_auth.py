@@ -1,4 +1,4 @@
-"""API keys: who is let in, as whom, and what never shows."""
+"""API keys: which are accepted, for which tenant, and that error messages do not contain them."""
 
 from pathlib import Path
 
@@ -24,29 +24,29 @@ def keys(tmp_path: Path) -> Keys:
         ({"x-api-key": "sk:with:colons"}, "team-b"),
     ],
 )
-def test_a_key_names_its_tenant(keys: Keys, headers: dict[str, str], tenant: str) -> None:
+def test_key_identifies_its_tenant(keys: Keys, headers: dict[str, str], tenant: str) -> None:
     assert keys.tenant(CIMultiDict(headers)) == tenant
 
 
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        pytest.param({}, "an API key is needed", id="none"),
-        pytest.param({"Authorization": "Basic sk-one"}, "an API key is needed", id="another scheme"),
-        pytest.param({"Authorization": "Bearer sk-on"}, "not known", id="a prefix of one"),
-        pytest.param({"Authorization": "Bearer team-a:sk-one"}, "not known", id="the whole line"),
-        pytest.param({"Authorization": "Bearer \udcff"}, "not known", id="not text"),
+        pytest.param({}, "an API key is required", id="no key"),
+        pytest.param({"Authorization": "Basic sk-one"}, "an API key is required", id="another scheme"),
+        pytest.param({"Authorization": "Bearer sk-on"}, "not valid", id="prefix of a key"),
+        pytest.param({"Authorization": "Bearer team-a:sk-one"}, "not valid", id="line of the file"),
+        pytest.param({"Authorization": "Bearer \udcff"}, "not valid", id="not UTF-8"),
     ],
 )
-def test_anything_else_is_refused(keys: Keys, headers: dict[str, str], message: str) -> None:
+def test_invalid_credentials_are_refused(keys: Keys, headers: dict[str, str], message: str) -> None:
     with pytest.raises(Unauthorized, match=message):
         keys.tenant(CIMultiDict(headers))
 
 
 @pytest.mark.parametrize("line", ["sk-secret", ":sk-secret", "team-a:"])
-def test_a_wrong_line_is_named_and_its_key_is_not(tmp_path: Path, line: str) -> None:
+def test_malformed_line_is_reported_without_its_key(tmp_path: Path, line: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# keys\n{line}\n")
-    with pytest.raises(ConfigError, match="line 2: write TENANT:KEY") as error:
+    with pytest.raises(ConfigError, match="line 2 is not of the form TENANT:KEY") as error:
         Keys.load(path)
     assert "sk-secret" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The configuration file: what is optional, what is refused, and how the refusal reads."""
+"""The configuration file: defaults, validation, and error messages."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def parse(text: str, **environment: str) -> GatewayConfig:
     return parse_config(text, source="gateway.yaml", environment=environment)
 
 
-def test_everything_but_model_and_pools_has_a_default() -> None:
+def test_all_keys_but_model_and_pools_have_defaults() -> None:
     config = parse(MINIMAL)
     assert (config.listen.port, config.listen.admin_port) == (8000, 9090)
     assert config.pools[Pool.GREEDY].endpoints == ("http://b:1",)
@@ -28,11 +28,11 @@ def test_everything_but_model_and_pools_has_a_default() -> None:
     assert (config.session.ttl_seconds, config.session.redis_timeout_seconds) == (3600, 0.05)
 
 
-def test_null_threshold_is_all_speculative() -> None:
+def test_threshold_may_be_null() -> None:
     assert parse(MINIMAL + "routing: {thresholdTokens: null}").routing.build() == DeltaPrefill(None)
 
 
-def test_a_policy_by_name() -> None:
+def test_policy_is_selected_by_name() -> None:
     assert parse(MINIMAL + "routing: {policy: AlwaysGreedy}").routing.build() == AlwaysGreedy()
 
 
@@ -52,16 +52,22 @@ def test_a_policy_by_name() -> None:
             id="unknown policy",
         ),
         pytest.param(
-            "session: {redisTimeoutSeconds: 0}", "session.redisTimeoutSeconds: .*greater than 0", id="no time"
+            "session: {redisTimeoutSeconds: 0}",
+            "session.redisTimeoutSeconds: .*greater than 0",
+            id="zero timeout",
         ),
         pytest.param(
-            "session: {keys: [x-id]}", r"session.keys.0: .*write header:NAME or body:FIELD", id="bad key"
+            "session: {keys: [x-id]}",
+            r"session.keys.0: .*write header:NAME or body:FIELD",
+            id="malformed session key",
         ),
         pytest.param(
-            "session: {keys: ['header:authorization']}", "must not identify a session", id="a credential"
+            "session: {keys: ['header:authorization']}",
+            "must not identify a session",
+            id="credential as session key",
         ),
         pytest.param(
-            "listen: {port: 70000}", "listen.port: .*less than or equal to 65535", id="no such port"
+            "listen: {port: 70000}", "listen.port: .*less than or equal to 65535", id="port out of range"
         ),
         pytest.param(
             "limits: {maxBodyBytes: big}", "limits.maxBodyBytes: .*valid integer", id="not a number"
@@ -71,7 +77,7 @@ def test_a_policy_by_name() -> None:
         ),
     ],
 )
-def test_a_wrong_key_is_named(addition: str, message: str) -> None:
+def test_error_names_the_invalid_key(addition: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"gateway.yaml: .*{message}"):
         parse(MINIMAL + addition)
 
@@ -79,37 +85,39 @@ def test_a_wrong_key_is_named(addition: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("", "a mapping with the keys model and pools is expected", id="empty"),
-        pytest.param("- x", "a mapping with the keys model and pools is expected", id="a list"),
-        pytest.param("a: [", "not YAML", id="not YAML"),
+        pytest.param("", "expected a mapping with the keys 'model' and 'pools'", id="empty"),
+        pytest.param("- x", "expected a mapping with the keys 'model' and 'pools'", id="a list"),
+        pytest.param("a: [", "invalid YAML", id="invalid YAML"),
         pytest.param("model: {name: m, tokenizer: t}", "pools: missing", id="no pools"),
         pytest.param(
             MINIMAL.replace("endpoints: [http://a:1]", ""),
-            "pools.speculative: give either 'endpoints' or 'service'",
-            id="a pool without replicas",
+            "pools.speculative: set exactly one of 'endpoints' and 'service'",
+            id="pool without servers",
         ),
         pytest.param(
-            MINIMAL.replace("http://a:1", "a:1"), "'a:1' is not a URL: write http://HOST:PORT", id="no URL"
+            MINIMAL.replace("http://a:1", "a:1"),
+            "'a:1' is not an HTTP URL: use http://HOST:PORT",
+            id="not a URL",
         ),
     ],
 )
-def test_a_wrong_file_is_refused(text: str, message: str) -> None:
+def test_invalid_file_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text)
 
 
-def test_all_wrong_keys_are_named_at_once() -> None:
+def test_error_names_all_invalid_keys() -> None:
     with pytest.raises(ConfigError) as error:
         parse(MINIMAL + "routing: {tau: 1}\nlisten: {prot: 1}")
     assert "routing.tau: unknown key" in str(error.value)
     assert "listen.prot: unknown key" in str(error.value)
 
 
-def test_the_environment_holds_the_url_with_the_password() -> None:
+def test_environment_variable_overrides_redis_url() -> None:
     config = parse(MINIMAL + "session: {ttlSeconds: 5}", DPS_REDIS_URL="redis://:secret@r")
     assert (config.session.redis_url, config.session.ttl_seconds) == ("redis://:secret@r", 5)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_config(tmp_path / "gateway.yaml")

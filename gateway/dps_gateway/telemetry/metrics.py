@@ -123,6 +123,9 @@ class Metrics:
             "dps_config_valid", "0 while the configuration file on disk is invalid and not in use", "livemin"
         )
         self.config_valid.set(1)
+        self.background_failures = counter(
+            "dps_background_failures", "Background tasks that ended and were restarted", "task"
+        )
 
         self.genai_duration = histogram(
             "gen_ai_server_request_duration_seconds",

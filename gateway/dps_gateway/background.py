@@ -1,0 +1,97 @@
+"""The tasks that run beside the request handlers, supervised."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dps_gateway.pool import Pool
+from dps_gateway.reload import watch_config
+from dps_gateway.runtime import Runtime
+from dps_gateway.session.write_behind import write_behind
+from dps_gateway.telemetry.metrics import Metrics
+from dps_gateway.upstream.discovery import ApiServer, watch_service
+from dps_gateway.upstream.health import watch_health
+
+log = logging.getLogger(__name__)
+
+GAUGE_SECONDS: Final = 1.0
+RESTART_SECONDS: Final = 1.0
+
+Task = Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
+    """Run health checks, discovery, write-behind and the configuration watch for as long as the context is open.
+
+    Raises ConfigError if the configuration names a Service and the gateway does not run in a cluster.
+    """
+    supervisors = [
+        asyncio.create_task(supervise(name, task, runtime.metrics))
+        for name, task in _tasks(runtime, config_file).items()
+    ]
+    try:
+        yield
+    finally:
+        for supervisor in supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*supervisors, return_exceptions=True)
+
+
+async def supervise(
+    name: str, task: Task, metrics: Metrics, restart_seconds: float = RESTART_SECONDS
+) -> None:
+    """Run a task that should never end, and restart it whenever it does. Every failure is logged and counted."""
+    while True:
+        try:
+            await task()
+            log.error("background task '%s' ended; restarting it", name)
+        except Exception:
+            log.exception("background task '%s' failed; restarting it", name)
+        metrics.background_failures.labels(name).inc()
+        await asyncio.sleep(restart_seconds)
+
+
+def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
+    """The tasks that this configuration needs, by the name that logs and metrics give them."""
+    tasks: dict[str, Task] = {
+        "health": lambda: watch_health(
+            runtime.pools.values(),
+            runtime.engine.health_path,
+            lambda: runtime.config.timeouts.health_interval_seconds,
+        )
+    }
+    if runtime.redis is not None:
+        tasks["write-behind"] = lambda: write_behind(runtime.turns.store)
+    tasks |= _discovery(runtime)
+    if runtime.config.listen.workers > 1:
+        tasks["gauges"] = lambda: _refresh_gauges(runtime)
+    if config_file is not None:
+        tasks["config"] = lambda: watch_config(config_file, runtime)
+    return tasks
+
+
+def _discovery(runtime: Runtime) -> dict[str, Task]:
+    config, peers = runtime.config, runtime.peers
+    services = {name.value: (config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool}
+    if peers is not None and config.session.peers is not None:
+        services["peers"] = (config.session.peers.service, peers.set_endpoints)
+    if all(service is None for service, _ in services.values()):
+        return {}
+    api = ApiServer.of_pod()
+    return {
+        f"discovery-{name}": partial(watch_service, api, service, found)
+        for name, (service, found) in services.items()
+        if service is not None
+    }
+
+
+async def _refresh_gauges(runtime: Runtime) -> None:
+    """Refresh this worker's gauges periodically: a scrape may be answered by any worker."""
+    while True:
+        runtime.refresh_gauges()
+        await asyncio.sleep(GAUGE_SECONDS)

@@ -1,0 +1,121 @@
+"""Reloading the configuration and the files that it names."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from dps_gateway.auth import Unauthorized
+from dps_gateway.config import ConfigError, load_config
+from dps_gateway.pool import Pool
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.reload import Watch, reload_config
+from dps_gateway.runtime import Runtime
+from dps_local.assets import bundled_tokenizer
+
+CONFIG = """
+model: {name: m, tokenizer: x}
+pools:
+  speculative: {endpoints: ['http://127.0.0.1:1'], apiKeyFile: engine-key}
+  greedy: {endpoints: ['http://127.0.0.1:1']}
+auth: {keysFile: keys}
+"""
+
+
+def write(name: str, content: str | bytes) -> None:
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def remove(name: str) -> None:
+    Path(name).unlink()
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("team:sk-old")
+    (tmp_path / "engine-key").write_text("engine-old\n")
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    return tmp_path / "gateway.yaml"
+
+
+@pytest.fixture
+async def runtime(file: Path) -> AsyncIterator[Runtime]:
+    runtime = Runtime(load_config(file), Tokenizer.load(str(bundled_tokenizer())))
+    yield runtime
+    await runtime.close()
+
+
+def bearer(key: str) -> CIMultiDict[str]:
+    return CIMultiDict({"Authorization": f"Bearer {key}"})
+
+
+async def test_new_content_of_the_keys_file_replaces_the_keys(file: Path, runtime: Runtime) -> None:
+    watch = Watch(file, runtime.config)
+    assert not watch.changed(runtime.config)
+    write("keys", "team:sk-new")
+    assert watch.changed(runtime.config)
+    assert reload_config(file, runtime)
+    assert runtime.tenant(bearer("sk-new")) == "team"
+    with pytest.raises(Unauthorized):
+        runtime.tenant(bearer("sk-old"))
+    assert not watch.changed(runtime.config)
+
+
+async def test_new_content_of_an_api_key_file_replaces_the_engines_key(file: Path, runtime: Runtime) -> None:
+    watch = Watch(file, runtime.config)
+    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
+    write("engine-key", "engine-new")
+    assert watch.changed(runtime.config)
+    assert reload_config(file, runtime)
+    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
+
+
+async def test_file_that_is_being_replaced_counts_as_unchanged(file: Path, runtime: Runtime) -> None:
+    watch = Watch(file, runtime.config)
+    remove("keys")
+    assert not watch.changed(runtime.config)
+    write("keys", "team:sk-old")
+    assert not watch.changed(runtime.config)
+
+
+async def test_invalid_utf8_is_refused_and_the_next_valid_file_applied(file: Path, runtime: Runtime) -> None:
+    write("gateway.yaml", b"\xff" + CONFIG.encode())
+    assert not reload_config(file, runtime)
+    assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
+    write("gateway.yaml", CONFIG + "routing: {thresholdTokens: 7}")
+    assert reload_config(file, runtime)
+    assert runtime.config.routing.threshold_tokens == 7
+    assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 1
+
+
+@pytest.mark.parametrize("content", ["", "two\nlines", "not\x01printable", "ümlaut"])
+async def test_api_key_that_cannot_be_sent_in_a_header_is_refused(
+    file: Path, runtime: Runtime, content: str
+) -> None:
+    write("engine-key", content)
+    with pytest.raises(ConfigError, match=r"apiKeyFile: engine-key must contain a single line") as error:
+        runtime.apply(load_config(file))
+    assert not content or content not in str(error.value)
+    assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
+
+
+async def test_invalid_keys_file_leaves_everything_unchanged(file: Path, runtime: Runtime) -> None:
+    before = runtime.config
+    write("keys", "no colon")
+    write("gateway.yaml", CONFIG + "routing: {thresholdTokens: 7}")
+    with pytest.raises(ConfigError, match="line 1 is not of the form TENANT:KEY"):
+        runtime.apply(load_config(file))
+    assert runtime.config is before
+    assert runtime.tenant(bearer("sk-old")) == "team"
+
+
+async def test_change_that_needs_a_restart_is_logged(
+    file: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("gateway.yaml", CONFIG + "session: {redisUrl: 'redis://127.0.0.1:1'}\ntimeouts: {drainSeconds: 7}")
+    assert reload_config(file, runtime)
+    logged = [record.getMessage() for record in caplog.records]
+    for key in ("session.redisUrl", "timeouts.drainSeconds"):
+        assert f"'{key}' has changed; the change takes effect when the gateway restarts" in logged
