@@ -1,0 +1,86 @@
+"""Derive the bundled length traces of `dps simulate` from recorded conversations.
+
+    python make_lengths.py bfcl OUTPUT                 # BFCL multi-turn, from its PyPI package (Apache-2.0)
+    python make_lengths.py tau-bench CHECKOUT OUTPUT   # tau-bench, historical_trajectories/gpt-4o-airline.json (MIT)
+
+Every prompt is rendered with Qwen2.5's chat template and counted with its tokenizer; only lengths are written.
+"""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.bfcl import load_bfcl
+
+USER = "<|im_start|>user\n"
+
+
+def lengths(tokenizer, session_id, prefix, tools, steps):
+    """One line of the trace. steps: (messages of the prompt, assistant message that answers it) for each turn."""
+    turns, prefix_tokens = [], 0
+    for prompt, answer in steps:
+        text = tokenizer.render(prompt, tools, {})
+        whole = tokenizer.render([*prompt, answer], tools, {}, generation_prompt=False)
+        assert whole.startswith(text)
+        if not turns:
+            prefix_tokens = tokenizer.count(text[: text.index(USER)])
+        # The answer as generated ends with <|im_end|>; the newline that the template adds is not generated.
+        output = whole[len(text) :].removesuffix("\n")
+        turns.append({"prompt_tokens": tokenizer.count(text), "output_tokens": tokenizer.count(output)})
+    return {"id": session_id, "prefix": prefix, "prefix_tokens": prefix_tokens, "turns": turns}
+
+
+def bfcl_lengths(tokenizer):
+    for session in load_bfcl(bfcl().path):
+        prompts = list(session.prompts())
+        steps = [(prompt, turn.answer) for prompt, turn in zip(prompts, session.turns)]
+        names = "+".join(sorted({tool["function"]["name"] for tool in session.tools}))
+        yield lengths(tokenizer, session.id, names, session.tools, steps)
+
+
+def tau_bench_lengths(tokenizer, checkout):
+    tools = [_tool(checkout, path) for path in sorted((checkout / "tau_bench/envs/airline/tools").glob("[a-z]*.py"))]
+    runs = json.loads((checkout / "historical_trajectories/gpt-4o-airline.json").read_text())
+    for run in runs:
+        messages = [_message(message) for message in run["traj"]]
+        steps = [(messages[:index], m) for index, m in enumerate(messages) if m["role"] == "assistant"]
+        yield lengths(tokenizer, f"airline_{run['task_id']}_{run['trial']}", "airline", tools, steps)
+
+
+def _tool(checkout, path):
+    """The tool's schema: the dictionary that its `get_info` returns."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == "get_info":
+            return ast.literal_eval(node.body[-1].value)
+    raise ValueError(f"{path} defines no tool")
+
+
+def _message(message):
+    calls = message.get("tool_calls") or []
+    return {
+        "role": message["role"],
+        "content": message.get("content") or "",
+        **({"tool_calls": [
+            {"function": {"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])}}
+            for c in calls
+        ]} if calls else {}),
+    }
+
+
+def main(kind, *arguments):
+    tokenizer = Tokenizer.load(str(qwen_tokenizer().path))
+    output = Path(arguments[-1])
+    sessions = list(bfcl_lengths(tokenizer) if kind == "bfcl" else tau_bench_lengths(tokenizer, Path(arguments[0])))
+    names = {name: str(index) for index, name in enumerate(sorted({s["prefix"] for s in sessions}))}
+    for session in sessions:
+        session["prefix"] = f"{kind}-{names[session['prefix']]}"
+    output.write_text("".join(json.dumps(session, separators=(",", ":")) + "\n" for session in sessions))
+    turns = [turn for session in sessions for turn in session["turns"]]
+    print(f"{len(sessions)} sessions, {len(turns)} turns, {len(names)} prefixes")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

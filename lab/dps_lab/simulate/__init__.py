@@ -1,0 +1,1 @@
+"""`dps simulate`: a fleet of emulated engines behind the gateway's routing policies, in virtual time."""

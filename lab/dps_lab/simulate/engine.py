@@ -1,0 +1,100 @@
+"""One engine in virtual time: the emulated engine's own scheduler, timed by the roofline."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dps_gateway.routing.decision import Pool
+from dps_lab.engine.generation import Plan
+from dps_lab.engine.scheduler import Scheduler, Sequence, Step, StepKind
+from dps_lab.engine.time_model import TimeModel
+from dps_lab.simulate.roofline import EngineTiming
+
+FETCH_THRESHOLD_TOKENS: Final = 256
+"""SGLang's prefetch_threshold: a shorter gap is recomputed, not fetched from the common cache."""
+
+_LENGTH: Final[dict[str, Any]] = {"type": "length"}
+
+
+@dataclass(frozen=True)
+class CacheLink:
+    """Another engine whose cached prefixes this one can fetch, at `seconds_per_token`.
+
+    `draft_refill`: the draft model has to prefill what was fetched, since the other engine has no draft KV.
+    """
+
+    writer: "VirtualEngine"
+    seconds_per_token: float
+    draft_refill: bool
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A transfer from another engine's cache: how many tokens of the prompt it completes, and its duration."""
+
+    tokens: int
+    missing_tokens: int
+    seconds: float
+    draft_refill: bool
+
+
+class VirtualEngine:
+    """An engine of one pool. It has no clock: the caller lets the seconds of its steps pass."""
+
+    def __init__(
+        self, url: str, pool: Pool, timing: EngineTiming, capacity: int, max_running: int, serialized: bool
+    ) -> None:
+        self.url = url
+        self.pool = pool
+        self.timing = timing
+        self.links: list[CacheLink] = []
+        # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
+        model = TimeModel(speculation=timing.speculation)
+        self.scheduler = Scheduler(model, capacity, max_running, serialized)
+        self._refills: dict[str, int] = {}
+
+    def sequence(self, rid: str, prompt: tuple[int, ...], answer: tuple[int, ...], now: float) -> Sequence:
+        """A request for this engine; acceptance is drawn from `rid`."""
+        return Sequence(rid, prompt, Plan(answer, "", (), _LENGTH), now, random.Random(rid))
+
+    def fetch_for(self, prompt: tuple[int, ...]) -> Fetch | None:
+        """The transfer that saves the most prefill for this prompt; None if there is none worth making."""
+        if not self.links:
+            return None
+        own = self.scheduler.cache.match(prompt[:-1]).length
+        held = [(link.writer.scheduler.cache.match(prompt[:-1]).length, link) for link in self.links]
+        tokens, link = max(held, key=lambda pair: pair[0])
+        missing = tokens - own
+        if missing < FETCH_THRESHOLD_TOKENS:
+            return None
+        return Fetch(tokens, missing, missing * link.seconds_per_token, link.draft_refill)
+
+    def submit(self, sequence: Sequence, fetched: Fetch | None = None) -> None:
+        """Queue a request, after putting what was fetched for it into the cache, if there is room."""
+        if fetched is not None and self._insert(sequence.prompt[: fetched.tokens]) and fetched.draft_refill:
+            self._refills[sequence.rid] = fetched.missing_tokens
+        self.scheduler.submit(sequence)
+
+    def next_step(self, now: float) -> Step | None:
+        """The next forward pass with its duration by the roofline; None if there is nothing to do."""
+        step = self.scheduler.next_step(now)
+        if step is None:
+            return None
+        refilled = 0
+        if step.kind is StepKind.PREFILL and self._refills:
+            refilled = sum(self._refills.pop(sequence.rid, 0) for sequence in step.sequences)
+        return replace(step, seconds=self.timing.step_seconds(step, refilled))
+
+    def _insert(self, tokens: tuple[int, ...]) -> bool:
+        scheduler = self.scheduler
+        if len(tokens) > scheduler.capacity - scheduler.used_tokens:
+            return False
+        match = scheduler.cache.match(tokens)
+        scheduler.cache.lock(match.node)
+        needed = len(tokens) - match.length
+        free = scheduler.capacity - scheduler.used_tokens - scheduler.cache.evictable
+        if needed > free:
+            scheduler.cache.evict(needed - free)
+        scheduler.cache.insert(tokens)
+        scheduler.cache.unlock(match.node)
+        return True

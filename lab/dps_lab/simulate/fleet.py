@@ -1,0 +1,134 @@
+"""A simulated fleet: which engines there are, which GPUs they run on, and which caches they share."""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from dps_gateway.routing.decision import Pool
+from dps_lab.engine.time_model import Speculation
+from dps_lab.simulate.engine import CacheLink, VirtualEngine
+from dps_lab.simulate.hardware import HARDWARE, Hardware
+from dps_lab.simulate.roofline import Efficiency, EngineTiming, kv_capacity, speculation
+
+GREEDY: Final = "GREEDY"
+
+SHARED: Final = frozenset(
+    {
+        (GREEDY, GREEDY),
+        (GREEDY, "NGRAM"),
+        ("NGRAM", GREEDY),
+        ("NGRAM", "NGRAM"),
+        ("STANDALONE", GREEDY),
+        ("STANDALONE", "NGRAM"),
+        ("STANDALONE", "STANDALONE"),
+        (GREEDY, "STANDALONE"),
+        ("NGRAM", "STANDALONE"),
+    }
+)
+"""(writer, reader) pairs that can share KV through SGLang's HiCache storage.
+
+The last two need the draft model to prefill what was fetched (a plugin; SGLang 0.5.23 refuses the pair
+without one). EAGLE and EAGLE3 key their pages by bigrams and share with no engine.
+"""
+
+MAX_RUNNING_SPECULATIVE: Final = 48
+"""SGLang's own --max-running-requests for draft-model speculation."""
+
+MAX_RUNNING_GREEDY: Final = 2048
+
+
+class FleetError(ValueError):
+    """The fleet is impossible; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet by number of engines. Rates in bytes per second."""
+
+    engines: dict[Pool, int]
+    one_gpu: bool = False
+    cache: Literal["separate", "common"] = "separate"
+    serialized: bool = False
+    hardware: Hardware = field(default_factory=lambda: HARDWARE["a100-7b"])
+    speculation: Speculation = field(default_factory=lambda: speculation("STANDALONE"))
+    efficiency: Efficiency = Efficiency()
+    transfer_bytes_per_second: float = 20e9
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the fleet occupies."""
+        count = 1 if self.one_gpu else sum(self.engines.values())
+        return count * self.hardware.tensor_parallel
+
+
+def parse_fleet(text: str) -> dict[Pool, int]:
+    """The number of engines of each kind: `speculative=1,greedy=1`. Raises FleetError."""
+    engines = dict.fromkeys(Pool, 0)
+    seen: set[Pool] = set()
+    for part in text.split(","):
+        name, _, count = (piece.strip() for piece in part.partition("="))
+        try:
+            pool = Pool(name)
+        except ValueError:
+            raise FleetError(f"'{name}' is not a kind of engine; write speculative=N,greedy=M") from None
+        if pool in seen:
+            raise FleetError(f"{name} is given twice; write speculative=N,greedy=M")
+        if not (count.isascii() and count.isdigit()):
+            raise FleetError(f"{name}={count}: the number of engines must be a whole number from 0 up")
+        engines[pool] = int(count)
+        seen.add(pool)
+    if not any(engines.values()):
+        raise FleetError("the fleet has no engine; write speculative=N,greedy=M with N + M above 0")
+    return engines
+
+
+def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
+    """The engines, grouped by the GPUs that they share. Raises ValueError if the weights do not fit."""
+    pools = [pool for pool, count in spec.engines.items() for _ in range(count)]
+    groups = [pools] if spec.one_gpu else [[pool] for pool in pools]
+    names = {pool: iter(range(count)) for pool, count in spec.engines.items()}
+    engines: list[list[VirtualEngine]] = []
+    for group in groups:
+        timings = [
+            EngineTiming(
+                spec.hardware, spec.speculation if pool is Pool.SPECULATIVE else None, spec.efficiency
+            )
+            for pool in group
+        ]
+        engines.append(
+            [
+                _engine(spec, pool, next(names[pool]), timing, capacity)
+                for pool, timing, capacity in zip(group, timings, kv_capacity(timings), strict=True)
+            ]
+        )
+    if spec.cache == "common":
+        _share(spec, [engine for group in engines for engine in group])
+    return engines
+
+
+def _engine(
+    spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int
+) -> VirtualEngine:
+    speculative = pool is Pool.SPECULATIVE
+    return VirtualEngine(
+        url=f"{pool}-{number}",
+        pool=pool,
+        timing=timing,
+        capacity=capacity,
+        max_running=MAX_RUNNING_SPECULATIVE if speculative else MAX_RUNNING_GREEDY,
+        serialized=speculative and spec.serialized,
+    )
+
+
+def _share(spec: FleetSpec, engines: list[VirtualEngine]) -> None:
+    """Let each engine fetch what others hold, where SHARED allows the pair."""
+    seconds = spec.hardware.target.kv_bytes_per_token / spec.transfer_bytes_per_second
+    for reader in engines:
+        for writer in engines:
+            if writer is not reader and (_algorithm(writer), _algorithm(reader)) in SHARED:
+                refill = reader.timing.uses_draft_model and not writer.timing.uses_draft_model
+                reader.links.append(CacheLink(writer, seconds, refill))
+
+
+def _algorithm(engine: VirtualEngine) -> str:
+    chosen = engine.timing.speculation
+    return GREEDY if chosen is None else chosen.algorithm

@@ -1,0 +1,89 @@
+"""The figures of a simulation. Pure."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dps_gateway.routing.decision import Pool
+from dps_lab.simulate.run import TurnResult
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and 95th percentile, in seconds."""
+
+    median: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """Quantiles by linear interpolation. Raises ValueError for no values."""
+        ordered = sorted(values)
+        return cls(quantile(ordered, 0.5), quantile(ordered, 0.95))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie, by linear interpolation."""
+    if not ordered:
+        raise ValueError("no values")
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `dps simulate --json` prints. Times in seconds, shares from 0 to 1.
+
+    batch_seconds: from the first arrival to the last token. session_seconds: the sum of a session's turn
+    latencies, without think time. tokens_per_second: output tokens of all sessions by batch_seconds.
+    speculative_share: turns that the speculative pool served. moved_share: turns served by another pool
+    than the session's previous turn. regret: how much longer the mean session took than under the best
+    static policy on the same fleet (0 if this policy was the best).
+    """
+
+    batch_seconds: float
+    gpus: int
+    session_seconds: Spread
+    time_to_first_token_seconds: Spread
+    tokens_per_second: float
+    speculative_share: float
+    moved_share: float
+    regret: float
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON object with the field names above."""
+        return asdict(self)
+
+
+def session_seconds(results: Sequence[TurnResult]) -> list[float]:
+    """The latency of each session: the sum of its turns', in the order in which the sessions first ended a turn."""
+    sums: dict[str, float] = defaultdict(float)
+    for result in results:
+        sums[result.session] += result.seconds
+    return list(sums.values())
+
+
+def mean_session_seconds(results: Sequence[TurnResult]) -> float:
+    """The mean session latency: what `regret` compares."""
+    return statistics.fmean(session_seconds(results))
+
+
+def summarize(results: Sequence[TurnResult], gpus: int, regret: float) -> Report:
+    """The figures of a run."""
+    start = min(result.sent for result in results)
+    batch = max(result.finished for result in results) - start
+    turns = len(results)
+    return Report(
+        batch_seconds=batch,
+        gpus=gpus,
+        session_seconds=Spread.of(session_seconds(results)),
+        time_to_first_token_seconds=Spread.of(result.first_token - result.sent for result in results),
+        tokens_per_second=sum(result.output_tokens for result in results) / batch,
+        speculative_share=sum(result.pool is Pool.SPECULATIVE for result in results) / turns,
+        moved_share=sum(result.moved for result in results) / turns,
+        regret=regret,
+    )

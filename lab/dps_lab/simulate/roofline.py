@@ -1,0 +1,148 @@
+"""How long a forward pass takes: a roofline of memory bandwidth and compute. Pure; times in seconds.
+
+A pass reads the weights once and the KV cache of every sequence in it, and multiplies every token with the
+weights; the slower of the two bounds it. `Efficiency` holds the share of the data sheet's peaks that is
+reached and the fixed costs; docs/simulate.md has the fit and the error in every cell of the paper's tables.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dps_lab.engine.scheduler import Sequence, Step, StepKind
+from dps_lab.engine.time_model import SPECULATION_DEFAULTS, Speculation
+from dps_lab.simulate.hardware import Hardware, Model
+
+CHUNK_TOKENS: Final = 8192
+"""SGLang's --chunked-prefill-size on an 80 GB GPU: longer prefills are split, and each part is a pass."""
+
+MEMORY_FRACTION: Final = 0.88
+"""SGLang's --mem-fraction-static: the share of GPU memory for weights and KV cache."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the peaks that are reached, and fixed costs in seconds.
+
+    `pass_seconds` is added to every pass of the target (launches, sampling), `draft_pass_seconds` to every
+    pass of the draft, `request_seconds` to every request before it reaches the scheduler (HTTP,
+    tokenization), during which the GPU serves others.
+    """
+
+    bandwidth: float = 0.90
+    compute: float = 0.55
+    pass_seconds: float = 0.0004
+    draft_pass_seconds: float = 0.0004
+    request_seconds: float = 0.010
+
+
+@dataclass(frozen=True)
+class EngineTiming:
+    """Durations of one engine's forward passes; `speculation` None is greedy decoding."""
+
+    hardware: Hardware
+    speculation: Speculation | None
+    efficiency: Efficiency = Efficiency()
+
+    @property
+    def uses_draft_model(self) -> bool:
+        """Whether a separate draft model occupies memory and keeps a KV cache of its own."""
+        return self.speculation is not None and self.speculation.algorithm == "STANDALONE"
+
+    @property
+    def weight_bytes(self) -> float:
+        """Memory of all weights on this engine."""
+        draft = self.hardware.draft.weight_bytes if self.uses_draft_model else 0.0
+        return self.hardware.target.weight_bytes + draft
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """KV cache of one token, the draft model's included."""
+        draft = self.hardware.draft.kv_bytes_per_token if self.uses_draft_model else 0.0
+        return self.hardware.target.kv_bytes_per_token + draft
+
+    def step_seconds(self, step: Step, refilled_tokens: int = 0) -> float:
+        """Duration of a scheduler step.
+
+        `refilled_tokens` are those whose target KV came from a common cache and whose draft KV did not.
+        """
+        contexts = sum(len(sequence.prompt) + sequence.generated for sequence in step.sequences)
+        if step.kind is StepKind.PREFILL:
+            return self.prefill_seconds(step.uncached_tokens, _attended(step.sequences), refilled_tokens)
+        return self.decode_seconds(len(step.sequences), contexts)
+
+    def prefill_seconds(self, tokens: int, attended: int = 0, refilled_tokens: int = 0) -> float:
+        """One prefill: `tokens` computed, `attended` (query, key) pairs; with a draft model, both prefill."""
+        seconds = self._prefill(self.hardware.target, tokens, attended) + self.efficiency.pass_seconds
+        if self.uses_draft_model:
+            seconds += self._prefill(self.hardware.draft, tokens + refilled_tokens, attended)
+            seconds += self.efficiency.draft_pass_seconds
+        return seconds
+
+    def decode_seconds(self, batch: int, context_tokens: int) -> float:
+        """One decode step of `batch` sequences with `context_tokens` together: draft and verify, or one pass."""
+        target = self.hardware.target
+        if self.speculation is None:
+            return self._pass(target, batch, context_tokens, context_tokens) + self.efficiency.pass_seconds
+        verified = batch * self.speculation.draft_tokens
+        pairs = context_tokens * self.speculation.draft_tokens
+        seconds = self._pass(target, verified, context_tokens, pairs) + self.efficiency.pass_seconds
+        if self.uses_draft_model:
+            draft = self._pass(self.hardware.draft, batch, context_tokens, context_tokens)
+            return seconds + self.speculation.steps * (draft + self.efficiency.draft_pass_seconds)
+        return seconds + self.speculation.steps * self.speculation.draft_step_seconds
+
+    def _prefill(self, model: Model, tokens: int, pairs: int) -> float:
+        chunks = max(1, math.ceil(tokens / CHUNK_TOKENS))
+        return chunks * self._pass(model, tokens / chunks, 0, pairs / chunks)
+
+    def _pass(self, model: Model, tokens: float, context_tokens: int, pairs: float) -> float:
+        """A forward pass over `tokens`, which reads the KV of `context_tokens` and forms `pairs` scores."""
+        gpus = self.hardware.tensor_parallel
+        moved = 2 * model.active_parameters + context_tokens * model.kv_bytes_per_token
+        operations = 2 * model.active_parameters * tokens
+        operations += 4 * model.layers * model.query_heads * model.head_size * pairs
+        by_bandwidth = moved / (gpus * self.hardware.gpu.bytes_per_second * self.efficiency.bandwidth)
+        by_compute = operations / (gpus * self.hardware.gpu.flops * self.efficiency.compute)
+        return max(by_bandwidth, by_compute)
+
+
+def kv_capacity(timings: list[EngineTiming]) -> list[int]:
+    """KV cache tokens of each engine, all on the same GPUs: what the weights leave, in equal shares of bytes.
+
+    Raises ValueError if the weights do not fit.
+    """
+    hardware = timings[0].hardware
+    total = hardware.tensor_parallel * hardware.gpu.memory_bytes * MEMORY_FRACTION
+    free = total - sum(timing.weight_bytes for timing in timings)
+    if free <= 0:
+        raise ValueError(
+            f"the weights of {len(timings)} engine(s) need more than the {total / 1e9:.0f} GB that "
+            f"{hardware.tensor_parallel} x {hardware.gpu.name} offer; use fewer engines per GPU"
+        )
+    return [int(free / len(timings) / timing.kv_bytes_per_token) for timing in timings]
+
+
+def speculation(algorithm: str, acceptance_length: float | None = None) -> Speculation:
+    """SGLang's default settings of an algorithm, with another mean acceptance length if one is given.
+
+    Raises ValueError if the length is not between 1 and the number of draft tokens.
+    """
+    chosen = SPECULATION_DEFAULTS[algorithm]
+    if acceptance_length is None:
+        return chosen
+    if not 1 <= acceptance_length <= chosen.draft_tokens:
+        raise ValueError(
+            f"an acceptance length of {acceptance_length:g} is impossible with {algorithm}: choose 1 to "
+            f"{chosen.draft_tokens}, its number of draft tokens"
+        )
+    return replace(chosen, acceptance_length=acceptance_length)
+
+
+def _attended(sequences: tuple[Sequence, ...]) -> int:
+    """(query, key) pairs of causal attention over the prompts' uncached parts."""
+    pairs = 0
+    for sequence in sequences:
+        length = len(sequence.prompt)
+        pairs += (length * (length + 1) - sequence.cached_tokens * (sequence.cached_tokens + 1)) // 2
+    return pairs

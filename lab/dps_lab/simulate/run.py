@@ -1,0 +1,216 @@
+"""The simulation: sessions, gateway and engines driven by one event queue. No clock, no I/O."""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from dps_gateway.routing.decision import Policy, Pool, Reason
+from dps_lab.engine.scheduler import Sequence
+from dps_lab.simulate.fleet import FleetSpec, build_engines
+from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
+from dps_lab.simulate.gpu import SharedGpu
+from dps_lab.simulate.prompts import PlannedSession, PlannedTurn, plan_sessions
+from dps_lab.simulate.trace import SessionTrace
+
+
+@dataclass(frozen=True)
+class Load:
+    """How sessions arrive: `concurrency` at once, or `rate` per second (Poisson), or as the trace says."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """One served turn. Times in seconds since the start of the simulation, lengths in tokens."""
+
+    session: str
+    number: int
+    pool: Pool
+    reason: Reason
+    moved: bool
+    prompt_tokens: int
+    delta_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    sent: float
+    first_token: float
+    finished: float
+
+    @property
+    def seconds(self) -> float:
+        """Latency of the whole turn."""
+        return self.finished - self.sent
+
+
+class TraceTooLong(ValueError):
+    """A turn exceeds an engine's KV cache; the message names the session."""
+
+
+@dataclass
+class _Active:
+    """A session in progress."""
+
+    plan: PlannedSession
+    turns: Iterator[tuple[int, PlannedTurn]]
+    record: SessionRecord
+
+
+@dataclass
+class _InFlight:
+    active: _Active
+    number: int
+    turn: PlannedTurn
+    placement: Placement
+    sent: float
+
+
+Event = Callable[[float], None]
+
+
+class Simulation:
+    """One run over one fleet. Deterministic for one seed."""
+
+    def __init__(
+        self,
+        sessions: Many[SessionTrace],
+        fleet: FleetSpec,
+        policy: Policy,
+        load: Load,
+        replicas: int = 1,
+        seed: int = 0,
+    ) -> None:
+        groups = build_engines(fleet)
+        self._gpus = [SharedGpu(group) for group in groups]
+        engines = [engine for group in groups for engine in group]
+        _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
+        self._gateway = VirtualGateway(policy, engines, replicas, seed)
+        self._request_seconds = fleet.efficiency.request_seconds
+        self._sessions = plan_sessions(sessions)
+        self._load = load
+        self._seed = seed
+        self._events: list[tuple[float, int, Event]] = []
+        self._order = count()
+        self._in_flight: dict[str, _InFlight] = {}
+        self._results: list[TurnResult] = []
+        self._waiting = iter(self._sessions)
+
+    def run(self) -> list[TurnResult]:
+        """Every turn of every session, in the order in which they ended."""
+        self._schedule_arrivals()
+        while self._events:
+            now = self._events[0][0]
+            # Everything that happens at one moment is known to the schedulers before they form a batch.
+            while self._events and self._events[0][0] <= now:
+                _, _, event = heapq.heappop(self._events)
+                event(now)
+            for gpu in self._gpus:
+                if gpu.start_idle(now):
+                    self._await_completion(gpu)
+        return self._results
+
+    def _schedule_arrivals(self) -> None:
+        if self._load.concurrency is not None:
+            for _ in range(min(self._load.concurrency, len(self._sessions))):
+                self._at(0.0, self._start_next)
+            return
+        rng = random.Random(f"{self._seed}/arrivals")
+        now = 0.0
+        first = min(session.trace.arrival_seconds or 0.0 for session in self._sessions)
+        for session in self._sessions:
+            if self._load.rate is not None:
+                now += rng.expovariate(self._load.rate)
+            else:
+                now = (session.trace.arrival_seconds or 0.0) - first
+            self._at(now, partial(self._start, session))
+
+    def _start_next(self, now: float) -> None:
+        session = next(self._waiting, None)
+        if session is not None:
+            self._start(session, now)
+
+    def _start(self, session: PlannedSession, now: float) -> None:
+        active = _Active(session, enumerate(session.turns()), SessionRecord())
+        self._next_turn(active, now)
+
+    def _next_turn(self, active: _Active, now: float) -> None:
+        following = next(active.turns, None)
+        if following is None:
+            if self._load.concurrency is not None:
+                self._start_next(now)
+            return
+        number, turn = following
+        self._at(now + turn.think_seconds, partial(self._send, active, number, turn))
+
+    def _send(self, active: _Active, number: int, turn: PlannedTurn, now: float) -> None:
+        placement = self._gateway.place(active.plan.trace.id, number, turn, active.record)
+        flight = _InFlight(active, number, turn, placement, now)
+        self._at(now + self._request_seconds, partial(self._arrive, flight))
+
+    def _arrive(self, flight: _InFlight, now: float) -> None:
+        """The request reaches its engine, which first fetches what a common cache has for it."""
+        engine = flight.placement.engine
+        rid = f"{self._seed}/{flight.active.plan.trace.id}/{flight.number}"
+        self._in_flight[rid] = flight
+        sequence = engine.sequence(rid, flight.turn.prompt, flight.turn.answer, now)
+        fetch = engine.fetch_for(flight.turn.prompt)
+        if fetch is None:
+            engine.submit(sequence)
+        else:
+            self._at(now + fetch.seconds, lambda _: engine.submit(sequence, fetch))
+
+    def _await_completion(self, gpu: SharedGpu) -> None:
+        due = gpu.next_completion()
+        if due is not None:
+            self._at(due, partial(self._complete, gpu, gpu.version))
+
+    def _complete(self, gpu: SharedGpu, version: int, now: float) -> None:
+        if version != gpu.version:
+            return
+        for progressed in gpu.complete(now):
+            for sequence in progressed:
+                if sequence.finished is not None:
+                    self._finish(sequence, now)
+        self._await_completion(gpu)
+
+    def _finish(self, sequence: Sequence, now: float) -> None:
+        flight = self._in_flight.pop(sequence.rid)
+        placement = flight.placement
+        assert sequence.first_token is not None
+        self._gateway.release(placement)
+        self._results.append(
+            TurnResult(
+                session=flight.active.plan.trace.id,
+                number=flight.number,
+                pool=placement.decision.pool,
+                reason=placement.decision.reason,
+                moved=placement.moved,
+                prompt_tokens=len(sequence.prompt),
+                delta_tokens=flight.turn.delta_tokens,
+                cached_tokens=sequence.cached_tokens,
+                output_tokens=sequence.generated,
+                sent=flight.sent,
+                first_token=sequence.first_token,
+                finished=now,
+            )
+        )
+        self._next_turn(flight.active, now)
+
+    def _at(self, time: float, event: Event) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+
+def _check_lengths(sessions: Many[SessionTrace], capacity: int) -> None:
+    for session in sessions:
+        for index, turn in enumerate(session.turns):
+            needed = turn.prompt_tokens + turn.output_tokens
+            if needed > capacity:
+                raise TraceTooLong(
+                    f"session '{session.id}': turns[{index}] needs {needed:,} tokens, and the KV cache of an "
+                    f"engine holds {capacity:,}; shorten the turn, or choose --hardware with more memory"
+                )
