@@ -9,18 +9,28 @@ Every prompt is rendered with Qwen2.5's chat template and counted with its token
 import ast
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_lab.workload.assets import bfcl, qwen_tokenizer
 from dps_lab.workload.bfcl import load_bfcl
+from dps_lab.workload.sessions import Message
 
 USER = "<|im_start|>user\n"
 
 
-def lengths(tokenizer, session_id, prefix, tools, steps):
+def lengths(
+    tokenizer: Tokenizer,
+    session_id: str,
+    prefix: str,
+    tools: list[dict[str, Any]],
+    steps: Iterable[tuple[list[Message], Message]],
+) -> dict[str, Any]:
     """One line of the trace. steps: (messages of the prompt, assistant message that answers it) for each turn."""
-    turns, prefix_tokens = [], 0
+    turns: list[dict[str, int]] = []
+    prefix_tokens = 0
     for prompt, answer in steps:
         text = tokenizer.render(prompt, tools, {})
         whole = tokenizer.render([*prompt, answer], tools, {}, generation_prompt=False)
@@ -33,16 +43,16 @@ def lengths(tokenizer, session_id, prefix, tools, steps):
     return {"id": session_id, "prefix": prefix, "prefix_tokens": prefix_tokens, "turns": turns}
 
 
-def bfcl_lengths(tokenizer):
+def bfcl_lengths(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     for session in load_bfcl(bfcl().path):
         prompts = list(session.prompts())
-        steps = [(prompt, turn.answer) for prompt, turn in zip(prompts, session.turns)]
+        steps = [(prompt, turn.answer) for prompt, turn in zip(prompts, session.turns, strict=True)]
         names = "+".join(sorted({tool["function"]["name"] for tool in session.tools}))
         yield lengths(tokenizer, session.id, names, session.tools, steps)
 
 
-def tau_bench_lengths(tokenizer, checkout):
-    tools = [_tool(checkout, path) for path in sorted((checkout / "tau_bench/envs/airline/tools").glob("[a-z]*.py"))]
+def tau_bench_lengths(tokenizer: Tokenizer, checkout: Path) -> Iterator[dict[str, Any]]:
+    tools = [_tool(path) for path in sorted((checkout / "tau_bench/envs/airline/tools").glob("[a-z]*.py"))]
     runs = json.loads((checkout / "historical_trajectories/gpt-4o-airline.json").read_text())
     for run in runs:
         messages = [_message(message) for message in run["traj"]]
@@ -50,30 +60,46 @@ def tau_bench_lengths(tokenizer, checkout):
         yield lengths(tokenizer, f"airline_{run['task_id']}_{run['trial']}", "airline", tools, steps)
 
 
-def _tool(checkout, path):
+def _tool(path: Path) -> dict[str, Any]:
     """The tool's schema: the dictionary that its `get_info` returns."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name == "get_info":
-            return ast.literal_eval(node.body[-1].value)
+            (returned,) = [each.value for each in node.body if isinstance(each, ast.Return)]
+            assert returned is not None
+            schema: dict[str, Any] = ast.literal_eval(returned)
+            return schema
     raise ValueError(f"{path} defines no tool")
 
 
-def _message(message):
+def _message(message: dict[str, Any]) -> Message:
     calls = message.get("tool_calls") or []
     return {
         "role": message["role"],
         "content": message.get("content") or "",
-        **({"tool_calls": [
-            {"function": {"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])}}
-            for c in calls
-        ]} if calls else {}),
+        **(
+            {
+                "tool_calls": [
+                    {
+                        "function": {
+                            "name": c["function"]["name"],
+                            "arguments": json.loads(c["function"]["arguments"]),
+                        }
+                    }
+                    for c in calls
+                ]
+            }
+            if calls
+            else {}
+        ),
     }
 
 
-def main(kind, *arguments):
+def main(kind: str, *arguments: str) -> None:
     tokenizer = Tokenizer.load(str(qwen_tokenizer().path))
     output = Path(arguments[-1])
-    sessions = list(bfcl_lengths(tokenizer) if kind == "bfcl" else tau_bench_lengths(tokenizer, Path(arguments[0])))
+    sessions = list(
+        bfcl_lengths(tokenizer) if kind == "bfcl" else tau_bench_lengths(tokenizer, Path(arguments[0]))
+    )
     names = {name: str(index) for index, name in enumerate(sorted({s["prefix"] for s in sessions}))}
     for session in sessions:
         session["prefix"] = f"{kind}-{names[session['prefix']]}"

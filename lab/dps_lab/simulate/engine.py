@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_lab.engine.generation import Plan
 from dps_lab.engine.scheduler import Scheduler, Sequence, Step, StepKind
 from dps_lab.engine.time_model import TimeModel

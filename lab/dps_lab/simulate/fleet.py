@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_lab.engine.time_model import Speculation
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
-from dps_lab.simulate.roofline import Efficiency, EngineTiming, kv_capacity, speculation
+from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
 
 GREEDY: Final = "GREEDY"
 
@@ -50,7 +50,7 @@ class FleetSpec:
     serialized: bool = False
     hardware: Hardware = field(default_factory=lambda: HARDWARE["a100-7b"])
     speculation: Speculation = field(default_factory=lambda: speculation("STANDALONE"))
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency = FITTED
     transfer_bytes_per_second: float = 20e9
 
     @property
@@ -105,9 +105,7 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     return engines
 
 
-def _engine(
-    spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int
-) -> VirtualEngine:
+def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
     speculative = pool is Pool.SPECULATIVE
     return VirtualEngine(
         url=f"{pool}-{number}",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dps_gateway.routing.decision import Pool
+from dps_gateway.pool import Pool
 from dps_lab.simulate.run import TurnResult
 
 

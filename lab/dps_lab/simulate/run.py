@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from dps_gateway.routing.decision import Policy, Pool, Reason
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Policy, Reason
 from dps_lab.engine.scheduler import Sequence
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
@@ -23,6 +24,17 @@ class Load:
 
     concurrency: int | None = None
     rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
+
+    fleet: FleetSpec
+    policy: Policy
+    load: Load
+    replicas: int = 1
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,27 +85,27 @@ class _InFlight:
 Event = Callable[[float], None]
 
 
-class Simulation:
-    """One run over one fleet. Deterministic for one seed."""
+def simulate(sessions: Many[SessionTrace], scenario: Scenario) -> list[TurnResult]:
+    """Serve every session; every turn, in the order in which they ended. Deterministic for one seed.
 
-    def __init__(
-        self,
-        sessions: Many[SessionTrace],
-        fleet: FleetSpec,
-        policy: Policy,
-        load: Load,
-        replicas: int = 1,
-        seed: int = 0,
-    ) -> None:
-        groups = build_engines(fleet)
+    Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
+    """
+    return _Simulation(sessions, scenario).run()
+
+
+class _Simulation:
+    """One run over one fleet."""
+
+    def __init__(self, sessions: Many[SessionTrace], scenario: Scenario) -> None:
+        groups = build_engines(scenario.fleet)
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
         _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
-        self._gateway = VirtualGateway(policy, engines, replicas, seed)
-        self._request_seconds = fleet.efficiency.request_seconds
+        self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
+        self._request_seconds = scenario.fleet.efficiency.request_seconds
         self._sessions = plan_sessions(sessions)
-        self._load = load
-        self._seed = seed
+        self._load = scenario.load
+        self._seed = scenario.seed
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
         self._in_flight: dict[str, _InFlight] = {}
@@ -101,7 +113,7 @@ class Simulation:
         self._waiting = iter(self._sessions)
 
     def run(self) -> list[TurnResult]:
-        """Every turn of every session, in the order in which they ended."""
+        """Process events until none is left."""
         self._schedule_arrivals()
         while self._events:
             now = self._events[0][0]

@@ -86,7 +86,9 @@ def load_trace(path: Path) -> list[SessionTrace]:
         with path.open(encoding="utf-8") as lines:
             return parse_trace(lines, str(path))
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: the file is not UTF-8 text ({error.reason}); convert it to UTF-8") from None
+        raise TraceError(
+            f"{path}: the file is not UTF-8 text ({error.reason}); convert it to UTF-8"
+        ) from None
 
 
 def _check_prefix(session: SessionTrace, where: str) -> None:
@@ -104,7 +106,9 @@ def _describe(error: ValidationError) -> str:
     detail: Mapping[str, Any] = error.errors(include_url=False)[0]
     if detail["type"] == "json_invalid":
         return f"the line is not valid JSON ({detail['ctx']['error']}); write one JSON object per line"
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(
+        "."
+    )
     if detail["type"] == "missing":
         return f"{field}: the field is missing; add it"
     if detail["type"] == "extra_forbidden":

@@ -1,0 +1,37 @@
+"""Regret: what a policy loses against the best static policy on the same fleet and load. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill
+from dps_lab.simulate.report import mean_session_seconds
+from dps_lab.simulate.run import Scenario, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace
+
+STATIC_POLICIES: Final = (
+    AlwaysGreedy(),
+    AlwaysSpeculative(),
+    DeltaPrefill(64),
+    DeltaPrefill(128),
+    DeltaPrefill(512),
+    DeltaPrefill(2048),
+)
+"""The alternatives that a policy is compared with."""
+
+
+def regret(sessions: Sequence[SessionTrace], scenario: Scenario, results: Sequence[TurnResult]) -> float:
+    """How much longer the mean session of `results` took than under the best alternative, as a share.
+
+    0 if no alternative is faster, and if the fleet has one kind of engine only: nothing can be routed.
+    """
+    if not all(scenario.fleet.engines[pool] for pool in Pool):
+        return 0.0
+    own = mean_session_seconds(results)
+    others = (
+        mean_session_seconds(simulate(sessions, replace(scenario, policy=policy)))
+        for policy in STATIC_POLICIES
+        if policy != scenario.policy
+    )
+    return own / min(own, *others) - 1

@@ -1,0 +1,67 @@
+"""Named workloads: length traces that come with the package. Their sources are in docs/simulate.md."""
+
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, load_trace
+from dps_lab.workload.toolbench import toolbench_shaped
+
+LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl"}
+
+WORKLOADS: Final = (*LENGTHS, "toolbench")
+
+TOOLBENCH_OUTPUT_TOKENS: Final = 118
+"""Mean answer length of the ToolBench-shaped workload. The paper does not report one: see docs/simulate.md."""
+
+_OUTPUT_SPREAD: Final = 0.5
+"""Standard deviation of the logarithm of an answer's length."""
+
+
+def load_workload(name: str) -> list[SessionTrace]:
+    """The sessions of one of WORKLOADS, or of a trace file.
+
+    Raises TraceError if the file is not a trace, or if there is no such workload and no such file.
+    """
+    if name in LENGTHS:
+        return load_trace(Path(str(files("dps_lab"))) / "data" / "lengths" / LENGTHS[name])
+    if name == "toolbench":
+        return toolbench_trace()
+    path = Path(name)
+    if not path.is_file():
+        raise TraceError(
+            f"there is no workload and no file '{name}'; choose {', '.join(WORKLOADS)}, or the path of a "
+            "JSONL trace"
+        )
+    try:
+        return load_trace(path)
+    except OSError as error:
+        raise TraceError(
+            f"{name}: the file cannot be read ({error.strerror}); check its permissions"
+        ) from None
+
+
+def toolbench_trace(seed: int = 0, mean_output_tokens: float = TOOLBENCH_OUTPUT_TOKENS) -> list[SessionTrace]:
+    """Synthetic sessions with the ΔL and L that the paper reports for ToolBench (section 4.4, Table 3).
+
+    Answer lengths are drawn from a log-normal distribution; an answer is shorter than the growth of the next
+    prompt, which contains it.
+    """
+    rng = random.Random(f"{seed}/outputs")
+    return [
+        SessionTrace(id=f"toolbench_shaped_{number}", turns=_turns(deltas, mean_output_tokens, rng))
+        for number, deltas in enumerate(toolbench_shaped(seed))
+    ]
+
+
+def _turns(deltas: Sequence[int], mean: float, rng: random.Random) -> list[TurnLengths]:
+    turns = []
+    length = 0
+    for index, delta in enumerate(deltas):
+        length += delta
+        drawn = mean * rng.lognormvariate(-(_OUTPUT_SPREAD**2) / 2, _OUTPUT_SPREAD)
+        room = deltas[index + 1] - 1 if index + 1 < len(deltas) else drawn
+        turns.append(TurnLengths(prompt_tokens=length, output_tokens=max(1, round(min(drawn, room)))))
+    return turns

@@ -1,0 +1,307 @@
+"""Simulated runs: what must hold for every trace, fleet and seed."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import POLICIES, AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, policy_named
+from dps_lab.simulate.fleet import FleetError, FleetSpec, parse_fleet
+from dps_lab.simulate.hardware import HARDWARE
+from dps_lab.simulate.regret import regret
+from dps_lab.simulate.report import quantile, session_seconds, summarize
+from dps_lab.simulate.roofline import speculation
+from dps_lab.simulate.run import Load, Scenario, TraceTooLong, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace, TurnLengths
+
+BOTH = FleetSpec({Pool.SPECULATIVE: 1, Pool.GREEDY: 1})
+GREEDY_ONLY = FleetSpec({Pool.SPECULATIVE: 0, Pool.GREEDY: 1})
+SPECULATIVE_ONLY = FleetSpec({Pool.SPECULATIVE: 1, Pool.GREEDY: 0})
+CLOSED = Load(concurrency=4)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[SessionTrace]:
+    sessions = []
+    for number in range(draw(st.integers(1, 6))):
+        length, turns = draw(st.integers(50, 2000)), []
+        prefix_tokens = draw(st.integers(0, length))
+        for _ in range(draw(st.integers(1, 4))):
+            output = draw(st.integers(1, 30))
+            turns.append(TurnLengths(prompt_tokens=length, output_tokens=output, think_seconds=0.5))
+            length += output + draw(st.integers(0, 600))
+        sessions.append(
+            SessionTrace(
+                id=f"s{number}",
+                prefix=draw(st.sampled_from([None, "p", "q"])),
+                prefix_tokens=prefix_tokens,
+                arrival_seconds=float(number),
+                turns=turns,
+            )
+        )
+    return sessions
+
+
+fleets = st.builds(
+    FleetSpec,
+    engines=st.builds(
+        lambda s, g: {Pool.SPECULATIVE: s, Pool.GREEDY: g}, st.integers(0, 2), st.integers(1, 2)
+    ),
+    one_gpu=st.just(False),
+    cache=st.sampled_from(["separate", "common"]),
+    serialized=st.booleans(),
+)
+scenarios = st.builds(
+    Scenario,
+    fleet=fleets | st.just(replace(BOTH, one_gpu=True)),
+    policy=st.sampled_from(sorted(POLICIES)).map(lambda name: policy_named(name, 128)),
+    load=st.sampled_from([Load(concurrency=1), CLOSED, Load(rate=2.0), Load()]),
+    replicas=st.integers(1, 3),
+    seed=st.integers(0, 3),
+)
+thorough = settings(max_examples=40, deadline=None)
+
+
+def trace(sessions: int = 12, turns: int = 4, first: int = 2000, growth: int = 100) -> list[SessionTrace]:
+    return [
+        SessionTrace(
+            id=f"s{number}",
+            turns=[
+                TurnLengths(prompt_tokens=first + growth * turn, output_tokens=30) for turn in range(turns)
+            ],
+        )
+        for number in range(sessions)
+    ]
+
+
+def batch_seconds(sessions: list[SessionTrace], scenario: Scenario) -> float:
+    return summarize(simulate(sessions, scenario), scenario.fleet.gpus, 0.0).batch_seconds
+
+
+@thorough
+@given(traces(), scenarios)
+def test_every_turn_is_served_once_and_every_token_is_generated(
+    sessions: list[SessionTrace], scenario: Scenario
+) -> None:
+    results = simulate(sessions, scenario)
+    expected = {
+        (session.id, number): (turn.prompt_tokens, turn.output_tokens)
+        for session in sessions
+        for number, turn in enumerate(session.turns)
+    }
+    assert len(results) == len(expected)
+    assert {(r.session, r.number): (r.prompt_tokens, r.output_tokens) for r in results} == expected
+
+
+@thorough
+@given(traces(), scenarios)
+def test_turns_of_a_session_follow_one_another_and_time_moves_forward(
+    sessions: list[SessionTrace], scenario: Scenario
+) -> None:
+    ended: dict[str, TurnResult] = {}
+    for result in simulate(sessions, scenario):
+        assert 0 <= result.sent < result.first_token <= result.finished
+        assert 0 <= result.cached_tokens < result.prompt_tokens
+        before = ended.get(result.session)
+        if before is not None:
+            assert result.number == before.number + 1
+            assert result.sent >= before.finished + 0.5
+        ended[result.session] = result
+
+
+@thorough
+@given(traces(), scenarios)
+def test_a_run_depends_on_nothing_but_its_seed(sessions: list[SessionTrace], scenario: Scenario) -> None:
+    assert simulate(sessions, scenario) == simulate(sessions, scenario)
+
+
+@settings(max_examples=15, deadline=None)
+@given(traces(), scenarios)
+def test_regret_is_never_negative(sessions: list[SessionTrace], scenario: Scenario) -> None:
+    assert regret(sessions, scenario, simulate(sessions, scenario)) >= 0
+
+
+@thorough
+@given(traces(), scenarios)
+def test_a_threshold_of_zero_is_the_greedy_policy(sessions: list[SessionTrace], scenario: Scenario) -> None:
+    times = [
+        [(r.session, r.sent, r.first_token, r.finished) for r in simulate(sessions, each)]
+        for each in (replace(scenario, policy=DeltaPrefill(0)), replace(scenario, policy=AlwaysGreedy()))
+    ]
+    assert times[0] == times[1]
+
+
+@thorough
+@given(traces(), scenarios)
+def test_a_threshold_without_bound_is_the_speculative_policy(
+    sessions: list[SessionTrace], scenario: Scenario
+) -> None:
+    times = [
+        [(r.session, r.sent, r.first_token, r.finished) for r in simulate(sessions, each)]
+        for each in (
+            replace(scenario, policy=DeltaPrefill(None)),
+            replace(scenario, policy=AlwaysSpeculative()),
+        )
+    ]
+    assert times[0] == times[1]
+
+
+@thorough
+@given(traces())
+def test_an_idle_speculative_engine_changes_nothing(sessions: list[SessionTrace]) -> None:
+    alone, beside = (
+        batch_seconds(sessions, Scenario(fleet, DeltaPrefill(0), CLOSED)) for fleet in (GREEDY_ONLY, BOTH)
+    )
+    assert alone == beside
+
+
+def test_a_fleet_of_one_kind_serves_what_the_policy_wanted_elsewhere() -> None:
+    results = simulate(trace(), Scenario(GREEDY_ONLY, AlwaysSpeculative(), CLOSED))
+    assert {(result.pool, result.reason) for result in results} == {(Pool.GREEDY, "failover")}
+
+
+def test_regret_is_zero_where_nothing_can_be_routed() -> None:
+    scenario = Scenario(GREEDY_ONLY, AlwaysSpeculative(), CLOSED)
+    assert regret(trace(), scenario, simulate(trace(), scenario)) == 0
+
+
+def test_a_policy_that_serializes_everything_has_regret() -> None:
+    scenario = Scenario(replace(BOTH, serialized=True), AlwaysSpeculative(), Load(concurrency=8))
+    assert regret(trace(), scenario, simulate(trace(), scenario)) > 0.5
+
+
+def test_serialized_speculation_gains_nothing_from_concurrency_and_batched_speculation_does() -> None:
+    def ratio(serialized: bool) -> float:
+        fleet = replace(SPECULATIVE_ONLY, serialized=serialized)
+        one, eight = (
+            batch_seconds(trace(24), Scenario(fleet, AlwaysSpeculative(), Load(concurrency=c)))
+            for c in (1, 8)
+        )
+        return one / eight
+
+    assert ratio(serialized=True) < 1.2
+    assert ratio(serialized=False) > 2.5
+
+
+def test_two_busy_engines_on_one_gpu_take_longer_than_on_two() -> None:
+    scenario = Scenario(BOTH, policy_named("Random", None), Load(concurrency=8))
+    apart = batch_seconds(trace(24), scenario)
+    together = batch_seconds(trace(24), replace(scenario, fleet=replace(BOTH, one_gpu=True)))
+    assert 1.2 * apart < together <= 2.1 * apart
+
+
+def test_an_engine_alone_on_a_shared_gpu_has_all_of_its_time() -> None:
+    one, two = (
+        batch_seconds(trace(), Scenario(replace(BOTH, one_gpu=shared), AlwaysGreedy(), CLOSED))
+        for shared in (True, False)
+    )
+    assert one == pytest.approx(two)
+
+
+def test_a_common_cache_saves_the_prefill_of_a_session_that_moves() -> None:
+    scenario = Scenario(BOTH, policy_named("Random", None), Load(concurrency=1), seed=1)
+    separate, common = (
+        simulate(trace(), replace(scenario, fleet=replace(BOTH, cache=cache)))
+        for cache in ("separate", "common")
+    )
+    assert any(result.moved for result in separate)
+    assert sum(r.cached_tokens for r in common) > sum(r.cached_tokens for r in separate)
+    assert sum(session_seconds(common)) < sum(session_seconds(separate))
+
+
+def test_a_slow_transfer_takes_longer_than_a_fast_one() -> None:
+    def seconds(rate: float) -> float:
+        fleet = replace(BOTH, cache="common", transfer_bytes_per_second=rate)
+        return batch_seconds(trace(), Scenario(fleet, policy_named("Random", None), Load(concurrency=1)))
+
+    assert seconds(1e8) > seconds(20e9)
+
+
+def test_eagle_engines_share_no_cache_with_greedy_ones() -> None:
+    eagle = replace(BOTH, speculation=speculation("EAGLE"))
+    scenario = Scenario(eagle, policy_named("Random", None), CLOSED)
+    common = replace(scenario, fleet=replace(eagle, cache="common"))
+    assert simulate(trace(), scenario) == simulate(trace(), common)
+
+
+def test_a_second_session_finds_the_shared_prefix_cached() -> None:
+    sessions = [
+        SessionTrace(
+            id=name,
+            prefix="tools",
+            prefix_tokens=1500,
+            turns=[TurnLengths(prompt_tokens=1600, output_tokens=5)],
+        )
+        for name in ("first", "second")
+    ]
+    first, second = simulate(sessions, Scenario(GREEDY_ONLY, AlwaysGreedy(), Load(concurrency=1)))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 1500)
+
+
+def test_think_time_delays_a_turn_and_is_not_part_of_the_session_latency() -> None:
+    def run(think: float) -> list[TurnResult]:
+        turn = TurnLengths(prompt_tokens=100, output_tokens=5, think_seconds=think)
+        session = SessionTrace(id="a", turns=[turn, replace_length(turn, 200)])
+        return simulate([session], Scenario(GREEDY_ONLY, AlwaysGreedy(), Load(concurrency=1)))
+
+    assert run(10.0)[1].sent == pytest.approx(run(0.0)[1].sent + 20.0)
+    assert session_seconds(run(10.0)) == pytest.approx(session_seconds(run(0.0)))
+
+
+def replace_length(turn: TurnLengths, prompt_tokens: int) -> TurnLengths:
+    return turn.model_copy(update={"prompt_tokens": prompt_tokens})
+
+
+def test_poisson_arrivals_have_the_requested_rate() -> None:
+    sessions = trace(sessions=400, turns=1)
+    results = simulate(sessions, Scenario(GREEDY_ONLY, AlwaysGreedy(), Load(rate=5.0)))
+    last = max(result.sent for result in results)
+    assert 400 / last == pytest.approx(5.0, rel=0.15)
+
+
+def test_sessions_arrive_when_the_trace_says() -> None:
+    sessions = [
+        session.model_copy(update={"arrival_seconds": 100.0 + 7.0 * number})
+        for number, session in enumerate(trace(sessions=3, turns=1))
+    ]
+    results = simulate(sessions, Scenario(GREEDY_ONLY, AlwaysGreedy(), Load()))
+    assert [result.sent for result in results] == [0.0, 7.0, 14.0]
+
+
+def test_a_turn_that_exceeds_the_kv_cache_is_refused_by_name() -> None:
+    [session] = trace(sessions=1, turns=1, first=2_000_000)
+    with pytest.raises(TraceTooLong, match=r"session 's0': turns\[0\] needs 2,000,030 tokens"):
+        simulate([session], Scenario(GREEDY_ONLY, AlwaysGreedy(), CLOSED))
+
+
+def test_gpus_count_engines_times_tensor_parallelism() -> None:
+    large = replace(BOTH, hardware=HARDWARE["a100-70b"])
+    assert (BOTH.gpus, replace(BOTH, one_gpu=True).gpus, large.gpus) == (2, 1, 8)
+
+
+def test_a_fleet_is_parsed_by_kind() -> None:
+    assert parse_fleet("speculative=2, greedy=0") == {Pool.SPECULATIVE: 2, Pool.GREEDY: 0}
+    assert parse_fleet("greedy=3") == {Pool.SPECULATIVE: 0, Pool.GREEDY: 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast=1", "'fast' is not a kind of engine"),
+        ("greedy", "the number of engines must be a whole number"),
+        ("greedy=-1", "the number of engines must be a whole number"),
+        ("greedy=1,greedy=2", "greedy is given twice"),
+        ("greedy=0,speculative=0", "the fleet has no engine"),
+    ],
+)
+def test_an_impossible_fleet_is_refused(text: str, message: str) -> None:
+    with pytest.raises(FleetError, match=message):
+        parse_fleet(text)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_a_quantile_lies_within_the_values(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    assert ordered[0] <= quantile(ordered, share) <= ordered[-1]
