@@ -64,6 +64,12 @@ def _replay() -> Main:
     return main
 
 
+def _simulate() -> Main:
+    from dps_lab.simulate.cli import main
+
+    return main
+
+
 COMMANDS = {
     "gateway": Command(_gateway, "gateway", "run the gateway"),
     "session": Command(_session, "gateway", "show or delete the stored record of a session"),
@@ -72,6 +78,7 @@ COMMANDS = {
     "engine": Command(_engine, "local", "run an emulated SGLang server (no GPU)"),
     "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
+    "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
 }
 
 

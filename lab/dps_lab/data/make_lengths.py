@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_lab.workload.assets import bfcl, qwen_tokenizer
+from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Message
+from dps_local.assets import qwen_tokenizer
 
 USER = "<|im_start|>user\n"
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dps_gateway.routing.policies import POLICIES, policy_named
-from dps_lab.engine.time_model import SPECULATION_DEFAULTS
 from dps_lab.simulate.fleet import FleetError, FleetSpec, parse_fleet
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.regret import regret
@@ -20,6 +19,7 @@ from dps_lab.simulate.roofline import speculation
 from dps_lab.simulate.run import Load, Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import WORKLOADS, load_workload
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS
 
 DEFAULT_THRESHOLD: Final = 128
 

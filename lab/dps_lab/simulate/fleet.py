@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from dps_gateway.pool import Pool
-from dps_lab.engine.time_model import Speculation
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
+from dps_local.emulated_sglang.time_model import Speculation
 
 GREEDY: Final = "GREEDY"
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dps_lab.engine.scheduler import Sequence, Step
 from dps_lab.simulate.engine import VirtualEngine
+from dps_local.emulated_sglang.scheduler import Sequence, Step
 
 
 @dataclass

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dps_lab.engine.scheduler import Sequence, Step, StepKind
-from dps_lab.engine.time_model import SPECULATION_DEFAULTS, Speculation
 from dps_lab.simulate.hardware import Hardware, Model
+from dps_local.emulated_sglang.scheduler import Sequence, Step, StepKind
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, Speculation
 
 CHUNK_TOKENS: Final = 8192
 """SGLang's --chunked-prefill-size on an 80 GB GPU: longer prefills are split, and each part is a pass."""

@@ -10,12 +10,12 @@ from itertools import count
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
-from dps_lab.engine.scheduler import Sequence
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
 from dps_lab.simulate.prompts import PlannedSession, PlannedTurn, plan_sessions
 from dps_lab.simulate.trace import SessionTrace
+from dps_local.emulated_sglang.scheduler import Sequence
 
 
 @dataclass(frozen=True)
