@@ -1,11 +1,11 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine start with `make demo` and `make test`; `make help` lists all targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test lint format bench bench-operator e2e images manifests lock clean
-help: ## this list
+help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(INSTALLED): pyproject.toml requirements.lock
@@ -16,36 +16,36 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-demo: $(INSTALLED) ## see it work: real sessions, a gateway killed in mid-run, a plot
+demo: $(INSTALLED) ## replay real sessions, kill a gateway during the run, and plot the routing decisions
 	@$(BIN)/dps demo
 
-test: $(INSTALLED) ## every test that needs no cluster and no GPU
+test: $(INSTALLED) ## run the unit and integration tests; no cluster and no GPU needed
 	@$(BIN)/python -m dps_lab.workload.assets
 	@$(BIN)/python -m pytest
 
-lint: $(INSTALLED) ## format, lint, types, import layers
+lint: $(INSTALLED) ## check formatting, lint rules, types and import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(INSTALLED) ## put the code in shape
+format: $(INSTALLED) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## the request path beside its peers, what tracing costs, and (where Go is) the operator
+bench: $(INSTALLED) ## benchmark the request path against other routers, tracing and, if Go is installed, the operator
 	@$(BIN)/python -m dps_lab.bench
-	@if command -v go >/dev/null; then $(MAKE) --no-print-directory bench-operator; else echo "no Go: no operator's figures"; fi
+	@if command -v go >/dev/null; then $(MAKE) --no-print-directory bench-operator; else echo "Go is not installed: skipping bench-operator"; fi
 
-bench-operator: $(INSTALLED) ## 300 DPSRouters and one operator on a real API server: time, memory, calls
+bench-operator: $(INSTALLED) ## benchmark one operator with 300 DPSRouters on a real API server
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m e2e.cluster.bench
 
-e2e: $(INSTALLED) ## real clusters, SGLang, traces and metrics, under faults; see e2e/README.md
+e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoenix and Prometheus; see e2e/README.md
 	@e2e/cluster/build $$([ "$$(id -u)" = 0 ] || echo control-plane)
 	@$(BIN)/python -m pytest e2e --timeout 600 --tb short
 
-images: ## both images by buildah, and their commands run once
+images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images
 
 manifests: $(INSTALLED) ## write what follows from the API's models and the chart
@@ -53,9 +53,9 @@ manifests: $(INSTALLED) ## write what follows from the API's models and the char
 	@e2e/cluster/build helm
 	@e2e/cluster/install-manifest > manifests/install.yaml
 
-lock: ## write requirements.lock anew from pyproject.toml
+lock: ## regenerate requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
 		--extra dev pyproject.toml --output-file requirements.lock
 
-clean: ## remove what the Makefile made
+clean: ## remove the virtual environment
 	rm -rf $(VENV)
