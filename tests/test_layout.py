@@ -15,5 +15,5 @@ def test_operator_folder_does_not_shadow_the_standard_library() -> None:
     assert Path(operator.__file__).parent == Path(sysconfig.get_path("stdlib"))
 
 
-def test_the_standard_library_works_with_the_root_as_working_directory() -> None:
+def test_standard_library_is_importable_from_repository_root() -> None:
     subprocess.run([sys.executable, "-c", "import collections, argparse, operator"], cwd=ROOT, check=True)

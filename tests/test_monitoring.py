@@ -1,4 +1,4 @@
-"""What the chart brings for Prometheus and Grafana names only what there is, and says what to do."""
+"""The chart's alerts and dashboard use existing metrics only, and docs/monitoring.md covers all of them."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY, Metric
 
-import dps_operator.app  # noqa: F401 - with it all of the operator's metrics are registered
+import dps_operator.app  # noqa: F401 - registers the operator's metrics
 from dps_gateway.telemetry.metrics import Metrics
 from dps_operator.builders.monitoring import service_monitor
 from dps_testkit.dashboard import dashboard, metrics
@@ -35,7 +35,7 @@ def title(panel: dict[str, Any]) -> str:
 
 
 def series(families: Iterable[tuple[str, str]]) -> set[str]:
-    """The names of series that metrics have, by name and type."""
+    """The series names of metrics, from their names and types."""
     return {name + suffix for name, kind in families for suffix in SUFFIXES.get(kind, [])}
 
 
@@ -43,26 +43,26 @@ def typed(found: Iterable[Metric]) -> set[str]:
     return series((family.name, family.type) for family in found)
 
 
-def test_every_metric_is_one_of_the_gateways_the_operators_or_sglangs() -> None:
+def test_every_metric_is_exposed_by_gateway_operator_or_sglang() -> None:
     gateway, operator = typed(Metrics().registry.collect()), typed(REGISTRY.collect())
     sglang = series((name, shape["type"]) for name, shape in SGLANG.items())
     assert metrics(RULES + EXPRESSIONS) - gateway - operator - sglang == set()
 
 
-def test_the_page_has_every_metric_of_the_operator() -> None:
+def test_page_lists_every_operator_metric() -> None:
     exposed = {family.name for family in REGISTRY.collect() if family.name.startswith("dps_operator_")}
     named = {name.removesuffix("_total") for name in metrics(PAGE)}
     assert {name for name in named if name.startswith("dps_operator_")} == exposed
 
 
-def test_routers_are_told_apart_by_labels_that_the_service_monitor_sets() -> None:
+def test_router_labels_are_set_by_the_service_monitor() -> None:
     (monitor,) = service_monitor(router(EVERYTHING))
-    set_by_it = {re.sub(r"\W", "_", label) for label in monitor["spec"]["targetLabels"]}
-    assert set(re.findall(r"dpsrouter_io_\w+", RULES + json.dumps(dashboard()))) == set_by_it
+    target_labels = {re.sub(r"\W", "_", label) for label in monitor["spec"]["targetLabels"]}
+    assert set(re.findall(r"dpsrouter_io_\w+", RULES + json.dumps(dashboard()))) == target_labels
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_what_is_wrong_and_what_to_do(name: str) -> None:
+def test_alert_has_summary_description_and_runbook(name: str) -> None:
     alert = ALERTS[name]
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
     assert alert["labels"]["severity"] in ("warning", "critical")
@@ -70,41 +70,41 @@ def test_an_alert_says_what_is_wrong_and_what_to_do(name: str) -> None:
     assert f"\n### {name}\n\n" in PAGE
 
 
-def test_the_page_has_a_chapter_for_each_alert_and_no_other() -> None:
+def test_page_has_one_section_per_alert() -> None:
     assert set(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)) == set(ALERTS)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", PAGE))
-def test_an_anchor_of_the_page_is_a_heading(link: str) -> None:
+def test_anchor_in_page_is_a_heading(link: str) -> None:
     file, _, anchor = link.partition("#")
     text = (ROOT / "docs" / (file or "monitoring.md")).read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-def test_the_pages_values_are_the_charts() -> None:
+def test_values_in_page_are_chart_values() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    told = yaml.safe_load(block)["monitoring"]
-    assert {name: set(values) for name, values in told.items()} == {
+    documented = yaml.safe_load(block)["monitoring"]
+    assert {name: set(values) for name, values in documented.items()} == {
         name: {"enabled"} for name in VALUES["monitoring"]
     }
 
 
-def test_the_page_has_the_dashboards_rows() -> None:
+def test_page_lists_the_rows_of_the_dashboard() -> None:
     rows = [title(panel) for panel in PANELS if panel["type"] == "row"]
     table = PAGE.partition("## The dashboard")[2].partition("## ")[0]
     assert re.findall(r"^\| ([A-Z][\w ]+) \|", table, re.MULTILINE) == rows
 
 
 @pytest.mark.parametrize("panel", GRAPHS, ids=title)
-def test_a_panel_has_its_data_source_unit_and_explanation(panel: dict[str, Any]) -> None:
+def test_panel_has_data_source_unit_and_description(panel: dict[str, Any]) -> None:
     sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
     assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
     assert panel["description"]
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     places = [
         (box["x"], box["y"], box["x"] + box["w"], box["y"] + box["h"])
@@ -120,7 +120,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
     assert overlapping == []
 
 
-def test_every_query_about_routers_obeys_the_variables() -> None:
+def test_every_router_query_uses_the_dashboard_variables() -> None:
     selectors = re.findall(r"\b(?:dps_(?!operator_)|sglang:)[a-z_]+(?:\{[^}]*\})?", EXPRESSIONS)
     variables = '{namespace=~"$namespace",dpsrouter_io_router=~"$router"'
-    assert [one for one in selectors if variables not in one] == []
+    assert [selector for selector in selectors if variables not in selector] == []

@@ -26,7 +26,7 @@ LONGEST = 1800
 def calls(operator: Operator) -> Counter[str]:
     """Calls of the API server so far, by verb."""
     found: Counter[str] = Counter()
-    for line in operator.ask("/metrics").splitlines():
+    for line in operator.get("/metrics").splitlines():
         if line.startswith("dps_operator_api_requests_total{"):
             verb = re.search(r'verb="(\w+)"', line)
             found[verb.group(1) if verb else ""] += int(float(line.rsplit(" ", 1)[1]))

@@ -344,7 +344,7 @@ def test_a_settled_router_is_written_to_no_more(kube: Kube, operator: Operator) 
 
 
 def _passed(operator: Operator) -> None:
-    assert "dps_operator_queue_length 0.0" in operator.ask("/metrics")
+    assert "dps_operator_queue_length 0.0" in operator.get("/metrics")
 
 
 def test_a_deleted_router_takes_everything_with_it(kube: Kube) -> None:

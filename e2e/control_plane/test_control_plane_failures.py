@@ -82,7 +82,7 @@ def test_an_api_server_that_takes_half_a_second_for_everything(
         settled(kube)
         kube.kubectl("delete", "deployment", "qwen-greedy")
         settled(kube)
-        assert operator.ask("/healthz") == "ok"
+        assert operator.get("/healthz") == "ok"
 
 
 def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: StartOperator) -> None:
@@ -94,7 +94,7 @@ def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: Star
         kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 7}}})
         kube.kubectl("delete", "service", "qwen-greedy")
         eventually(lambda: _met(server, 20), 120)
-        assert operator.ask("/healthz") == "ok"
+        assert operator.get("/healthz") == "ok"
         server.fault = lambda _: None
         settled(kube)
         assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 7
@@ -134,7 +134,7 @@ def test_two_operators_agree(kube: Kube, start_operator: StartOperator) -> None:
     def calm() -> None:
         before = first.writes(), second.writes()
         kube.get("dpsrouter", "qwen")
-        eventually(lambda: _idle(first.ask("/metrics")), 10)
+        eventually(lambda: _idle(first.get("/metrics")), 10)
         assert (first.writes(), second.writes()) == before
 
     eventually(calm)

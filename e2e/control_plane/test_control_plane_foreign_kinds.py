@@ -78,7 +78,7 @@ def test_an_operator_older_than_the_crds_takes_them_up_and_outlives_them(
     unknown(kube)
     kube.apply(router())
     kube.until("qwen", Ready="True", Progressing="Settled")
-    assert operator.ask("/healthz") == "ok"
+    assert operator.get("/healthz") == "ok"
 
 
 @pytest.mark.usefixtures("known", "operator")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard as data: its panels' queries, as Grafana would send them."""
+"""The chart's Grafana dashboard: its panels and their queries, with variables substituted."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from typing import Any
 from dps_testkit.paths import ROOT
 
 DASHBOARD = ROOT / "charts/dps-router/files/dashboard.json"
-CHOSEN = {"$namespace": ".*", "$router": ".*", "$__rate_interval": "5m"}
-"""Grafana's variables, with everything chosen."""
+VARIABLES = {"$namespace": ".*", "$router": ".*", "$__rate_interval": "5m"}
+"""Values for Grafana's variables that select every series."""
 METRIC = re.compile(r"\b(?:dps_|sglang:)[a-z_]+")
-"""Every metric here has one of the two prefixes, and nothing else has. dpsrouter_io_… are labels."""
+"""Matches metric names only: labels have the prefix dpsrouter_io_."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,31 @@ class Query:
 
     @property
     def labels(self) -> set[str]:
-        """The labels that its legend shows."""
+        """The labels used in the legend."""
         return set(re.findall(r"{{(\w+)}}", self.legend))
 
 
 def dashboard() -> dict[str, Any]:
-    """The document."""
+    """The parsed dashboard."""
     document: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return document
 
 
 def queries() -> list[Query]:
-    """Every target of every panel, variables filled in."""
+    """The queries of all panels."""
     return [
-        Query(panel["title"], _filled(target["expr"]), target["legendFormat"])
+        Query(panel["title"], _substituted(target["expr"]), target["legendFormat"])
         for panel in dashboard()["panels"]
         for target in panel.get("targets", [])
     ]
 
 
 def metrics(text: str) -> set[str]:
-    """The names of metrics in expressions."""
+    """The metric names used in PromQL expressions."""
     return set(METRIC.findall(text))
 
 
-def _filled(expression: str) -> str:
-    for variable, value in CHOSEN.items():
+def _substituted(expression: str) -> str:
+    for variable, value in VARIABLES.items():
         expression = expression.replace(variable, value)
     return expression

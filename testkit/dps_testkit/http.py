@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 async def status_of(url: str) -> int | None:
-    """The status of a GET, or None if nobody answers."""
+    """The status of a GET, or None if the connection fails."""
     try:
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             return response.status
@@ -14,13 +14,13 @@ async def status_of(url: str) -> int | None:
 
 
 async def metric(url: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels, at `url`/metrics; 0 if there is none."""
+    """The sum of a metric's samples with these labels at `url`/metrics; 0 if there are none."""
     async with aiohttp.ClientSession() as http:
         return await metric_over(http, url, name, **labels)
 
 
 async def metric_over(http: aiohttp.ClientSession, url: str, name: str, **labels: str) -> float:
-    """`metric` over a session that stays open, as Prometheus's does."""
+    """`metric` over a persistent connection, such as Prometheus uses."""
     async with http.get(f"{url}/metrics") as response:
         text = await response.text()
     return sum(

@@ -1,4 +1,4 @@
-"""Requests against slow engines behind a gateway, so that a test can catch them under way."""
+"""Requests to a gateway with slow engines, so that a test can act while they are in flight."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 100_000
 
 
 def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
-    """A chat request whose answer has so many tokens."""
+    """A chat request whose answer has exactly `tokens` tokens."""
     return {
         "model": "any",
         "messages": [{"role": "user", "content": "hello"}],
@@ -27,14 +27,14 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
     }
 
 
-USAGE_ASKED: dict[str, Any] = {"stream_options": {"include_usage": True}}
+WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ENDLESS = chat(20_000)
 ENDLESS_STREAM = chat(20_000, stream=True)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """A gateway that sends everything to the greedy engine, one request at a time, and lets one more wait."""
+    """A gateway that sends all requests to the greedy engine: one in flight, one queued, more are refused."""
 
     site: Site
     speculative: Engine
@@ -53,12 +53,13 @@ class Plane:
 
 @asynccontextmanager
 async def posted(url: str, body: Mapping[str, Any], **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer to a POST on a connection of its own, which is cut when the block is left early."""
+    """POST on a fresh connection, which is closed when the block exits, even if the answer is incomplete."""
     async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as response:
         yield response
 
 
 async def read(url: str, body: Mapping[str, Any]) -> bytes:
+    """The body of a successful POST."""
     async with posted(url, body) as response:
         assert response.status == 200
         return await response.read()

@@ -1,4 +1,4 @@
-"""Real processes for tests: engines, gateways and Redis servers on free ports of 127.0.0.1, ended by pid."""
+"""Engines, gateways and Redis servers as child processes on free ports of 127.0.0.1."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,18 +29,18 @@ class Engine:
     url: str
 
     async def emulate(self, **faults: Any) -> None:
-        """Make it fail from now on (dps_local.emulated_sglang.faults); nothing given heals it."""
+        """Inject faults (dps_local.emulated_sglang.faults). Without arguments, clear them."""
         async with aiohttp.ClientSession() as http, http.post(f"{self.url}/emulate", json=faults) as response:
             response.raise_for_status()
 
     async def running(self) -> float:
-        """Requests that it works on."""
+        """Number of running requests."""
         return await metric(self.url, "sglang:num_running_reqs")
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway process. `url` has no path, `admin` is its admin port."""
+    """A gateway process. `url` and `admin` are the base URLs of its public and admin ports."""
 
     child: Child
     url: str
@@ -48,15 +48,16 @@ class Gateway:
     file: Path
 
     async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
         return await metric(self.admin, name, **labels)
 
     async def document(self, path: str) -> Any:
-        """A JSON document of the admin port."""
+        """A JSON document from the admin port."""
         async with aiohttp.ClientSession() as http, http.get(self.admin + path) as response:
             return await response.json()
 
     def configure(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the configuration file under the running gateway."""
+        """Edit the configuration file of the running gateway."""
         configuration = yaml.safe_load(self.file.read_text())
         change(configuration)
         self.file.write_text(yaml.safe_dump(configuration))
@@ -74,12 +75,12 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self) -> "Redis":
-        """A client of its own, to be used as an async context manager."""
+        """A new client; use it as an async context manager."""
         return Redis.from_url(self.url)
 
 
 class Site:
-    """An async context manager that starts processes and, when it is left, ends all that were started."""
+    """An async context manager that starts processes and stops all of them on exit."""
 
     def __init__(self, folder: Path, tokenizer: Path | None = None) -> None:
         self._folder = folder
@@ -97,7 +98,7 @@ class Site:
     async def engines(
         self, *names: str, arguments: Sequence[str] = ("--emulate-speed", "200")
     ) -> list[Engine]:
-        """Engines side by side."""
+        """Start one engine per name."""
         ports = free_ports(len(names))
         engines = [
             Engine(self._engine(name, port, arguments), f"http://127.0.0.1:{port}")
@@ -113,9 +114,9 @@ class Site:
         sections: Mapping[str, Mapping[str, Any]] | None = None,
         admin_port: int | None = None,
     ) -> Gateway:
-        """A gateway in front of these engines; `sections` of its configuration are put over the defaults."""
-        port, free_port = free_ports(2)
-        admin_port = admin_port or free_port
+        """Start a gateway for these engines. `sections` override the default configuration, key by key."""
+        port, free_admin_port = free_ports(2)
+        admin_port = admin_port or free_admin_port
         configuration: dict[str, dict[str, Any]] = {
             "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port},
             "model": {"name": MODEL, "tokenizer": str(self._tokenizer)},
@@ -141,7 +142,7 @@ class Site:
     async def redis(
         self, *arguments: str, binary: Path = REDIS_SERVER, port: int | None = None
     ) -> RedisServer:
-        """A Redis server without persistence, or with `--sentinel` a sentinel."""
+        """Start a Redis server without persistence, or a sentinel if `arguments` contain `--sentinel`."""
         port = port or free_ports(1)[0]
         folder = self._folder / f"redis-{port}"
         folder.mkdir()

@@ -1,10 +1,14 @@
-"""Where sessions are kept, for tests: a dictionary instead of Redis."""
+"""A session backend for tests, with a dictionary in place of Redis."""
 
 from dps_gateway.session.store import Hit, StoreUnavailable
 
 
 class FakeBackend:
-    """A dictionary that can be away, full, late, or overtaken by another gateway between a read and a commit."""
+    """Implements the session backend. It can be unavailable, full or slow, and `values` can be changed between a
+    read and a commit as another gateway would.
+
+    away: every call fails. full: every write fails. late: how many writes time out before one succeeds.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

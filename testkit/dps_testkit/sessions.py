@@ -1,4 +1,4 @@
-"""Made-up sessions, played turn by turn against a gateway, and what the gateway must say of them."""
+"""Synthetic sessions, sent turn by turn to a gateway, and the decisions expected for them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from dps_local.assets import bundled_tokenizer
 
 
 def talks(count: int, turns: int, topic: str = "talk") -> list[Session]:
-    """Sessions that share no history. Odd turns are short, even ones are longer than 128 tokens."""
+    """Sessions without common history. Odd turns add few tokens, even turns more than 128."""
     return [
         Session(
             id=f"{topic}-{number}",
@@ -33,18 +33,18 @@ def _question(turn: int) -> str:
 
 
 def expected(sessions: Iterable[Session], threshold_tokens: float = 128) -> dict[str, list[Decision]]:
-    """The oracle's decisions with the bundled tokenizer, by session."""
+    """The decisions of the offline oracle with the bundled tokenizer, by session id."""
     return expected_by_session(sessions, PromptCounter(bundled_tokenizer()), threshold_tokens)
 
 
 async def play(client: Client, session: Session, numbers: Sequence[int]) -> list[TurnRecord]:
-    """Send these turns (from 1) of a session, in order, with the recorded answers as history."""
+    """Send these turns of a session (numbered from 1) in order, with the recorded answers as history."""
     prompts = list(session.prompts())
     return [(await client.send(session, number, prompts[number - 1]))[0] for number in numbers]
 
 
 def decided(record: TurnRecord) -> Decision:
-    """What the gateway said of a turn. AssertionError if the turn failed."""
+    """The gateway's decision for a turn. Raises AssertionError if the turn failed."""
     verdict = record.verdict
     assert record.error is None, record.error
     assert verdict.pool is not None

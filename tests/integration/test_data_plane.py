@@ -14,7 +14,7 @@ from dps_testkit.plane import (
     ENDLESS_STREAM,
     MAX_BODY_BYTES,
     SLOW,
-    USAGE_ASKED,
+    WITH_USAGE,
     Plane,
     chat,
     posted,
@@ -40,13 +40,13 @@ def timeless(answer: bytes) -> bytes:
     ("path", "body"),
     [
         pytest.param(CHAT, chat(12, stream=True), id="chat"),
-        pytest.param(CHAT, chat(12, stream=True, **USAGE_ASKED), id="chat-with-usage"),
+        pytest.param(CHAT, chat(12, stream=True, **WITH_USAGE), id="chat-with-usage"),
         pytest.param(CHAT, chat(12, stream=True, stream_options=None), id="chat-with-null-options"),
         pytest.param(CHAT, chat(12), id="chat-whole"),
         pytest.param("/v1/completions", {"model": "any", "prompt": "Once", "stream": True}, id="completions"),
         pytest.param(
             "/v1/completions",
-            {"model": "any", "prompt": [1, 2, 3], "stream": True, **USAGE_ASKED},
+            {"model": "any", "prompt": [1, 2, 3], "stream": True, **WITH_USAGE},
             id="completions-with-usage",
         ),
         pytest.param(
@@ -73,7 +73,7 @@ async def test_a_client_reads_the_bytes_that_the_engine_wrote(
 
 async def test_the_usage_of_a_stream_is_shown_to_who_asks(plane: Plane) -> None:
     hidden = await read(plane.gateway.url + CHAT, chat(stream=True))
-    shown = await read(plane.gateway.url + CHAT, chat(stream=True, **USAGE_ASKED))
+    shown = await read(plane.gateway.url + CHAT, chat(stream=True, **WITH_USAGE))
 
     assert b'"usage"' not in hidden
     assert shown.count(b'"usage":{') == 1

@@ -18,7 +18,7 @@ from dps_testkit.plane import (
     ENDLESS_STREAM,
     SLOW,
     STEP_SECONDS,
-    USAGE_ASKED,
+    WITH_USAGE,
     Plane,
     chat,
     posted,
@@ -48,7 +48,7 @@ async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_ever
                 return response.status, response.headers.get("Connection")
 
         assert await connection("POST", CHAT, json=chat()) == (200, None)
-        async with posted(gateway.url + CHAT, chat(tokens, stream=True, **USAGE_ASKED)) as response:
+        async with posted(gateway.url + CHAT, chat(tokens, stream=True, **WITH_USAGE)) as response:
             first = await response.content.readuntil(b"\n\n")
             stopped = asyncio.create_task(gateway.child.stop(seconds=60))
 

@@ -1,4 +1,4 @@
-"""The traffic itself: that it notices what a client would, at a gateway with emulated engines and at one made up."""
+"""The load generator detects every fault a client would, with a real gateway and with a fake one."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,19 +21,19 @@ SLOW = ("--emulate-decode-step-seconds", "0.005", "0.0001")
 
 
 async def case(url: str, strike: Callable[[], Awaitable[None]], **options: Any) -> Row:
-    """The row of a fault, after an undisturbed phase in which nothing is noticed."""
+    """The row of a fault, after an undisturbed phase without errors."""
     flow = Flow(f"{url}/v1", MODEL, agents=4, turns=3, think_seconds=0.0, **options)
-    async with traffic(flow) as under_way:
-        await under_way.observe(12)
-        calm = await under_way.checkpoint("undisturbed")
+    async with traffic(flow) as running:
+        await running.observe(12)
+        calm = await running.checkpoint("undisturbed")
         assert calm.unnoticed, calm.troubles
         await strike()
-        await under_way.observe(12)
-        return await under_way.checkpoint("struck")
+        await running.observe(12)
+        return await running.checkpoint("fault")
 
 
 @pytest.mark.timeout(240)
-async def test_a_gateway_that_is_killed_costs_retries_and_no_session(tmp_path: Path) -> None:
+async def test_killed_gateway_causes_retries_and_loses_no_session(tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
         redis = await site.redis()
@@ -51,14 +51,14 @@ async def test_a_gateway_that_is_killed_costs_retries_and_no_session(tmp_path: P
 
 
 @pytest.mark.timeout(240)
-async def test_an_engine_that_is_lost_in_mid_stream_is_an_error_event(tmp_path: Path) -> None:
+async def test_engine_lost_mid_stream_causes_error_event(tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
         gateway = await site.gateway([speculative], [greedy])
 
         async def break_streams() -> None:
             await greedy.emulate(disconnect_after_chunks=3)
-            await wait_until(broken, "a stream breaks")
+            await wait_until(broken, "a stream is interrupted")
             await greedy.emulate()
 
         async def broken() -> bool:
@@ -75,59 +75,59 @@ def event(document: Mapping[str, Any]) -> bytes:
 
 
 @dataclass
-class MadeUp:
-    """A server that answers as a gateway does, until it has a fault. A token is a character."""
+class FakeGateway:
+    """Answers as a gateway does, until `fault` is set. A token is a character."""
 
     fault: str = ""
     sessions: dict[str, list[int]] = field(default_factory=dict)
-    """By system prompt, the lengths of its prompts."""
+    """Prompt lengths of each session, by system prompt."""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if self.fault == "refuses":
+        if self.fault == "responds with status 503":
             return web.json_response({"error": {"message": "no engine", "type": "server_error"}}, status=503)
         length = sum(len(message["content"]) for message in body["messages"])
         headers = self._headers(body["messages"][0]["content"], length)
-        if self.fault == "says nothing of sessions":
+        if self.fault == "omits the decision headers":
             headers = {}
-        counted = length - 1 if self.fault == "miscounts" else length
+        counted = length - 1 if self.fault == "reports a wrong prompt length" else length
         usage = {"prompt_tokens": counted, "completion_tokens": 1, "total_tokens": counted + 1}
         head = {"id": "1", "created": 1, "model": MODEL}
         if not body["stream"]:
             message = {"role": "assistant", "content": "Yes."}
-            reason = None if self.fault == "leaves the end out" else "stop"
+            reason = None if self.fault == "omits finish_reason" else "stop"
             choice = {"index": 0, "finish_reason": reason, "message": message}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-            return web.json_response(whole, headers=headers)
+            completion = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+            return web.json_response(completion, headers=headers)
         response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         head["object"] = "chat.completion.chunk"
         delta = {"index": 0, "delta": {"content": "Yes."}, "finish_reason": None}
         await response.write(event({**head, "choices": [delta]}))
-        if self.fault == "talks nonsense":
+        if self.fault == "sends invalid JSON":
             await response.write(b"data: {\n\n")
-        if self.fault == "breaks off":
+        if self.fault == "closes the connection":
             assert request.transport is not None
             request.transport.close()
             return response
-        if self.fault != "leaves the end out":
+        if self.fault != "omits finish_reason":
             end = {"index": 0, "delta": {}, "finish_reason": "stop"}
             await response.write(event({**head, "choices": [end]}))
         await response.write(event({**head, "choices": [], "usage": usage}))
-        if self.fault != "leaves [DONE] out":
+        if self.fault != "omits [DONE]":
             await response.write(b"data: [DONE]\n\n")
         return response
 
     def _headers(self, session: str, length: int) -> dict[str, str]:
         lengths = self.sessions.setdefault(session, [])
-        if self.fault == "forgets":
+        if self.fault == "forgets sessions":
             lengths.clear()
-        again = bool(lengths) and lengths[-1] == length
+        is_retry = bool(lengths) and lengths[-1] == length
         history = "grown" if lengths else "new"
         delta = length - (lengths[-1] if lengths else 0)
-        if not again:
+        if not is_retry:
             lengths.append(length)
-        told = {
+        decision = {
             "pool": "greedy",
             "reason": "fixed",
             "state": "redis",
@@ -136,28 +136,28 @@ class MadeUp:
             "delta-tokens": delta,
             "prompt-tokens": length,
         }
-        return {f"x-dps-{name}": str(value) for name, value in told.items()}
+        return {f"x-dps-{name}": str(value) for name, value in decision.items()}
 
 
 @asynccontextmanager
-async def serving(server: MadeUp) -> AsyncIterator[str]:
+async def serving(server: FakeGateway) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.chat)
     async with TestServer(app) as running:
         yield str(running.make_url("")).rstrip("/")
 
 
-BROKEN = {
-    "refuses": "status 503",
-    "breaks off": "peer closed connection",
-    "leaves the end out": "truncated: ",
-    "leaves [DONE] out": "truncated: the stream ended without [DONE]",
+INCOMPLETE = {
+    "responds with status 503": "status 503",
+    "closes the connection": "peer closed connection",
+    "omits finish_reason": "truncated: ",
+    "omits [DONE]": "truncated: the stream ended without [DONE]",
 }
 
 
-@pytest.mark.parametrize(("fault", "words"), BROKEN.items())
-async def test_an_answer_that_is_not_whole_is_a_retry_and_at_last_a_failure(fault: str, words: str) -> None:
-    server = MadeUp()
+@pytest.mark.parametrize(("fault", "words"), INCOMPLETE.items())
+async def test_incomplete_answer_is_retried_and_finally_counted_as_failure(fault: str, words: str) -> None:
+    server = FakeGateway()
     async with serving(server) as url:
 
         async def strike() -> None:
@@ -170,16 +170,16 @@ async def test_an_answer_that_is_not_whole_is_a_retry_and_at_last_a_failure(faul
     assert all(words in trouble for trouble in seen.troubles), seen.troubles
 
 
-FORGETFUL = {
-    "forgets": "new turn 1, ΔL ",
-    "says nothing of sessions": "no decision in the answer's headers",
-    "miscounts": "prompt tokens, the engine ",
+LOST_STATE = {
+    "forgets sessions": "new turn 1, ΔL ",
+    "omits the decision headers": "no decision in the answer's headers",
+    "reports a wrong prompt length": "prompt tokens, the engine ",
 }
 
 
-@pytest.mark.parametrize(("fault", "words"), FORGETFUL.items())
-async def test_a_session_that_is_not_remembered_is_told(fault: str, words: str) -> None:
-    server = MadeUp()
+@pytest.mark.parametrize(("fault", "words"), LOST_STATE.items())
+async def test_lost_session_state_is_reported(fault: str, words: str) -> None:
+    server = FakeGateway()
     async with serving(server) as url:
 
         async def strike() -> None:
@@ -192,12 +192,12 @@ async def test_a_session_that_is_not_remembered_is_told(fault: str, words: str) 
     assert all(words in trouble for trouble in seen.troubles), seen.troubles
 
 
-async def test_an_answer_that_nobody_can_read_ends_the_waiting() -> None:
-    server = MadeUp()
+async def test_unparseable_answer_raises_instead_of_waiting() -> None:
+    server = FakeGateway()
     async with serving(server) as url:
 
         async def strike() -> None:
-            server.fault = "talks nonsense"
+            server.fault = "sends invalid JSON"
 
         with pytest.raises(ValueError, match="double quotes"):
             await case(url, strike)

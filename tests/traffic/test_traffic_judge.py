@@ -1,4 +1,4 @@
-"""When the traffic says that a session was forgotten."""
+"""Which decisions the load generator reports as lost session state."""
 
 import pytest
 
@@ -28,28 +28,28 @@ REMEMBERED = {
     "a first turn's retry": (FIRST, verdict("grown", 1, 0), True),
 }
 FORGOTTEN = {
-    "a session begun anew": (THIRD, verdict("new", 1, 150), False),
+    "a new session": (THIRD, verdict("new", 1, 150), False),
     "growth from an older turn": (THIRD, verdict("branched", 3, 80), False),
     "a turn that was counted twice": (THIRD, verdict("grown", 4, 50), False),
-    "growth that is not what was added": (THIRD, verdict("grown", 3, 51), False),
-    "nothing new in a turn that nobody sent before": (THIRD, verdict("grown", 3, 0), False),
-    "a retry that begins anew": (THIRD, verdict("new", 1, 150), True),
+    "a delta that differs from the added length": (THIRD, verdict("grown", 3, 51), False),
+    "zero delta in a turn that is not a retry": (THIRD, verdict("grown", 3, 0), False),
+    "a retry that starts a new session": (THIRD, verdict("new", 1, 150), True),
     "a retry that is one turn further": (THIRD, verdict("grown", 4, 0), True),
-    "a server that is no gateway": (THIRD, Verdict(), False),
+    "a server that is not a gateway": (THIRD, Verdict(), False),
 }
 
 
-@pytest.mark.parametrize(("before", "told", "repeated"), REMEMBERED.values(), ids=REMEMBERED.keys())
-def test_a_session_that_went_on_is_remembered(before: Place, told: Verdict, repeated: bool) -> None:
-    assert forgotten(before, told, repeated=repeated) is None
+@pytest.mark.parametrize(("before", "decision", "repeated"), REMEMBERED.values(), ids=REMEMBERED.keys())
+def test_continued_session_is_not_reported(before: Place, decision: Verdict, repeated: bool) -> None:
+    assert forgotten(before, decision, repeated=repeated) is None
 
 
-@pytest.mark.parametrize(("before", "told", "repeated"), FORGOTTEN.values(), ids=FORGOTTEN.keys())
-def test_anything_else_is_forgotten(before: Place, told: Verdict, repeated: bool) -> None:
-    assert forgotten(before, told, repeated=repeated) is not None
+@pytest.mark.parametrize(("before", "decision", "repeated"), FORGOTTEN.values(), ids=FORGOTTEN.keys())
+def test_any_other_decision_is_reported(before: Place, decision: Verdict, repeated: bool) -> None:
+    assert forgotten(before, decision, repeated=repeated) is not None
 
 
-def test_it_is_told_in_words() -> None:
+def test_report_names_actual_and_accepted_decisions() -> None:
     assert forgotten(THIRD, verdict("new", 1, 150), repeated=True) == (
         "new turn 1, ΔL 150 (state: redis), not grown turn 3, ΔL 50 or grown turn 3, ΔL 0"
     )

@@ -1,4 +1,4 @@
-"""Gateways are rolled one after the other behind a balancer of connections, as kube-proxy is one: nobody notices."""
+"""A rolling restart of gateways behind a connection-level load balancer, such as kube-proxy, causes no errors."""
 
 import asyncio
 import random
@@ -14,25 +14,25 @@ from dps_testkit.http import status_of
 from dps_testkit.processes import Gateway, Site
 from dps_testkit.traffic.flow import Flow, traffic
 
-LATE_SECONDS = 0.5
-"""How often the balancer looks who is ready: it hears late of one that goes away."""
+POLL_SECONDS = 0.5
+"""Interval of the balancer's readiness checks; until the next one it still uses a terminating gateway."""
 
 
 class Balancer:
-    """Passes each connection to a gateway that was ready when it last looked."""
+    """Forwards each connection to a gateway that was ready at the last check."""
 
     def __init__(self, gateways: Sequence[Gateway]) -> None:
         self._gateways = gateways
         self._ready = list(gateways)
         self._random = random.Random(7)
 
-    async def look(self) -> None:
+    async def check_readiness(self) -> None:
         while True:
-            asked = [await status_of(f"{gateway.admin}/readyz") for gateway in self._gateways]
+            statuses = [await status_of(f"{gateway.admin}/readyz") for gateway in self._gateways]
             self._ready = [
-                gateway for gateway, status in zip(self._gateways, asked, strict=True) if status == 200
+                gateway for gateway, status in zip(self._gateways, statuses, strict=True) if status == 200
             ]
-            await asyncio.sleep(LATE_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = int(self._random.choice(self._ready).url.rsplit(":", 1)[1])
@@ -54,17 +54,17 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @asynccontextmanager
 async def balanced(gateways: Sequence[Gateway]) -> AsyncIterator[str]:
     balancer = Balancer(gateways)
-    looking = asyncio.create_task(balancer.look())
+    checks = asyncio.create_task(balancer.check_readiness())
     server = await asyncio.start_server(balancer.connect, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     finally:
-        looking.cancel()
+        checks.cancel()
         server.close()
 
 
 @pytest.mark.timeout(300)
-async def test_rolling_gateways_is_not_noticed(tmp_path: Path) -> None:
+async def test_rolling_restart_of_gateways_causes_no_errors(tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         engines = await site.engines("speculative", "greedy")
         redis = await site.redis()
@@ -75,16 +75,16 @@ async def test_rolling_gateways_is_not_noticed(tmp_path: Path) -> None:
         gateways = [await site.gateway(engines[:1], engines[1:], sections) for _ in range(2)]
         async with (
             balanced(gateways) as url,
-            traffic(Flow(url, MODEL, agents=6, think_seconds=0.05)) as under_way,
+            traffic(Flow(url, MODEL, agents=6, think_seconds=0.05)) as running,
         ):
-            await under_way.observe(30)
-            calm = await under_way.checkpoint("undisturbed")
+            await running.observe(30)
+            calm = await running.checkpoint("undisturbed")
             for gateway in gateways:
                 await gateway.child.stop(seconds=90)
                 gateway.child.start()
                 await gateway.child.wait_ready()
-                await under_way.observe(12)
-            rolled = await under_way.checkpoint("rolled")
+                await running.observe(12)
+            rolled = await running.checkpoint("rolled")
 
     assert calm.unnoticed, calm.troubles
     assert rolled.unnoticed, rolled.troubles

@@ -1,4 +1,4 @@
-"""What the table of fault cases says of the turns that were seen."""
+"""The table of fault cases summarises the observed turns."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from dps_testkit.traffic.table import Observed, Row, markdown, percentile, row, 
 CALM = [Observed(latency=second / 100, added=second / 100 - 0.5) for second in range(1, 101)]
 
 
-def test_a_case_that_nobody_notices() -> None:
+def test_case_without_errors_is_unnoticed() -> None:
     calm = row("calm", CALM)
     assert calm.unnoticed
     assert calm == Row(
@@ -33,30 +33,30 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-def test_a_trouble_is_noticed_and_told(trouble: Observed) -> None:
-    seen = row("trouble", [*CALM, trouble])
-    assert not seen.unnoticed
-    assert (seen.requests, seen.retries, seen.events) == (
+def test_trouble_is_counted_and_described(trouble: Observed) -> None:
+    summary = row("trouble", [*CALM, trouble])
+    assert not summary.unnoticed
+    assert (summary.requests, summary.retries, summary.events) == (
         101 + trouble.retries,
         trouble.retries,
         trouble.events,
     )
-    assert (seen.failures, seen.forgotten) == (trouble.failed, trouble.lost is not None)
-    assert seen.troubles == trouble.troubles + ((trouble.lost,) if trouble.lost else ())
-    assert (seen.worst, seen.worst_added) == (max(1.0, trouble.latency), max(0.5, trouble.added))
+    assert (summary.failures, summary.forgotten) == (trouble.failed, trouble.lost is not None)
+    assert summary.troubles == trouble.troubles + ((trouble.lost,) if trouble.lost else ())
+    assert (summary.worst, summary.worst_added) == (max(1.0, trouble.latency), max(0.5, trouble.added))
 
 
-def test_a_case_in_which_no_turn_ended_says_nothing() -> None:
+def test_case_without_turns_raises_value_error() -> None:
     with pytest.raises(ValueError, match="gateway deleted: no turn ended"):
         row("gateway deleted", [])
 
 
-def test_one_turn_is_its_own_percentile_and_nothing_measured_is_zero() -> None:
+def test_percentile_of_one_value_is_the_value_and_median_of_none_is_zero() -> None:
     assert percentile([0.3], 95) == 0.3
     assert undisturbed_median([]) == 0.0
 
 
-def test_the_table_is_markdown() -> None:
+def test_table_is_rendered_as_markdown() -> None:
     from_memory = Observed(0.2, 0.1, from_memory=True)
     assert row("Redis deleted", [from_memory]).unnoticed
     troubled = [*CALM * 20, TROUBLES["an error event"], from_memory]

@@ -14,7 +14,7 @@ VOLUMES = 120
 
 @contextmanager
 def control_plane(state: Path, port: int) -> Iterator[Kube]:
-    """A control plane with A100 nodes that kwok plays, on ports from `port` on, for a while."""
+    """Run a control plane, with A100 nodes simulated by kwok, on five ports starting at `port`."""
     subprocess.run([CLUSTER_SCRIPTS / "build", "control-plane"], check=True)
     environment = {**os.environ, "NODE": "0", "PORT": str(port), "CLUSTER_BIN": str(BIN)}
     try:

@@ -1,6 +1,6 @@
-"""A real API server for tests: kubectl, helm, an operator process, and namespaces of their own.
+"""kubectl and helm on a test cluster, and temporary namespaces.
 
-Nothing here touches a cluster that it did not start: the kubeconfig is its own, and its context is checked.
+Every command uses an explicit kubeconfig. `refuse_unknown` guards against clusters that are not meant for tests.
 """
 
 import json
@@ -22,19 +22,19 @@ from dps_testkit.waiting import eventually
 BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
 CONTEXT = "dps-test"
 COMMAND_SECONDS = 120.0
-"""No command takes so long, helm's waiting included; one that does is stuck, and its test should say so."""
+"""Time limit for every command, including helm's `--wait`. A command that takes longer is stuck."""
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kube:
-    """A cluster by its kubeconfig, and one namespace of it."""
+    """One namespace of a cluster."""
 
     kubeconfig: Path
     namespace: str = "default"
 
     def run(self, *command: str, stdin: str = "") -> str:
-        """What a command writes; RefusedError where it fails or hangs. They all see this cluster only."""
+        """Run a command against this cluster and return its output. Raises RefusedError if it fails or hangs."""
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
@@ -51,55 +51,61 @@ class Kube:
         return done.stdout
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """kubectl in this namespace."""
+        """Run kubectl in this namespace."""
         return self.run("kubectl", "--namespace", self.namespace, *arguments, stdin=stdin)
 
     def helm(self, *arguments: str) -> str:
-        """helm in this namespace."""
+        """Run helm in this namespace."""
         return self.run("helm", "--namespace", self.namespace, *arguments)
 
     def get(self, *what: str) -> Manifest:
-        """One object, as it is."""
+        """Get one object."""
         found: Manifest = json.loads(self.kubectl("get", *what, "--output", "json"))
         return found
 
     def list(self, kinds: str, selector: str = "") -> list[Manifest]:
-        """Objects of some kinds, by labels."""
+        """List objects of the given kinds, by label selector."""
         found = json.loads(self.kubectl("get", kinds, "--selector", selector, "--output", "json"))
         items: list[Manifest] = found["items"]
         return items
 
     def apply(self, *manifests: Manifest, dry_run: bool = False, server_side: bool = False) -> None:
-        """kubectl apply, by which a later one removes what is left out. Only server-side it keeps nulls."""
+        """kubectl apply: fields missing from a later call are removed. Nulls are kept only if server_side is set."""
         flags = ["--dry-run=server"] * dry_run + ["--server-side"] * server_side
         self.kubectl("apply", *flags, "--filename", "-", stdin=yaml.safe_dump_all(manifests))
 
     def patch(self, kind: str, name: str, change: Manifest, *more: str) -> None:
-        """A merge patch."""
+        """Apply a merge patch."""
         self.kubectl("patch", kind, name, "--type", "merge", "--patch", json.dumps(change), *more)
 
     def condition(self, name: str, wanted: str = "Ready") -> Manifest:
-        """A condition of a DPSRouter, for its newest generation; AssertionError before there is one."""
+        """A condition of a DPSRouter. Raises AssertionError if it is missing or of an older generation."""
         router = self.get("dpsrouter", name)
         status = router.get("status", {})
-        assert status.get("observedGeneration") == router["metadata"]["generation"], "not observed yet"
-        found: list[Manifest] = [one for one in status["conditions"] if one["type"] == wanted]
+        assert status.get("observedGeneration") == router["metadata"]["generation"], (
+            "the newest generation is not observed yet"
+        )
+        found: list[Manifest] = [
+            condition for condition in status["conditions"] if condition["type"] == wanted
+        ]
         assert found, f"no condition {wanted}"
         return found[0]
 
     def until(self, name: str, seconds: float = 60, **conditions: str) -> None:
-        """Wait until a DPSRouter's conditions have these statuses or reasons."""
+        """Wait until each of a DPSRouter's conditions has the given status or reason."""
 
-        def look() -> None:
+        def check() -> None:
             for kind, wanted in conditions.items():
-                seen = self.condition(name, kind)
-                assert wanted in (seen["status"], seen["reason"]), f"{kind}: {seen}, not {wanted}"
+                condition = self.condition(name, kind)
+                assert wanted in (condition["status"], condition["reason"]), (
+                    f"{kind}: {condition}, not {wanted}"
+                )
 
-        eventually(look, seconds)
+        eventually(check, seconds)
 
     @contextmanager
     def scratch(self) -> Iterator["Kube"]:
-        """A namespace that exists for a while."""
+        """A temporary namespace."""
         name = f"t-{uuid.uuid4().hex[:8]}"
         self.kubectl("create", "namespace", name)
         try:
@@ -109,7 +115,7 @@ class Kube:
 
 
 def volume(number: int, path: Path) -> Manifest:
-    """A volume in a folder of the node, which a claim of the class `standard` can be bound to."""
+    """A PersistentVolume in a folder of the node, for claims of the storage class `standard`."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -124,10 +130,10 @@ def volume(number: int, path: Path) -> Manifest:
 
 
 def refuse_unknown(kube: Kube, known: str) -> None:
-    """RefusedError unless the kubeconfig's context is the one that was named as a cluster for tests."""
+    """Raise RefusedError unless the current context is `known`, the one named as a test cluster."""
     context = kube.run("kubectl", "config", "current-context").strip()
     if context != known:
         raise RefusedError(
             f"the current context is {context!r}; these tests install and delete things. "
-            f"If it is a cluster for tests, say so: E2E_CONTEXT={shlex.quote(context)}"
+            f"If it is a test cluster, set E2E_CONTEXT={shlex.quote(context)}"
         )

@@ -15,7 +15,10 @@ from dps_testkit.cluster.kube import Kube
 
 
 def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str = "") -> Path:
-    """A kubeconfig that acts as a ServiceAccount, so that a process has that account's rights and no more."""
+    """Write a kubeconfig that authenticates as a ServiceAccount, so that a process has its permissions only.
+
+    server: the URL of the API server, if not that of `kube`.
+    """
     config = yaml.safe_load(kube.kubeconfig.read_text())
     token = kube.kubectl("create", "token", account, "--duration", "2h").strip()
     config["users"][0]["user"] = {"token": token}
@@ -26,7 +29,7 @@ def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str
 
 
 class Operator:
-    """An operator process of this checkout."""
+    """An operator process that runs this checkout's code."""
 
     def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
         (self.port,) = free_ports(1)
@@ -37,29 +40,29 @@ class Operator:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
-    def ask(self, path: str) -> str:
-        """One of its own endpoints."""
+    def get(self, path: str) -> str:
+        """GET one of the operator's own endpoints, such as /metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
             text: str = answer.read().decode()
             return text
 
     def writes(self) -> int:
-        """Calls so far that ask the API server for a change."""
-        lines = self.ask("/metrics").splitlines()
+        """The number of write calls to the API server so far."""
+        lines = self.get("/metrics").splitlines()
         counted = [line for line in lines if line.startswith("dps_operator_api_requests_total{")]
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted if 'verb="GET"' not in line)
 
     def kill(self) -> None:
-        """End it with no time to say goodbye."""
+        """Send SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
     def stop(self) -> int:
-        """Ask it to end, as a rollout does; its exit status."""
+        """Send SIGTERM, as a rollout does; returns the exit status."""
         self._process.terminate()
         try:
             return self._process.wait(timeout=20)
@@ -68,4 +71,4 @@ class Operator:
 
 
 StartOperator = Callable[..., Operator]
-"""Starts an operator with these further arguments; `server` is another way to the API server."""
+"""Starts an operator with additional arguments; `server` overrides the URL of the API server."""

@@ -1,4 +1,4 @@
-"""Where a cluster with a real node comes from: yours, kind's, or one that is built on this machine."""
+"""Provides a cluster with a real node: an existing one, a kind cluster, or one built on this machine."""
 
 import os
 import shlex
@@ -18,11 +18,11 @@ from dps_testkit.errors import RefusedError
 from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT
 from dps_testkit.waiting import eventually
 
-Way = Literal["existing", "kind", "self-built"]
+Provider = Literal["existing", "kind", "self-built"]
 KIND = "dps-test"
 VOLUMES = 20
 START = 'log=$1 pid=$2; shift 2; setsid nohup "$@" >>"$log" 2>&1 </dev/null & echo $! >"$pid"'
-"""As `up` starts everything: with no parent that would have to wait for it."""
+"""Starts a process in the same way as `up`: detached, with a log file and a pid file."""
 IMAGES = Path.home() / ".cache/dps-router/images"
 
 
@@ -30,8 +30,8 @@ IMAGES = Path.home() / ".cache/dps-router/images"
 class Cluster:
     """A cluster with a node that runs pods.
 
-    load: the command that makes an image archive known to the node; none where it pulls images by itself.
-    state: the folder of a cluster that was built here, whose parts can be stopped.
+    load: the command that loads an image archive into the node; empty if the node pulls images from a registry.
+    state: the state folder of a self-built cluster, whose processes tests can stop; otherwise None.
     """
 
     kube: Kube
@@ -39,7 +39,7 @@ class Cluster:
     state: Path | None = None
 
     def load_images(self) -> None:
-        """Build every image, unchanged ones out of the cache, and make them known to the node."""
+        """Build all images, using the build cache, and load them into the node."""
         if not self.load:
             return
         subprocess.run([ROOT / "e2e/build-images", IMAGES], check=True, timeout=900)
@@ -48,8 +48,8 @@ class Cluster:
 
     @contextmanager
     def reach(self, kube: Kube, service: str, port: int) -> Iterator[str]:
-        """The URL of a Service for a client on this machine."""
-        if self.state is not None:  # kube-proxy runs here, so cluster addresses mean something here
+        """Yield a URL at which a client on this machine can reach a Service."""
+        if self.state is not None:  # kube-proxy runs on this machine, so cluster IPs can be reached from it
             yield f"http://{kube.get('service', service)['spec']['clusterIP']}:{port}"
             return
         (local,) = free_ports(1)
@@ -63,9 +63,9 @@ class Cluster:
 
     @contextmanager
     def without_api_server(self) -> Iterator[None]:
-        """The API server is killed, and started again afterwards. Only where the cluster was built here."""
+        """Kill the API server, and start it again on exit. Raises RefusedError unless the cluster is self-built."""
         if self.state is None:
-            raise RefusedError("the API server of a cluster that was not built here is not ours to stop")
+            raise RefusedError("only the API server of a self-built cluster can be stopped")
         file = self.state / "pids/kube-apiserver"
         pid = int(file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
@@ -86,10 +86,10 @@ class Cluster:
             eventually(lambda: self.kube.kubectl("get", "--raw", "/readyz"))
 
 
-def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Way:
-    """Which way to take: a kubeconfig that is named, kind where docker runs, otherwise building one as root.
+def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Provider:
+    """Choose a provider: E2E_KUBECONFIG if it is set, kind if docker runs, otherwise self-built if root.
 
-    RefusedError, with what to do, where none is open.
+    Raises RefusedError, with a message that lists the options, if none is available.
     """
     if environment.get("E2E_KUBECONFIG"):
         return "existing"
@@ -98,13 +98,13 @@ def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Wa
     if root:
         return "self-built"
     raise RefusedError(
-        "no cluster: set E2E_KUBECONFIG and E2E_CONTEXT, or start docker with kind, or be root"
+        "no cluster: set E2E_KUBECONFIG and E2E_CONTEXT, or start docker with kind, or run as root"
     )
 
 
 def storage(folder: Path) -> list[Manifest]:
-    """A default storage class and volumes of it, in folders that any user may write to."""
-    made: list[Manifest] = [
+    """A default storage class, and volumes of it in world-writable folders."""
+    manifests: list[Manifest] = [
         {
             "apiVersion": "storage.k8s.io/v1",
             "kind": "StorageClass",
@@ -120,8 +120,8 @@ def storage(folder: Path) -> list[Manifest]:
         path = folder / str(number)
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o777)
-        made.append(volume(number, path))
-    return made
+        manifests.append(volume(number, path))
+    return manifests
 
 
 @contextmanager
@@ -166,13 +166,13 @@ def _docker_works() -> bool:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster with a node, with this checkout's images. One that was made for it is gone afterwards."""
-    way = choose(os.environ, _docker_works(), os.geteuid() == 0)
-    ways = {
+    """A cluster with a node and this checkout's images. A cluster created here is deleted on exit."""
+    provider = choose(os.environ, _docker_works(), os.geteuid() == 0)
+    providers = {
         "existing": lambda: _existing(os.environ),
         "kind": lambda: _kind(folder),
         "self-built": lambda: _self_built(folder),
     }
-    with ways[way]() as made:
-        made.load_images()
-        yield made
+    with providers[provider]() as running:
+        running.load_images()
+        yield running

@@ -1,7 +1,7 @@
-"""Named requests of the contract with SGLang, sent in this order to a real server and to the emulated one.
+"""Requests of the contract with SGLang, in the order in which they are sent to a real and an emulated server.
 
-The order matters: what the prefix cache holds when a request arrives shows in its ``cached_tokens``. Output
-text is never compared, output lengths always: requests ask for a fixed number of tokens.
+The order matters: ``cached_tokens`` depends on the content of the prefix cache when a request arrives. Output
+lengths are compared and output text is not, so requests set a fixed number of tokens.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True)
 class Case:
-    """One request; ``body`` is sent as JSON, bytes as they are."""
+    """One request. ``body`` is sent as JSON, or unchanged if it is bytes."""
 
     name: str
     method: str
@@ -28,20 +28,20 @@ class Case:
 
 
 def chat(name: str, *, messages: Any = None, **fields: Any) -> Case:
-    """A chat request for eight greedy tokens."""
+    """A chat request for eight tokens at temperature 0."""
     body = {"model": MODEL, "messages": QUESTION if messages is None else messages}
     return Case(f"chat: {name}", "POST", CHAT, body | EIGHT | fields)
 
 
 def completions(name: str, prompt: Any, **fields: Any) -> Case:
-    """A completions request for eight greedy tokens."""
+    """A completions request for eight tokens at temperature 0."""
     return Case(
         f"completions: {name}", "POST", COMPLETIONS, {"model": MODEL, "prompt": prompt} | EIGHT | fields
     )
 
 
 def generate(name: str, n: int = 1, **fields: Any) -> Case:
-    """A request in SGLang's own interface for eight greedy tokens."""
+    """A /generate request for eight tokens at temperature 0."""
     sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True} | ({"n": n} if n > 1 else {})
     return Case(f"generate: {name}", "POST", GENERATE, {"sampling_params": sampling} | fields)
 
@@ -55,7 +55,7 @@ TOOL = {
 }
 ARGUMENTS = '{"city": "Zürich"}'
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
-AFTER_A_TOOL = [
+AFTER_TOOL_CALL = [
     {"role": "system", "content": [{"type": "text", "text": "You are"}, {"type": "text", "text": "terse."}]},
     *QUESTION,
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -79,7 +79,7 @@ GENERATIONS: tuple[Case, ...] = (
     chat("second turn", messages=SECOND_TURN),
     chat(
         "tools, tool call, parts, template arguments",
-        messages=AFTER_A_TOOL,
+        messages=AFTER_TOOL_CALL,
         tools=[TOOL],
         chat_template_kwargs={"enable_thinking": False},
     ),
@@ -163,7 +163,7 @@ SPECULATIVE: tuple[Case, ...] = (
     chat("stream with usage", **WITH_USAGE),
     generate("text", text="Far away in a land"),
     generate("stream", text="Far away in a land", **STREAM),
-    # The acceptance length is told from the first report on, after some forty decode steps.
+    # SGLang reports the acceptance length only after about forty decode steps.
     chat("long", max_tokens=200),
     Case("server_info", "GET", "/server_info"),
     Case("loads: everything", "GET", "/v1/loads?include=all"),

@@ -1,4 +1,4 @@
-"""Field-by-field comparison of two shapes, less the differences that are meant to be there."""
+"""Field-by-field comparison of two shapes, except for deliberate differences."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ ABSENT = "<absent>"
 
 @dataclass(frozen=True)
 class Deliberate:
-    """Fields that differ on purpose, and why: ``pattern`` is `fnmatch`'s, over case and path.
+    """A deliberate difference. ``pattern`` is an `fnmatch` pattern for the case name and field path.
 
-    ``lacking``: only where the emulation has no such field.
+    ``lacking``: applies only if the emulated answer lacks the field.
     """
 
     pattern: str
@@ -21,19 +21,19 @@ class Deliberate:
     lacking: bool = False
 
     def explains(self, path: str, emulated: Shape) -> bool:
-        """Whether this is the difference at ``path``."""
+        """Whether this entry explains the difference at ``path``."""
         return fnmatchcase(path, self.pattern) and (emulated == ABSENT or not self.lacking)
 
 
 def differences(real: Shape, emulated: Shape, path: str = "") -> Iterator[tuple[str, Shape, Shape]]:
-    """Every field that differs, as (path, real, emulated); what one side lacks is ``ABSENT``."""
+    """Yield (path, real, emulated) for each field that differs; a missing field is ``ABSENT``."""
     match real, emulated:
         case dict(), dict():
             for key in real | emulated:
                 yield from differences(real.get(key, ABSENT), emulated.get(key, ABSENT), f"{path}.{key}")
         case list(), list() if len(real) == len(emulated):
-            for index, (one, other) in enumerate(zip(real, emulated, strict=True)):
-                yield from differences(one, other, f"{path}.{index}")
+            for index, (left, right) in enumerate(zip(real, emulated, strict=True)):
+                yield from differences(left, right, f"{path}.{index}")
         case _ if real != emulated:
             yield path, real, emulated
 
@@ -41,18 +41,18 @@ def differences(real: Shape, emulated: Shape, path: str = "") -> Iterator[tuple[
 def unexplained(
     real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[Deliberate, ...]
 ) -> dict[str, tuple[Shape, Shape]]:
-    """Differences of the cases that ``emulated`` has, which no entry of ``deliberate`` explains."""
+    """Differences that no entry of ``deliberate`` explains, for the cases in ``emulated``."""
     return {
-        path: (one, other)
-        for path, one, other in _all(real, emulated)
-        if not any(known.explains(path, other) for known in deliberate)
+        path: (expected, actual)
+        for path, expected, actual in _all(real, emulated)
+        if not any(known.explains(path, actual) for known in deliberate)
     }
 
 
 def unused(
     real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[Deliberate, ...]
 ) -> list[str]:
-    """Patterns of ``deliberate`` that explain no difference any more."""
+    """Patterns of ``deliberate`` that no longer explain any difference."""
     found = [(path, other) for path, _, other in _all(real, emulated)]
     return [
         known.pattern for known in deliberate if not any(known.explains(path, other) for path, other in found)

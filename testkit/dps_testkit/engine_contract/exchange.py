@@ -1,4 +1,4 @@
-"""Sending the contract's requests: the same way to a real server and to the emulated one."""
+"""Sends the contract's requests, in the same way to a real and an emulated server."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from dps_testkit.engine_contract.observe import Answer
 
 
 async def send(session: aiohttp.ClientSession, case: Case) -> Answer:
-    """The whole answer to ``case`` from the server at the session's base URL."""
+    """The complete answer to ``case`` from the server at the session's base URL."""
     raw = isinstance(case.body, bytes)
     body = case.body if raw or case.body is None else json.dumps(case.body).encode()
     headers = case.headers if raw or case.body is None else JSON
@@ -24,36 +24,36 @@ async def send(session: aiohttp.ClientSession, case: Case) -> Answer:
 
 
 async def leave(session: aiohttp.ClientSession, *, stream: bool) -> None:
-    """Ask for a long answer and hang up: after a stream's first bytes, or once the request is running."""
+    """Request a long answer and disconnect: after a stream's first bytes, or once the request is running."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": f"Leave {stream}"}], "stream": stream}
-    asked = asyncio.create_task(session.post(CHAT, json=body | {"max_tokens": 4000, "ignore_eos": True}))
+    request = asyncio.create_task(session.post(CHAT, json=body | {"max_tokens": 4000, "ignore_eos": True}))
     if stream:
-        answer = await asked
+        answer = await request
         await answer.content.readany()
         answer.close()
         return
     while await running(session) == 0:  # noqa: ASYNC110 - another process's state has no event
         await asyncio.sleep(0.05)
-    asked.cancel()
-    await asyncio.wait([asked])
+    request.cancel()
+    await asyncio.wait([request])
 
 
 async def aborted(session: aiohttp.ClientSession) -> float:
-    """Requests that the server says it aborted, so far."""
+    """The number of requests that the server has aborted so far."""
     name = "sglang:num_aborted_requests_total"
     families = text_string_to_metric_families(await exposition(session))
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 async def running(session: aiohttp.ClientSession) -> int:
-    """Requests that the server decodes or keeps waiting, by its own account."""
+    """The number of running and waiting requests that the server reports."""
     async with session.get("/v1/loads") as answer:
         loads = (await answer.json())["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
 async def after_leaving(session: aiohttp.ClientSession, *, stream: bool) -> dict[str, float]:
-    """What the server tells of a client that left in mid-answer: requests aborted, and still running."""
+    """Disconnect during an answer; returns the requests that were aborted and those still running."""
     before = await aborted(session)
     await leave(session, stream=stream)
     while (left := await running(session)) or await aborted(session) == before:  # noqa: ASYNC110 - as above

@@ -1,7 +1,7 @@
-"""What of an answer belongs to the contract: status, headers, shape, and the values its request determines.
+"""The part of an answer that belongs to the contract: status, headers, shape and the values set by the request.
 
-A shape is the answer's JSON with values left out: ``"<str>"``, ``"<int>"``, ``"<float>"`` stand for values
-that time, chance or the model decide. Runs of equal shapes (list items, stream events) are written once.
+A shape is the answer's JSON with placeholders ``"<str>"``, ``"<int>"`` and ``"<float>"`` for values that depend on
+time, chance or the model. Consecutive equal shapes (list items, stream events) are written once.
 """
 
 import json
@@ -31,7 +31,7 @@ VALIDATION = re.compile(r"\d+ validation error|\[\{'type'|.*Expecting|.*JSON dec
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer; header names in lower case."""
+    """A complete answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,19 +39,19 @@ class Answer:
 
 
 def describe(answer: Answer) -> dict[str, Shape]:
-    """The part of an answer that two servers must have in common."""
+    """The part of an answer that must be equal on both servers."""
     headers = {name: value for name, value in sorted(answer.headers.items()) if name not in FREE_HEADERS}
-    told: dict[str, Shape] = {"status": answer.status, "headers": headers}
+    described: dict[str, Shape] = {"status": answer.status, "headers": headers}
     if headers.get("content-type", "").startswith("text/event-stream"):
-        return told | {"events": stream(answer.body)}
+        return described | {"events": stream(answer.body)}
     try:
-        return told | {"json": shape(json.loads(answer.body))}
+        return described | {"json": shape(json.loads(answer.body))}
     except ValueError:
-        return told | {"text": answer.body.decode() if len(answer.body) < 200 else "<str>"}
+        return described | {"text": answer.body.decode() if len(answer.body) < 200 else "<str>"}
 
 
 def stream(body: bytes) -> list[Shape]:
-    """Shapes of a stream's events by choice, runs written once; ValueError unless framed as SGLang does."""
+    """Shapes of a stream's events, sorted by choice. Raises ValueError if the framing differs from SGLang's."""
     *frames, rest = body.split(b"\n\n")
     if rest or not all(frame.startswith(b"data: ") for frame in frames):
         raise ValueError(f"not framed as server-sent events of one data line: {body[:200]!r}")
@@ -61,7 +61,7 @@ def stream(body: bytes) -> list[Shape]:
 
 
 def metrics(exposition: str) -> dict[str, Shape]:
-    """Type and label names of every metric of SGLang's that has a value, from Prometheus text."""
+    """Type and label names of every SGLang metric that has a value, from Prometheus text."""
     return {
         family.name: {
             "type": family.type,
@@ -73,7 +73,7 @@ def metrics(exposition: str) -> dict[str, Shape]:
 
 
 def shape(value: Any, key: str = "", settled: bool = True) -> Shape:
-    """A value's shape; ``settled`` is false while a stream's counts still grow."""
+    """The shape of a value. ``settled`` is false for counts that still grow during a stream."""
     match value:
         case dict():
             return {name: shape(item, name, settled) for name, item in value.items()}
@@ -98,7 +98,7 @@ def _event(event: Any) -> Shape:
 
 
 def _choice(event: Any) -> tuple[int, int]:
-    # Choices of one request interleave as they are decoded: only the order within each is defined.
+    # The choices of one request are interleaved, so only the order within each choice is defined.
     match event:
         case {"choices": [{"index": int(index)}, *_]} | {"index": int(index)}:
             return 0, index

@@ -1,4 +1,4 @@
-"""An API server in memory, as far as reconciling can tell: apply, ownership of fields, uids, deletion."""
+"""An in-memory API server with what the reconciler needs: apply, field ownership, UIDs and deletion."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ Name = tuple[str, str, str]
 
 
 class FakeCluster:
-    """Implements dps_operator.cluster.Cluster. `fail` makes calls raise, by verb and kind."""
+    """Implements dps_operator.cluster.Cluster. `fail` maps (verb, kind) to the error that such a call raises."""
 
     def __init__(self) -> None:
         self.objects: dict[Name, Manifest] = {}
@@ -26,13 +26,13 @@ class FakeCluster:
             raise error
 
     def store(self, manifest: Manifest, manager: str = MANAGED_BY) -> Manifest:
-        """The object with what the server adds; a no-op keeps its version."""
+        """Store an object with UID, managed fields and resource version; a no-op keeps the version."""
         name = (manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         before = self.objects.get(name, {})
         after = overlay(before, manifest)
         metadata = after["metadata"] = dict(after["metadata"])
         metadata.setdefault("uid", f"uid-{len(self.objects)}-{self._version}")
-        entries = [one for one in metadata.get("managedFields", []) if one["manager"] != manager]
+        entries = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
         entry = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
         metadata["managedFields"] = [*entries, entry]
         if after != before:
@@ -62,7 +62,7 @@ class FakeCluster:
 
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
         self._called("list", kind.name)
-        return [one for (name, _, _), one in self.objects.items() if name == kind.name]
+        return [manifest for (name, _, _), manifest in self.objects.items() if name == kind.name]
 
     async def create(self, manifest: Manifest) -> Manifest:
         self._called("create", manifest["kind"])
@@ -84,12 +84,12 @@ class FakeCluster:
         return {name for found, _, name in self.objects if found == kind}
 
     def writes(self) -> int:
-        """Calls so far that ask for a change."""
+        """The number of write calls so far."""
         return sum(count for verb, count in self.calls.items() if verb not in ("get", "list"))
 
 
 def _fields(value: Any) -> Any:
-    """Which fields a manifest names, in the manner of fieldsV1."""
+    """The fields of a manifest in fieldsV1 format."""
     if isinstance(value, dict):
         return {f"f:{key}": _fields(inner) for key, inner in value.items()}
     return {}

@@ -1,6 +1,6 @@
-"""Writes what test_operator_children compares with: python -m dps_testkit.operator.golden.
+"""Regenerates the golden files of test_operator_children: python -m dps_testkit.operator.golden.
 
-Read the difference before it is committed: it is what running deployments are going to get.
+Review the difference before you commit it: running deployments will be changed in the same way.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def rendered(spec: dict[str, Any]) -> str:
-    """All children of a DPSRouter of that spec, as YAML."""
+    """All child objects of a DPSRouter with this spec, as YAML."""
     made = children(router(spec), SETTINGS, "secret-uid")
     return yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=110)
 

@@ -1,4 +1,4 @@
-"""Objects as the API server gives them, for tests of what the operator sees."""
+"""Kubernetes objects as the API server returns them, and the operator's observations of them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Manifest = dict[str, Any]
 
 
 def pod(name: str = "p", component: Component = "speculative", **status: Any) -> Manifest:
-    """A pod of a component with this status."""
+    """A pod of a component, with these status fields."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -21,18 +21,18 @@ def pod(name: str = "p", component: Component = "speculative", **status: Any) ->
 
 
 def waiting(reason: str, message: str = "", **container: Any) -> Manifest:
-    """A container's status while it waits."""
+    """The status of a waiting container."""
     state = {"waiting": {"reason": reason, "message": message}}
     return {"name": "engine", "image": "sglang:1", "ready": False, "state": state, **container}
 
 
 def replicas(ready: int = 1, wanted: int = 1, *, settled: bool | None = None, failure: str = "") -> Replicas:
-    """A workload's replicas; settled where all of them are ready."""
+    """The replica counts of a workload; by default settled if all replicas are ready."""
     return Replicas(wanted, wanted, ready, ready == wanted if settled is None else settled, failure)
 
 
 def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "Deployment") -> Child:
-    """A Deployment or StatefulSet as it is remembered."""
+    """The observation of a Deployment or StatefulSet."""
     return Child(
         kind=kind,
         name=f"qwen-{name}",
@@ -48,5 +48,5 @@ def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "De
 
 
 def remembered_pod(component: str, trouble: Trouble | None = None) -> Pod:
-    """A pod as it is remembered."""
+    """The observation of a pod."""
     return Pod(f"qwen-{component}-1", component, "", leaving=False, trouble=trouble)

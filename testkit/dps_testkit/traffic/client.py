@@ -1,6 +1,6 @@
-"""One turn through the `openai` SDK, as an agent sends it, and again until there is a whole answer.
+"""Sends one turn through the `openai` SDK, as an agent does, and retries it until the answer is complete.
 
-The SDK's own retries are off: each attempt is this module's, so that it is counted.
+The SDK's own retries are disabled, so that every attempt is counted.
 """
 
 import asyncio
@@ -21,18 +21,20 @@ FIRST_WAIT = 0.1
 LONGEST_WAIT = 2.0
 CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0
-"""An answer that is silent for so long is an answer that does not come."""
+"""Read timeout between two bytes of an answer."""
 
 
 class Truncated(Exception):
-    """An answer came to an end that is not its end."""
+    """An answer ended early."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One request. verdict: None if it broke before its headers came. error: None for a whole answer.
+    """One request.
 
-    event: the error was an event in the stream, as the gateway tells that an engine was lost.
+    verdict: the decision in the response headers; None if the request failed before they arrived.
+    error: None for a complete answer.
+    event: whether the error was an event in the stream, which the gateway sends when an engine is lost.
     """
 
     verdict: Verdict | None = None
@@ -42,31 +44,31 @@ class Attempt:
 
 @dataclass
 class Turn:
-    """One turn with all its attempts. Seconds; `began` is the monotonic clock's."""
+    """One turn with all its attempts. Times are in seconds; `began` is on the monotonic clock."""
 
     streamed: bool
     began: float
     attempts: list[Attempt] = field(default_factory=list)
     answer: str = ""
     prompt_tokens: int | None = None
-    """L as the engine counted it."""
+    """L as reported by the engine."""
     latency: float = 0.0
     lost: str | None = None
-    """What of its session was forgotten, if anything was."""
+    """Describes the session state that was lost; None if none was."""
 
     @property
     def verdict(self) -> Verdict | None:
-        """The decision that counts: the first whose headers came. A later one is of a prompt seen before."""
-        return next((one.verdict for one in self.attempts if one.verdict is not None), None)
+        """The decision of the first attempt with response headers. Later attempts repeat a known prompt."""
+        return next((attempt.verdict for attempt in self.attempts if attempt.verdict is not None), None)
 
     @property
     def failed(self) -> bool:
-        """Whether no attempt brought a whole answer."""
+        """Whether no attempt returned a complete answer."""
         return self.attempts[-1].error is not None
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A response's body that remembers its last bytes: the SDK does not tell whether it saw `[DONE]`."""
+    """A response body that keeps its last bytes, because the SDK does not report whether `[DONE]` arrived."""
 
     def __init__(self, body: httpx2.AsyncByteStream) -> None:
         self.tail = b""
@@ -82,7 +84,7 @@ class _Body(httpx2.AsyncByteStream):
 
 
 class _Transport(httpx2.AsyncHTTPTransport):
-    """The SDK's transport, watched: a response's headers are here even if its body breaks."""
+    """A transport that keeps the response headers, which the SDK drops if the body is incomplete."""
 
     verdict: Verdict | None = None
     body: _Body | None = None
@@ -98,9 +100,9 @@ class _Transport(httpx2.AsyncHTTPTransport):
 
 
 class Client:
-    """An agent with an SDK client, and so with connections, of its own. One turn at a time.
+    """An agent with its own SDK client and connections, which sends one turn at a time.
 
-    keep_alive: whether turns reuse a connection, and with it, behind a Service, a replica.
+    keep_alive: whether turns reuse a connection and therefore, behind a Service, a replica.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Client:
         self._answer_tokens = answer_tokens
         self._attempts = attempts
         limits = httpx2.Limits(max_keepalive_connections=None if keep_alive else 0)
-        self._transport = _Transport(limits=limits, verify=False)  # it is HTTP: no certificates to load
+        self._transport = _Transport(limits=limits, verify=False)  # plain HTTP: skip loading certificates
         self._openai = openai.AsyncOpenAI(
             base_url=base_url,
             api_key="none",
@@ -130,7 +132,7 @@ class Client:
     async def send(
         self, messages: list[ChatCompletionMessageParam], session_id: str | None, *, stream: bool
     ) -> Turn:
-        """Send one turn until there is a whole answer, or as often as this client does at most."""
+        """Send one turn until the answer is complete or the maximum number of attempts is reached."""
         turn = Turn(stream, time.monotonic())
         options: dict[str, Any] = {
             "model": self._model,
@@ -156,14 +158,14 @@ class Client:
         try:
             usage = await (self._streamed if turn.streamed else self._whole)(turn, options)
             turn.prompt_tokens = usage.prompt_tokens
-        except openai.APIStatusError as refused:
-            error = f"status {refused.status_code}: {refused.message}"
-        except openai.APIConnectionError as broken:
-            error = f"{broken.message} ({broken.__cause__!r})"
-        except openai.APIError as told:
-            error, event = f"error event: {told.message}", True
-        except Truncated as short:
-            error = f"truncated: {short}"
+        except openai.APIStatusError as status_error:
+            error = f"status {status_error.status_code}: {status_error.message}"
+        except openai.APIConnectionError as connection_error:
+            error = f"{connection_error.message} ({connection_error.__cause__!r})"
+        except openai.APIError as stream_error:
+            error, event = f"error event: {stream_error.message}", True
+        except Truncated as truncated:
+            error = f"truncated: {truncated}"
         return Attempt(self._transport.verdict, error, event)
 
     async def _whole(self, turn: Turn, options: dict[str, Any]) -> CompletionUsage:

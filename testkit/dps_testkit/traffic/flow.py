@@ -1,4 +1,4 @@
-"""Traffic that never stops: sessions of growing history, as many at once as asked for, one after the other."""
+"""Continuous load: concurrent agents, each of which sends one multi-turn session after another."""
 
 import asyncio
 import itertools
@@ -15,15 +15,16 @@ from dps_testkit.traffic.judge import Place, forgotten
 from dps_testkit.traffic.table import Observed, Row, row, undisturbed_median
 
 SHORT, LONG = "And why is that?", "Tell me more about the sky over Oslo in November, please. " * 20
-"""What a user says, by turns: less than 128 tokens, and more."""
+"""User messages of less and of more than 128 tokens."""
 POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Flow:
-    """How the traffic is. base_url: with /v1. agents: how many sessions at once. think_seconds: between turns.
+    """The parameters of the load.
 
-    attempts: at a turn, before it counts as failed; by default they take most of a minute.
+    base_url: includes /v1. agents: number of concurrent sessions. think_seconds: pause between turns.
+    attempts: how often a turn is sent before it counts as failed; the default takes most of a minute.
     """
 
     base_url: str
@@ -37,52 +38,52 @@ class Flow:
 
 @dataclass
 class Traffic:
-    """Traffic under way. `checkpoint` sums up what was seen since the last one."""
+    """Running load. `checkpoint` summarises the turns since the previous checkpoint."""
 
     flow: Flow
     rows: list[Row] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    """Those that ended since the last checkpoint."""
-    _usual: dict[bool, float] = field(default_factory=dict)
+    """The turns that ended since the last checkpoint."""
+    _baseline: dict[bool, float] = field(default_factory=dict)
     _agents: list[asyncio.Task[None]] = field(default_factory=list)
     _began: dict[int, float] = field(default_factory=dict)
-    """By agent: when its last finished turn began."""
+    """Start time of the last finished turn, by agent."""
 
     async def checkpoint(self, case: str) -> Row:
-        """A row on all turns since the last checkpoint, once every agent has finished one that began after now.
+        """Summarise all turns since the last checkpoint, after every agent has finished a turn that began after now.
 
-        The first checkpoint is the undisturbed one, with which the others are compared.
+        The first checkpoint is the undisturbed baseline for the others.
         """
         now = time.monotonic()
         await self._until(lambda: all(began > now for began in self._began.values()))
         turns, self.turns = self.turns, []
         if not self.rows:
             for streamed in (False, True):
-                self._usual[streamed] = undisturbed_median(
+                self._baseline[streamed] = undisturbed_median(
                     [turn.latency for turn in turns if turn.streamed is streamed]
                 )
-        seen = row(case, [self._observed(turn) for turn in turns])
-        self.rows.append(seen)
-        return seen
+        summary = row(case, [self._observed(turn) for turn in turns])
+        self.rows.append(summary)
+        return summary
 
     async def observe(self, turns: int) -> None:
-        """Let so many more turns end."""
+        """Wait until `turns` more turns have ended."""
         wanted = len(self.turns) + turns
         await self._until(lambda: len(self.turns) >= wanted)
 
     async def start(self) -> None:
-        """Begin; the agents run until `stop`."""
+        """Start the agents, which run until `stop`."""
         self._began = dict.fromkeys(range(self.flow.agents), 0.0)
         self._agents = [asyncio.create_task(self._agent(number)) for number in self._began]
 
     async def stop(self) -> None:
-        """End it in the middle of whatever it does."""
+        """Cancel the agents, even in the middle of a turn."""
         for agent in self._agents:
             agent.cancel()
         await asyncio.gather(*self._agents, return_exceptions=True)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
-        """Wait until it is so. Raises what ended an agent, for without it nothing is complete."""
+        """Wait until `reached` is true. Raises the exception of any agent that has ended."""
         while not reached():
             for agent in self._agents:
                 if agent.done():
@@ -92,7 +93,7 @@ class Traffic:
     def _observed(self, turn: Turn) -> Observed:
         return Observed(
             latency=turn.latency,
-            added=turn.latency - self._usual[turn.streamed],
+            added=turn.latency - self._baseline[turn.streamed],
             retries=len(turn.attempts) - 1,
             events=sum(attempt.event for attempt in turn.attempts),
             failed=turn.failed,
@@ -102,7 +103,7 @@ class Traffic:
         )
 
     async def _agent(self, number: int) -> None:
-        """Session after session, for ever. Every second one is named to the gateway, every other two keep alive."""
+        """Send sessions until cancelled. Every second session sends its id; keep-alive alternates in pairs."""
         flow = self.flow
         for session in itertools.count(number):
             keep_alive = session // 2 % 2 == 0
@@ -118,7 +119,7 @@ class Traffic:
         ]
         place = Place()
         for number in range(self.flow.turns):
-            # Neither all agents' short turns come at once, nor all streams.
+            # Agents are out of phase, so that short and long turns, streaming or not, run at the same time.
             text = LONG if (agent // 2 + number) % 2 else SHORT
             history.append({"role": "user", "content": f"{number}: {text}"})
             turn = await client.send(history, identity if named else None, stream=(agent + number) % 2 == 0)
@@ -134,7 +135,7 @@ class Traffic:
 
 
 def _lost(place: Place, turn: Turn) -> str | None:
-    """What some attempt at a turn shows to be forgotten, or miscounted."""
+    """The first session state found lost, or prompt length found wrong, in the attempts of a turn."""
     for number, attempt in enumerate(turn.attempts):
         if attempt.verdict is None:
             continue
@@ -148,10 +149,10 @@ def _lost(place: Place, turn: Turn) -> str | None:
 
 @asynccontextmanager
 async def traffic(flow: Flow) -> AsyncIterator[Traffic]:
-    """Traffic for as long as the block lasts."""
-    under_way = Traffic(flow)
-    await under_way.start()
+    """Generate load until the block exits."""
+    running = Traffic(flow)
+    await running.start()
     try:
-        yield under_way
+        yield running
     finally:
-        await under_way.stop()
+        await running.stop()

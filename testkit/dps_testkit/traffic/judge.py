@@ -1,6 +1,6 @@
-"""Whether a session went on where it was: what a gateway said of a turn, beside what was said of the one before.
+"""Checks that a session continued where it was, by comparing the decisions of two consecutive turns.
 
-Pure. Lengths in tokens. Needs no tokenizer: L_t is checked against the engine's own count, ΔL_t against L_t.
+Pure. Lengths are in tokens. No tokenizer is needed: ΔL_t is checked against L_t, and L_t against the engine's count.
 """
 
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from dps_lab.replay.records import Verdict
 
 @dataclass(frozen=True)
 class Place:
-    """Where a session is: the number and the length L of its last answered turn; 0 and 0 before the first."""
+    """The number and prompt length L of a session's last answered turn; both 0 before the first turn."""
 
     turn: int = 0
     prompt_tokens: int = 0
 
 
 def forgotten(before: Place, verdict: Verdict, *, repeated: bool) -> str | None:
-    """What `verdict` does not remember of a session that was at `before`; None if nothing is missing.
+    """Describe the session state that `verdict` lacks for a session that was at `before`; None if it is complete.
 
-    A turn is the next one and has grown by L_t - L_{t-1} (Eq. 1). `repeated`: the same prompt was sent before,
-    and broke; if it was committed then, it is the same turn again, and nothing in it is new.
+    The turn must be the next one, and ΔL_t must be L_t - L_{t-1} (Eq. 1). `repeated`: the same prompt was sent
+    before without a complete answer. If that attempt was committed, this is the same turn with ΔL_t = 0.
     """
-    told = (verdict.history, verdict.turn, verdict.delta_tokens)
+    actual = (verdict.history, verdict.turn, verdict.delta_tokens)
     length = verdict.prompt_tokens
     if length is None:
         return f"no decision in the answer's headers: {verdict}"
     number = before.turn + 1
     history = "grown" if before.turn else "new"
-    wanted = [(history, number, length - before.prompt_tokens)]
+    accepted = [(history, number, length - before.prompt_tokens)]
     if repeated:
-        wanted.append(("grown", number, 0))
-    if told in wanted:
+        accepted.append(("grown", number, 0))
+    if actual in accepted:
         return None
-    expected = " or ".join(_words(*one) for one in wanted)
-    return f"{_words(*told)} (state: {verdict.state}), not {expected}"
+    expected = " or ".join(_words(*decision) for decision in accepted)
+    return f"{_words(*actual)} (state: {verdict.state}), not {expected}"
 
 
 def _words(history: str | None, turn: int | None, delta_tokens: int | None) -> str:

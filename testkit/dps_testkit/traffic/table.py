@@ -1,4 +1,4 @@
-"""The table of fault cases: what clients saw of each. Pure; seconds."""
+"""The table of fault cases: what clients observed during each. Pure; times are in seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,12 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class Observed:
-    """What is left of one turn for the table. retries: attempts after the first; events: error events in streams.
+    """One turn, as it enters the table.
 
-    added: by how much it took longer than the median of its kind did while nothing was disturbed.
-    troubles: the errors of its attempts. lost: what of its session was forgotten. from_memory: it was decided by
-    what gateways have in mind, while Redis did not answer.
+    added: latency above the undisturbed median of turns of the same kind (streaming or not).
+    retries: attempts after the first. events: error events in streams. troubles: errors of the attempts.
+    lost: the session state that was lost, if any.
+    from_memory: whether the decision used a gateway's in-memory copy because Redis was unavailable.
     """
 
     latency: float
@@ -39,16 +40,16 @@ class Row:
     worst: float
     worst_added: float
     troubles: tuple[str, ...] = field(default=(), repr=False)
-    """Every error that a client saw, and everything that was forgotten, in words."""
+    """Descriptions of all errors and of all lost session state."""
 
     @property
     def unnoticed(self) -> bool:
-        """Whether clients saw nothing of it."""
+        """Whether no client observed the fault."""
         return self.retries == self.events == self.failures == self.forgotten == 0
 
 
 def row(case: str, turns: Sequence[Observed]) -> Row:
-    """Sum up the turns that ended during a case. ValueError if there were none: nothing was observed."""
+    """Summarise the turns that ended during a case. Raises ValueError if there were none."""
     if not turns:
         raise ValueError(f"{case}: no turn ended while it was observed")
     latencies = [turn.latency for turn in turns]
@@ -68,12 +69,12 @@ def row(case: str, turns: Sequence[Observed]) -> Row:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that `percent` of them do not exceed, interpolated."""
+    """The `percent`-th percentile, interpolated."""
     return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]
 
 
 def undisturbed_median(latencies: Sequence[float]) -> float:
-    """What a turn takes when nothing happens; 0 where nothing was measured."""
+    """The median latency of undisturbed turns; 0 if there are none."""
     return median(latencies) if latencies else 0.0
 
 
@@ -92,26 +93,33 @@ HEADINGS = (
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown; empty for no rows."""
+    """The table in Markdown; empty if there are no rows."""
     if not rows:
         return ""
     lines = ["| " + " | ".join(HEADINGS) + " |", "| :-- |" + " --: |" * (len(HEADINGS) - 1)]
-    for one in rows:
-        counts = (one.requests, one.retries, one.events, one.failures, one.forgotten, one.from_memory)
-        seconds = (one.p95, one.worst, one.worst_added)
-        cells = [one.case, *(f"{count:,}" for count in counts), *(f"{value:.2f}" for value in seconds)]
+    for entry in rows:
+        counts = (
+            entry.requests,
+            entry.retries,
+            entry.events,
+            entry.failures,
+            entry.forgotten,
+            entry.from_memory,
+        )
+        seconds = (entry.p95, entry.worst, entry.worst_added)
+        cells = [entry.case, *(f"{count:,}" for count in counts), *(f"{value:.2f}" for value in seconds)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 @dataclass
 class Report:
-    """What is told at the end: the table's rows, and figures that are no column of it."""
+    """The rows of the table, and notes with figures that are not in the table."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Markdown; empty if no fault case ran."""
+        """The report in Markdown; empty if no fault case ran."""
         notes = "".join(f"- {note}\n" for note in self.notes)
         return markdown(self.rows) + (f"\n{notes}" if notes else "")
