@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator e2e images manifests lock clean
+.PHONY: help demo test lint format bench bench-operator e2e images generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -48,10 +48,8 @@ e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoe
 images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images
 
-manifests: $(INSTALLED) ## write what follows from the API's models and the chart
-	@$(BIN)/python -m dps_operator.generate
-	@e2e/cluster/build helm
-	@e2e/cluster/install-manifest > manifests/install.yaml
+generate: $(INSTALLED) ## write every generated file: the CRD, its reference, install.yaml, test fixtures
+	@$(BIN)/python -m dps_tools.generate
 
 lock: ## regenerate requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \

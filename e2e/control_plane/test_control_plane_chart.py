@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from dps_operator.generate import crd_text
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.errors import RefusedError
-from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT
+from dps_testkit.paths import ROOT
 from dps_testkit.waiting import eventually
+from dps_tools.generate import crd_text
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
@@ -118,8 +118,12 @@ def test_the_charts_crd_is_the_models(whole: Kube) -> None:
     assert made["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
-def test_install_yaml_is_the_charts(whole: Kube) -> None:
-    assert whole.run(str(CLUSTER_SCRIPTS / "install-manifest")) == INSTALL.read_text()
+def test_install_yaml_is_what_helm_renders(whole: Kube) -> None:
+    options = ("--namespace", "dps-system", "--skip-tests", "--set", "crds.keep=false")
+    by_helm = yaml.safe_load_all(whole.run("helm", "template", "dps-router", CHART, *options))
+    namespace, *objects = yaml.safe_load_all(INSTALL.read_text())
+    assert objects == list(by_helm)
+    assert namespace["metadata"]["name"] == "dps-system"
 
 
 def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:

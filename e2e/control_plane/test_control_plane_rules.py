@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dps_operator.api.crd import crd
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.errors import RefusedError
+from dps_tools.crd import crd
 from e2e.cluster.routers import GONE, router, speculation
 
 pytest_plugins = ["e2e.cluster.fixtures"]

@@ -1,6 +1,6 @@
-"""Regenerates the golden files of test_operator_children: python -m dps_testkit.operator.golden.
+"""The children of two DPSRouters as YAML, kept in tests/operator/fixtures.
 
-Review the difference before you commit it: running deployments will be changed in the same way.
+`make generate` rewrites them. Review the difference before you commit it: running deployments will be changed in the same way.
 """
 
 from typing import Any
@@ -24,8 +24,3 @@ def rendered(spec: dict[str, Any]) -> str:
     """All child objects of a DPSRouter with this spec, as YAML."""
     made = children(router(spec), SETTINGS, "secret-uid")
     return yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=110)
-
-
-if __name__ == "__main__":
-    for name, spec in CASES.items():
-        (HERE / f"{name}.yaml").write_text(rendered(spec))

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: structural schema, defaults, CEL rules, columns."""
+"""The CustomResourceDefinition, generated from the API models: structural schema, defaults, CEL rules, columns."""
 
 from typing import Any
 

@@ -1,0 +1,64 @@
+"""The subset of Go's template language that renders the chart without Helm."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from dps_tools.chart import ChartError, Renderer, rendered
+from dps_tools.generate import ROOT
+
+CHART = ROOT / "charts/dps-router"
+CONTEXT: dict[str, Any] = {
+    "Values": {"name": "a", "empty": "", "list": ["x", "y"], "map": {"k": 1}, "on": True}
+}
+
+TEMPLATES = {
+    "field": ("{{ .Values.name }}", "a"),
+    "surrounding white space is trimmed": ("b  {{- .Values.name -}}  c", "bac"),
+    "comment": ("{{- /* nothing */ -}}x", "x"),
+    "pipeline passes its value as the last argument": ('{{ .Values.name | printf "%s-%s" "b" }}', "b-a"),
+    "parentheses": ("{{ quote (.Values.name) }}", '"a"'),
+    "default": ('{{ .Values.empty | default "d" }}', "d"),
+    "if and else": ("{{ if .Values.empty }}1{{ else }}2{{ end }}", "2"),
+    "with sets the dot": ("{{ with .Values.map }}{{ .k }}{{ $.Values.name }}{{ end }}", "1a"),
+    "range": ("{{ range .Values.list }}<{{ . }}>{{ end }}", "<x><y>"),
+    "variable": ("{{ $v := .Values.name }}{{ $v }}", "a"),
+    "boolean": ("{{ .Values.on }}", "true"),
+    "toYaml": ("m:{{ toYaml .Values.map | nindent 2 }}", "m:\n  k: 1"),
+    "ambiguous string": ('{{ toYaml (list "True" "x") }}', '- "True"\n- x'),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_template_is_rendered_as_by_go(source: str, expected: str) -> None:
+    assert Renderer(CONTEXT).render(source) == expected
+
+
+def test_named_template_is_included_with_its_context() -> None:
+    renderer = Renderer(CONTEXT)
+    renderer.define('{{- define "t" -}}[{{ .name }}]{{- end -}}')
+    assert renderer.render('{{ include "t" .Values }}') == "[a]"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ lookup .Values }}", "{{ if .Values }}", '{{ required "set it" .Values.empty }}']
+)
+def test_unsupported_or_incomplete_template_is_refused(source: str) -> None:
+    with pytest.raises(ChartError):
+        Renderer(CONTEXT).render(source)
+
+
+def test_values_select_the_charts_objects() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values |= {"watchNamespaces": ["a", "b"], "crds": {"enabled": False}}
+    objects = [yaml.safe_load(text) for _, text in rendered(CHART, "r", "ns", values)]
+    kinds = [item["kind"] for item in objects]
+    assert kinds.count("Role") == kinds.count("RoleBinding") == 2
+    assert "CustomResourceDefinition" not in kinds
+    (deployment,) = [item for item in objects if item["kind"] == "Deployment"]
+    assert deployment["metadata"] | {"labels": {}} == {
+        "name": "r-dps-router",
+        "namespace": "ns",
+        "labels": {},
+    }
