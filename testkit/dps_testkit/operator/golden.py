@@ -1,6 +1,7 @@
 """The children of two DPSRouters as YAML, kept in tests/operator/fixtures.
 
-`make generate` rewrites them. Review the difference before you commit it: running deployments will be changed in the same way.
+`make generate` rewrites them. Review the difference before you commit it: running deployments will be changed in the
+same way.
 """
 
 from typing import Any
