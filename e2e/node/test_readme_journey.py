@@ -1,25 +1,25 @@
-"""The README's way onto Kubernetes, word for word, from `helm install` to an answer."""
+"""The documented installation on Kubernetes, word for word, from `helm install` to an answer."""
 
 import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from dps_testkit.cluster.kube import BIN, Kube
 from dps_testkit.cluster.providers import Cluster
+from dps_testkit.documents import run_by
 from dps_testkit.paths import ROOT
 from e2e.node.conftest import RELEASE, SYSTEM
 
 SECONDS = 420.0
-README = (ROOT / "README.md").read_text()
 
 
 def script() -> str:
-    """The commands of the README's section on Kubernetes; what they leave in the background ends with them."""
-    section = README.partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    """The commands that the documents mark for this file. Processes that they leave behind end with them."""
+    commands = "".join(block.text for block in run_by(Path(__file__)))
     return f"set -euo pipefail; trap 'kill $(jobs -p)' EXIT\n{commands}"
 
 
@@ -43,7 +43,7 @@ def test_a_new_user_gets_an_answer(node: Cluster) -> None:
         assert re.search(r"^emulated +True +DeltaPrefill +128 +1 +1 +2 ", done.stdout, flags=re.MULTILINE)
         head, _, body = done.stdout.partition("HTTP/1.1 200 OK\n")[2].partition("\n\n")
         headers = dict(re.findall(r"^(x-dps-[a-z-]+): (.*)$", head, flags=re.MULTILINE))
-        answer = json.loads(body)
+        answer, _ = json.JSONDecoder().raw_decode(body)
         assert headers["x-dps-reason"] == "within_threshold"
         assert int(headers["x-dps-prompt-tokens"]) == answer["usage"]["prompt_tokens"]
     finally:

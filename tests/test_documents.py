@@ -1,0 +1,245 @@
+"""The documentation is correct: its commands run, its configuration is valid, its links and lists are current."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+import yaml
+
+from dps_gateway.config import GatewayConfig, parse_config
+from dps_gateway.session.identity import DEFAULT_SESSION_KEYS
+from dps_local.assets import bundled_tokenizer, qwen_tokenizer
+from dps_local.processes import free_ports
+from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
+from dps_testkit.http import status_of
+from dps_testkit.paths import ROOT
+from dps_testkit.processes import Site
+from dps_testkit.waiting import wait_until
+
+SHELL = {"sh", "bash", "shell", "console"}
+HERE = Path(__file__)
+SERVER = re.compile(r"\bdps (?:up\b|gateway\b(?!.*--check))")
+"""A command that serves until it is interrupted."""
+COMMAND_SECONDS = 60.0
+GATEWAY_PORT = "8000"
+VOLATILE = {"x-request-id", "x-dps-session", "date"}
+"""Headers whose value differs in every run."""
+DEPENDENT_ON_TOKENIZER = {"x-dps-prompt-tokens", "x-dps-delta-tokens"}
+"""Headers whose value in the documents is for Qwen's tokenizer."""
+
+
+class Sandbox:
+    """A folder in which a document's commands run in order, on free ports instead of the document's.
+
+    A block that starts a server runs in the background until the next such block, or the end.
+    """
+
+    def __init__(self, folder: Path, engines: Mapping[str, str]) -> None:
+        first = _consecutive_ports()
+        ports = free_ports(3)
+        self._ports = {"8000": first, "8001": first + 1, "9090": ports[0]} | {
+            port: engines.get(port, free) for port, free in zip(("30000", "30001"), ports[1:], strict=True)
+        }
+        self._folder = folder
+        self._server: asyncio.subprocess.Process | None = None
+        self.output = ""
+        (folder / ".venv").symlink_to(sys.prefix)
+        (folder / "tokenizer").symlink_to(bundled_tokenizer())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop_server()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file for later commands. A .jsonl file has one line, whatever the document shows."""
+        if name.endswith(".jsonl"):
+            text = json.dumps(json.loads(text)) + "\n"
+        (self._folder / name).write_text(self._on_free_ports(text))
+
+    async def run(self, text: str) -> None:
+        """Run commands to their end, or until the server that they start answers."""
+        if SERVER.search(text.splitlines()[-1]):
+            await self._serve(text)
+        else:
+            await self._finish(text)
+
+    async def _serve(self, text: str) -> None:
+        await self._stop_server()
+        port = self._ports[GATEWAY_PORT]
+        server = self._server = await self._start(text.replace("dps up", f"dps up --port {GATEWAY_PORT}"))
+
+        async def answers() -> bool:
+            assert server.returncode is None, f"ended with status {server.returncode}: {text}"
+            return await status_of(f"http://127.0.0.1:{port}/v1/models") == 200
+
+        await wait_until(answers, text)
+
+    async def _finish(self, text: str) -> None:
+        process = await self._start(text, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+        async with asyncio.timeout(COMMAND_SECONDS):
+            output, _ = await process.communicate()
+        self.output = output.decode()
+        assert process.returncode == 0, f"{text}\n{self.output}"
+
+    async def _start(self, text: str, **streams: int) -> asyncio.subprocess.Process:
+        search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return await asyncio.create_subprocess_exec(
+            *("bash", "-euo", "pipefail", "-c", self._on_free_ports(text)),
+            cwd=self._folder,
+            env={**os.environ, "PATH": search_path},
+            start_new_session=True,
+            **streams,
+        )
+
+    async def _stop_server(self) -> None:
+        if self._server is not None and self._server.returncode is None:
+            os.killpg(self._server.pid, signal.SIGTERM)
+            await self._server.wait()
+        self._server = None
+
+    def _on_free_ports(self, text: str) -> str:
+        return re.sub(r"\b(8000|8001|9090|30000|30001)\b", lambda match: str(self._ports[match[0]]), text)
+
+
+def _consecutive_ports() -> int:
+    """The first of two consecutive free ports."""
+    while True:
+        (port,) = free_ports(1)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        return port
+
+
+def documents_run_here() -> list[str]:
+    return sorted({block.document for block in run_by(HERE)})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("document", documents_run_here())
+async def test_commands_succeed_and_print_what_is_shown(document: str, tmp_path: Path) -> None:
+    found = blocks(document)
+    async with Site(tmp_path) as site:
+        existing = {}
+        if any("--speculative-url" in block.text for block in found if block.runner):
+            engines = await site.engines("speculative", "greedy")
+            urls = zip(("30000", "30001"), engines, strict=True)
+            existing = {port: engine.url.rpartition(":")[2] for port, engine in urls}
+        folder = tmp_path / "sandbox"
+        folder.mkdir()
+        async with Sandbox(folder, existing) as sandbox:
+            for block in found:
+                if block.file:
+                    sandbox.write(block.file, block.text)
+            for block in found:
+                if block.runner == str(HERE.relative_to(ROOT)):
+                    await sandbox.run(block.text.rstrip())
+                elif block.marker == "output":
+                    assert_printed(block, sandbox.output)
+
+
+def assert_printed(block: Block, output: str) -> None:
+    """Every line of the block is in the output; of headers that vary, only the name."""
+    printed = output.replace("\r", "").splitlines()
+    varying = VOLATILE | (DEPENDENT_ON_TOKENIZER if qwen_tokenizer().path == bundled_tokenizer() else set())
+    for line in block.text.splitlines():
+        name, _, _ = line.partition(": ")
+        if name.lower() in varying:
+            assert any(other.startswith(f"{name}: ") for other in printed), f"{block}: {name}"
+        else:
+            assert line in printed, f"{block}: {line}"
+
+
+@pytest.mark.parametrize("block", [block for block in all_blocks() if block.language in SHELL], ids=str)
+def test_every_command_is_run_or_says_why_not(block: Block) -> None:
+    if block.runner is not None:
+        runner = ROOT / block.runner
+        assert runner.is_file()
+        assert runner.suffix != ".py" or "run_by(" in runner.read_text(), f"{runner} does not call run_by()"
+    else:
+        assert block.reason_not_run, f"{block}: mark it with 'run by PATH' or 'not run: REASON'"
+
+
+def test_no_commands_hide_in_indented_blocks() -> None:
+    hidden = []
+    for document in DOCUMENTS:
+        text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+        hidden += re.findall(r"^\n    [^-* \n].*$", text, flags=re.MULTILINE)
+    assert hidden == []
+
+
+def test_ci_runs_the_quick_start_word_for_word() -> None:
+    script = ROOT / ".ci/run"
+    commands = [line for block in run_by(script) for line in block.text.splitlines()]
+    assert "make demo" in commands
+    assert set(commands) <= set(script.read_text().splitlines())
+
+
+def links() -> Iterator[tuple[str, str]]:
+    for document in DOCUMENTS:
+        text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in target:
+                yield document, target
+
+
+@pytest.mark.parametrize(("document", "target"), list(links()))
+def test_a_link_leads_to_a_file_and_a_heading(document: str, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    file = (ROOT / document).parent / path if path else ROOT / document
+    assert file.exists()
+    if anchor:
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+
+
+def configuration_files() -> dict[str, str]:
+    return {block.file: block.text for block in blocks("docs/gateway.md") if block.file}
+
+
+@pytest.mark.parametrize("name", configuration_files())
+def test_documented_gateway_configuration_is_valid(name: str) -> None:
+    parse_config(configuration_files()[name], source=name, environment={})
+
+
+def test_configuration_reference_has_every_key_and_the_defaults_it_claims() -> None:
+    document: dict[str, Any] = yaml.safe_load(configuration_files()["reference.yaml"])
+    config = parse_config(json.dumps(document), source="reference.yaml", environment={})
+    every_key = config.model_dump(by_alias=True, mode="json")
+    assert set(document) == set(every_key)
+    sections = set(document) - {"pools"}
+    assert {name: set(document[name]) for name in sections} == {
+        name: set(every_key[name]) for name in sections
+    }
+    defaults = GatewayConfig.model_validate({"model": document["model"], "pools": document["pools"]})
+    claimed = ("listen", "limits", "timeouts")
+    assert {name: every_key[name] for name in claimed} == {
+        name: defaults.model_dump(by_alias=True, mode="json")[name] for name in claimed
+    }
+
+
+def test_documented_session_keys_are_the_gateways_in_their_order() -> None:
+    page = (ROOT / "docs/gateway.md").read_text()
+    documented = re.findall(r"^\| `((?:header|body):[\w.-]+)` \|", page, flags=re.MULTILINE)
+    assert tuple(documented) == DEFAULT_SESSION_KEYS
