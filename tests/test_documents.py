@@ -23,13 +23,15 @@ from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
 from dps_testkit.http import status_of
 from dps_testkit.paths import ROOT
 from dps_testkit.processes import Site
-from dps_testkit.waiting import wait_until
+from dps_testkit.waiting import eventually_async
 
 SHELL = {"sh", "bash", "shell", "console"}
 HERE = Path(__file__)
 SERVER = re.compile(r"\bdps (?:up\b|gateway\b(?!.*--check))")
 """A command that serves until it is interrupted."""
-COMMAND_SECONDS = 60.0
+COMMAND_SECONDS = 120.0
+START_SECONDS = 180.0
+"""Generous: the commands start up to four processes, and the machine may be busy."""
 GATEWAY_PORT = "8000"
 VOLATILE = {"x-request-id", "x-dps-session", "date"}
 """Headers whose value differs in every run."""
@@ -43,7 +45,7 @@ class Sandbox:
     A block that starts a server runs in the background until the next such block, or the end.
     """
 
-    def __init__(self, folder: Path, engines: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, engines: Mapping[str, int]) -> None:
         first = _consecutive_ports()
         ports = free_ports(3)
         self._ports = {"8000": first, "8001": first + 1, "9090": ports[0]} | {
@@ -81,27 +83,29 @@ class Sandbox:
         port = self._ports[GATEWAY_PORT]
         server = self._server = await self._start(text.replace("dps up", f"dps up --port {GATEWAY_PORT}"))
 
-        async def answers() -> bool:
-            assert server.returncode is None, f"ended with status {server.returncode}: {text}"
-            return await status_of(f"http://127.0.0.1:{port}/v1/models") == 200
+        async def answers() -> None:
+            if server.returncode is not None:
+                pytest.fail(f"ended with status {server.returncode}: {text}")
+            assert await status_of(f"http://127.0.0.1:{port}/v1/models") == 200, text
 
-        await wait_until(answers, text)
+        await eventually_async(answers, START_SECONDS)
 
     async def _finish(self, text: str) -> None:
-        process = await self._start(text, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+        process = await self._start(text, output=asyncio.subprocess.PIPE)
         async with asyncio.timeout(COMMAND_SECONDS):
             output, _ = await process.communicate()
         self.output = output.decode()
         assert process.returncode == 0, f"{text}\n{self.output}"
 
-    async def _start(self, text: str, **streams: int) -> asyncio.subprocess.Process:
+    async def _start(self, text: str, output: int | None = None) -> asyncio.subprocess.Process:
         search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return await asyncio.create_subprocess_exec(
             *("bash", "-euo", "pipefail", "-c", self._on_free_ports(text)),
             cwd=self._folder,
             env={**os.environ, "PATH": search_path},
             start_new_session=True,
-            **streams,
+            stdout=output,
+            stderr=None if output is None else asyncio.subprocess.STDOUT,
         )
 
     async def _stop_server(self) -> None:
@@ -130,16 +134,16 @@ def documents_run_here() -> list[str]:
     return sorted({block.document for block in run_by(HERE)})
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("document", documents_run_here())
 async def test_commands_succeed_and_print_what_is_shown(document: str, tmp_path: Path) -> None:
     found = blocks(document)
     async with Site(tmp_path) as site:
-        existing = {}
+        existing: dict[str, int] = {}
         if any("--speculative-url" in block.text for block in found if block.runner):
             engines = await site.engines("speculative", "greedy")
             urls = zip(("30000", "30001"), engines, strict=True)
-            existing = {port: engine.url.rpartition(":")[2] for port, engine in urls}
+            existing = {port: int(engine.url.rpartition(":")[2]) for port, engine in urls}
         folder = tmp_path / "sandbox"
         folder.mkdir()
         async with Sandbox(folder, existing) as sandbox:
@@ -243,3 +247,10 @@ def test_documented_session_keys_are_the_gateways_in_their_order() -> None:
     page = (ROOT / "docs/gateway.md").read_text()
     documented = re.findall(r"^\| `((?:header|body):[\w.-]+)` \|", page, flags=re.MULTILINE)
     assert tuple(documented) == DEFAULT_SESSION_KEYS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_files_exist(document: str) -> None:
+    top = "charts|cli|e2e|engines|gateway|lab|local|manifests|operator|testkit|tests|tools"
+    named = re.findall(rf"`((?:{top})/[\w./-]*)`", (ROOT / document).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
