@@ -56,7 +56,7 @@ class Up:
 
     def serves(self) -> bool:
         assert self.process.returncode is None, self.output.read_text()
-        return "Ctrl-C ends it all." in self.output.read_text()
+        return "Press Ctrl-C to stop." in self.output.read_text()
 
 
 @asynccontextmanager
@@ -193,7 +193,7 @@ async def test_the_gateway_learns_what_was_cached(up: Up, turns: list[Turn]) -> 
 @pytest.mark.usefixtures("turns")
 async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
     verified = {
-        pool: await metric(up.told(f"engine, {pool}"), "sglang:spec_verify_calls_total")
+        pool: await metric(up.told(f"{pool} engine"), "sglang:spec_verify_calls_total")
         for pool in ("speculative", "greedy")
     }
     assert verified["speculative"] > 0
@@ -203,7 +203,7 @@ async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
 async def test_another_stack_before_the_same_engines_learns_from_them_what_they_serve(
     up: Up, tmp_path: Path
 ) -> None:
-    urls = ["--speculative-url", up.told("engine, speculative"), "--greedy-url", up.told("engine, greedy")]
+    urls = ["--speculative-url", up.told("speculative engine"), "--greedy-url", up.told("greedy engine")]
     async with dps_up(tmp_path, *urls) as another:
         await another.until(another.serves, LOAD_SECONDS)
         async with AsyncOpenAI(base_url=another.told("gateway"), api_key="none", max_retries=0) as client:

@@ -1,41 +1,44 @@
-"""What this machine has for SGLang: GPUs, and an interpreter that has it."""
+"""Detect this machine's GPUs, and the version of SGLang that a Python interpreter has installed."""
 
 import os
 import subprocess
 from collections.abc import Mapping
 
-SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 _VERSION = "from importlib.metadata import version; print(version('sglang'))"
 
 
-class NoSGLang(Exception):
-    """The interpreter cannot be run, or has no SGLang; the message says what to do."""
+class SGLangNotFound(Exception):
+    """The interpreter cannot be run or lacks SGLang. The message says what to do."""
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The ids of the NVIDIA GPUs that may be used: CUDA_VISIBLE_DEVICES if that is set, else the driver's."""
+    """The ids of the usable NVIDIA GPUs: CUDA_VISIBLE_DEVICES if it is set, otherwise all that the driver lists."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
     try:
         query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=SECONDS)
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return []
-    return found.stdout.split()
+    return done.stdout.split()
 
 
 def sglang_version(python: str) -> str:
-    """The version of the SGLang that an interpreter has, without importing it. Raises NoSGLang."""
+    """The version of SGLang that `python` has installed; SGLang is not imported.
+
+    Raises SGLangNotFound if the interpreter cannot be run or lacks SGLang.
+    """
     try:
-        asked = subprocess.run(
-            [python, "-c", _VERSION], capture_output=True, text=True, check=False, timeout=SECONDS
+        done = subprocess.run(
+            [python, "-c", _VERSION], capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoSGLang(f"--engine-python {python} cannot be run: {error}") from error
-    if asked.returncode != 0:
-        raise NoSGLang(
-            f"{python} has no SGLang: install it with '{python} -m pip install sglang', or name an interpreter "
-            "that has it by --engine-python"
+        raise SGLangNotFound(f"cannot run --engine-python {python}: {error}") from error
+    if done.returncode != 0:
+        raise SGLangNotFound(
+            f"SGLang is not installed for {python}: run '{python} -m pip install sglang', or pass an interpreter "
+            "that has it as --engine-python"
         )
-    return asked.stdout.strip()
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Processes of our own: started on free ports, waited for, ended by pid, and never left behind."""
+"""Child processes: started, awaited until ready, stopped with all their descendants, and never left behind."""
 
 import asyncio
 import ctypes
@@ -19,11 +19,11 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ChildError(Exception):
-    """A process ended or did not get ready; the message has the end of its log."""
+    """A process is not running, or did not become ready; then the message has the end of its log."""
 
 
 class Child:
-    """One process, which can be started again after it was killed. Its output goes to a log file."""
+    """A process that can be restarted after it was killed. Its output is appended to a log file."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Child:
         ready: Callable[[], Awaitable[bool]],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """ready: asked until it says True, once the process runs. environment: put over this process's own."""
+        """ready: polled by `wait_ready` until it returns True. environment: added to this process's environment."""
         self.name = name
         self.command = list(command)
         self.environment = dict(environment or {})
@@ -43,18 +43,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id. Raises ChildError if it does not run."""
+        """The process id. Raises ChildError if the process is not running."""
         if self._process is None or self._process.poll() is not None:
-            raise ChildError(f"{self.name} does not run")
+            raise ChildError(f"{self.name} is not running")
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether it was started and runs no more."""
+        """Whether the process was started and has exited."""
         return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
-        """Start it, without waiting. In a session of its own, so that Ctrl-C reaches only its parent."""
+        """Start the process without waiting. It gets its own session, so that Ctrl-C reaches only the parent."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -67,30 +67,30 @@ class Child:
             )
 
     async def wait_ready(self, seconds: float = 90.0) -> None:
-        """Wait until it is ready. Raises ChildError if it ends first or takes longer than `seconds`."""
+        """Wait until the process is ready. Raises ChildError if it exits first or takes longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not await self._ready():
             if self._process is None or self._process.poll() is not None:
                 status = None if self._process is None else self._process.returncode
-                raise ChildError(f"{self.name} ended with status {status}\n{self.tail()}")
+                raise ChildError(f"{self.name} exited with status {status}\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise ChildError(f"{self.name} was not ready within {seconds:.0f} s\n{self.tail()}")
             await asyncio.sleep(POLL_SECONDS)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal. Raises ChildError if it does not run."""
+        """Send a signal. Raises ChildError if the process is not running."""
         if self._process is None or self._process.poll() is not None:
-            raise ChildError(f"{self.name} does not run")
+            raise ChildError(f"{self.name} is not running")
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it started, and wait until it is gone."""
+        """Send SIGKILL to the process and its descendants, and wait until it has exited."""
         if self._process is not None and self._process.poll() is None:
             self._kill_group(self._process.pid)
             self._process.wait()
 
     async def stop(self, seconds: float = 5.0) -> None:
-        """SIGTERM; then SIGKILL to what it left behind, or to all of it if it has not ended in `seconds`."""
+        """Send SIGTERM, wait up to `seconds`, and send SIGKILL to whatever is left of its process group."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -102,15 +102,15 @@ class Child:
 
     @staticmethod
     def _kill_group(leader: int) -> None:
-        with suppress(ProcessLookupError):  # nothing is left of it
+        with suppress(ProcessLookupError):  # the whole group has exited
             os.killpg(leader, signal.SIGKILL)
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its log."""
+        """The last lines of the log, each prefixed with the process's name."""
         return "\n".join(f"  {self.name}| {line}" for line in self._lines()[-lines:])
 
     def last_line(self) -> str:
-        """What it said last; empty if it said nothing."""
+        """The last line of the log, or an empty string."""
         return (self._lines() or [""])[-1]
 
     def _lines(self) -> list[str]:
@@ -119,10 +119,10 @@ class Child:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports of 127.0.0.1 that nobody listens on.
+    """Distinct TCP ports of 127.0.0.1 on which no process listens. Raises OSError if there are too few.
 
-    Below the range that outgoing connections draw from, so that no connection can take one of them between
-    now and the bind, or while a process that listened on it is down.
+    They are below the ephemeral range, so that no outgoing connection can occupy one before the process binds it,
+    or while the process is restarted.
     """
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(10_240, _first_ephemeral_port()), 2_000):
@@ -134,7 +134,7 @@ def free_ports(count: int) -> list[int]:
         ports.append(port)
         if len(ports) == count:
             return ports
-    raise OSError(f"no {count} free ports on 127.0.0.1")
+    raise OSError(f"fewer than {count} free ports on 127.0.0.1")
 
 
 def _first_ephemeral_port() -> int:

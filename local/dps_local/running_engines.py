@@ -1,4 +1,4 @@
-"""Engines that run already: what they serve, and whether their tokenizer is on this machine."""
+"""Query running engines for the model and tokenizer that they serve."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,81 +10,82 @@ from huggingface_hub import try_to_load_from_cache
 
 from dps_engines.pools import PoolName
 
-ANSWER_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
-class GivenError(Exception):
-    """An engine does not answer, or not as it must; the message says what to do."""
+class RunningEngineError(Exception):
+    """A running engine cannot be used. The message says what to change."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """What engines serve: the model's name, and its tokenizer, a folder or hub id."""
+class ServedModel:
+    """The served model name, and the tokenizer as a folder or hub id."""
 
     model: str
     tokenizer: str
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What one engine says of itself; only SGLang tells its tokenizer."""
+class _EngineInfo:
+    """One engine's model name, and its tokenizer if it reports one; only SGLang does."""
 
     model: str
     tokenizer: str | None
 
 
-async def served(
+async def served_model(
     urls: Mapping[PoolName, str], model: str | None = None, tokenizer: str | None = None
-) -> Served:
-    """What all engines at these URLs serve; `model` and `tokenizer` take the place of what they say.
+) -> ServedModel:
+    """The model that the engines at these URLs serve. `model` and `tokenizer` override the reported values.
 
-    Every engine is asked. Raises GivenError when one does not answer, when they serve different models, or
-    when their tokenizer is not on this machine.
+    Raises RunningEngineError if an engine is unreachable, if the engines serve different models, or if their
+    tokenizer is not on this machine.
     """
-    answers = await asyncio.gather(*(_ask(pool, url) for pool, url in urls.items()))
-    names = {answer.model for answer in answers}
-    if model is None and len(names) > 1:
-        told = ", ".join(f"{pool}: {answer.model}" for pool, answer in zip(urls, answers, strict=True))
-        raise GivenError(
-            f"the engines serve different models ({told}); name the one that clients ask for: --model"
+    infos = await asyncio.gather(*(_engine_info(pool, url) for pool, url in urls.items()))
+    if model is None and len({info.model for info in infos}) > 1:
+        models = ", ".join(f"{pool}: {info.model}" for pool, info in zip(urls, infos, strict=True))
+        raise RunningEngineError(
+            f"the engines serve different models ({models}); pass the name that clients use as --model"
         )
-    return Served(model or answers[0].model, tokenizer or _tokenizer_here(answers))
+    return ServedModel(model or infos[0].model, tokenizer or _local_tokenizer(infos))
 
 
-def _tokenizer_here(answers: list[_Answer]) -> str:
-    for answer in answers:
-        if answer.tokenizer and _is_here(answer.tokenizer):
-            return answer.tokenizer
-    told = next((answer.tokenizer for answer in answers if answer.tokenizer), None)
+def _local_tokenizer(infos: list[_EngineInfo]) -> str:
+    for info in infos:
+        if info.tokenizer and _is_local(info.tokenizer):
+            return info.tokenizer
+    reported = next((info.tokenizer for info in infos if info.tokenizer), None)
     problem = (
-        f"the engines' tokenizer '{told}' is not on this machine" if told else "the engines name no tokenizer"
+        f"the engines' tokenizer '{reported}' is not on this machine"
+        if reported
+        else "the engines do not report their tokenizer"
     )
-    raise GivenError(
+    raise RunningEngineError(
         f"{problem}; pass --tokenizer, a folder with tokenizer.json and tokenizer_config.json, or a hub id"
     )
 
 
-def _is_here(name: str) -> bool:
+def _is_local(name: str) -> bool:
     if Path(name).is_absolute():
         return Path(name).is_dir()
     try:
         return isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
-    except ValueError:  # not the form of a hub id
+    except ValueError:  # not a valid hub id
         return False
 
 
-async def _ask(pool: PoolName, url: str) -> _Answer:
+async def _engine_info(pool: PoolName, url: str) -> _EngineInfo:
     engine = f"the {pool} engine at {url}"
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as http:
-            async with http.get(f"{url}/v1/models") as answer:
-                if answer.status != 200:
-                    raise GivenError(f"{engine} answers /v1/models with status {answer.status}")
-                models = await answer.json(content_type=None)
-            async with http.get(f"{url}/server_info") as answer:  # SGLang's; others do without
-                information = await answer.json(content_type=None) if answer.status == 200 else {}
-        return _Answer(str(models["data"][0]["id"]), information.get("tokenizer_path"))
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as http:
+            async with http.get(f"{url}/v1/models") as response:
+                if response.status != 200:
+                    raise RunningEngineError(f"{engine} returned status {response.status} for /v1/models")
+                models = await response.json(content_type=None)
+            async with http.get(f"{url}/server_info") as response:  # only SGLang has this endpoint
+                server_info = await response.json(content_type=None) if response.status == 200 else {}
+        return _EngineInfo(str(models["data"][0]["id"]), server_info.get("tokenizer_path"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise GivenError(f"{engine} does not answer: {str(error) or type(error).__name__}") from error
+        raise RunningEngineError(f"{engine} is unreachable: {str(error) or type(error).__name__}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise GivenError(f"{engine} does not answer as an OpenAI-compatible server does") from error
+        raise RunningEngineError(f"{engine} is not an OpenAI-compatible server") from error

@@ -1,4 +1,4 @@
-"""Two SGLang servers on one machine: their command lines, by the operator's own builder, and their GPUs. Pure."""
+"""Command lines and GPUs of two SGLang servers on one machine. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,26 +10,29 @@ from dps_engines.registry import RUNTIMES
 SGLANG = RUNTIMES["SGLang"]
 
 SHARED_MEMORY: dict[PoolName, float] = {"speculative": 0.45, "greedy": 0.8}
-"""--mem-fraction-static where both share a GPU: of the memory that is free when the engine starts, so that
-the second one's is 0.8 of what the first has left."""
+"""--mem-fraction-static if both servers share GPUs. It is a fraction of the memory that is free when a server
+starts: the greedy one starts second and takes 0.8 of what the speculative one has left."""
 
 CPU = (
     "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native",
     "--sampling-backend", "pytorch", "--disable-overlap-schedule", "--skip-server-warmup",
     "--mem-fraction-static", "0.3", "--max-total-tokens", "40000",
-    "--sleep-on-idle",  # an idle scheduler would otherwise spin on a core
+    "--sleep-on-idle",  # without it, an idle scheduler occupies a core
 )  # fmt: skip
 CPU_SPECULATION = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
-"""torch_native cannot verify drafts."""
+"""Additional arguments for speculation on a CPU, where torch_native cannot verify drafts."""
 
 
 @dataclass(frozen=True)
 class SGLangOptions:
-    """What both servers are to be.
+    """The options of both servers.
 
-    model, draft_model: hub ids or folders. steps, top_k, draft_tokens: of the speculation; None is the
-    operator's default. tensor_parallel: GPUs of each server. arguments: added to both command lines.
-    python: an interpreter that has SGLang. version: of that SGLang; None skips the check that it is supported.
+    model, draft_model: hub ids or folders.
+    steps, top_k, draft_tokens: settings of the speculation; None selects the operator's default.
+    tensor_parallel: GPUs per server.
+    arguments: appended to both command lines.
+    python: an interpreter that has SGLang installed.
+    version: the version of that SGLang; None skips the check that it is supported.
     """
 
     model: str
@@ -46,35 +49,37 @@ class SGLangOptions:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one server runs: on these GPUs, or on the CPU if there are none; shared: with the other server."""
+    """The GPUs of one server; none means the CPU. shared: both servers use the same GPUs."""
 
     gpus: Sequence[str]
     shared: bool = False
 
     def __str__(self) -> str:
         if not self.gpus:
-            return "on the CPU, for a try"
-        return f"on GPU {', '.join(self.gpus)}{', which both share' if self.shared else ''}"
+            return "on the CPU (for smoke tests only)"
+        return f"on GPU {', '.join(self.gpus)}{' (shared by both engines)' if self.shared else ''}"
 
 
 @dataclass(frozen=True)
 class EngineCommand:
-    """A process to start: its command line, and what its environment has beside this process's own."""
+    """The command line of an engine process, and variables to add to this process's environment."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
 
 
 def place(gpus: Sequence[str], tensor_parallel: int) -> dict[PoolName, Placement]:
-    """GPUs of its own for each server if there are enough, else the same for both; without any, the CPU.
+    """Assign GPUs: separate ones for each server if there are enough, otherwise shared ones; without GPUs, the CPU.
 
-    Raises EngineError if there are fewer than one server needs.
+    Raises EngineError if there are GPUs, but fewer than one server needs.
     """
     if not gpus:
         return {name: Placement(()) for name in POOLS}
     first, second = gpus[:tensor_parallel], gpus[tensor_parallel : 2 * tensor_parallel]
     if len(first) < tensor_parallel:
-        raise EngineError(f"--tensor-parallel {tensor_parallel} needs as many GPUs; there are {len(gpus)}")
+        raise EngineError(
+            f"--tensor-parallel {tensor_parallel} requires {tensor_parallel} GPUs, but only {len(gpus)} are visible"
+        )
     if len(second) < tensor_parallel:
         return {name: Placement(first, shared=True) for name in POOLS}
     return {"speculative": Placement(first), "greedy": Placement(second)}
@@ -89,15 +94,15 @@ def sglang_command(
     served_name: str,
     otlp_endpoint: str | None = None,
 ) -> EngineCommand:
-    """How a pool's server is started, on 127.0.0.1. otlp_endpoint: where its spans go, by gRPC.
+    """The command that starts a pool's server on 127.0.0.1. otlp_endpoint: OTLP/gRPC receiver of its spans.
 
-    Raises EngineError with a sentence that says what to change.
+    Raises EngineError if the options are invalid.
     """
     for argument in options.arguments:
         _check_argument(argument)
     SGLANG.check_version(SGLANG.version(None, options.version))
     launch = _launch(options, pool, port, served_name, otlp_endpoint)
-    # The last of two equal arguments counts, so the user's come after ours.
+    # If an argument occurs twice, the last one applies, so the user's arguments come last.
     arguments = [*SGLANG.arguments(launch), *_placement_args(pool, placement), *options.arguments]
     environment = {**SGLANG.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)}
     if not placement.gpus:
@@ -113,7 +118,7 @@ def _check_argument(argument: str) -> None:
     except EngineError as error:
         name = argument.split("=", 1)[0]
         raise EngineError(
-            f"-- {name}: dps up has an option of its own for this, or sets it itself"
+            f"-- {name}: dps up sets this argument; if it has an option for it, use that instead"
         ) from error
 
 

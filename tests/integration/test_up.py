@@ -60,7 +60,7 @@ async def test_a_process_that_ends_is_told_and_the_others_go_on(tmp_path: Path) 
         os.kill(int(engine.name), signal.SIGKILL)
 
         async def is_told() -> bool:
-            return "engine-speculative has ended; its log is " in output.read_text()
+            return "speculative-engine has exited; see its log: " in output.read_text()
 
         await wait_until(is_told, "the engine's end is told")
         async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
@@ -97,4 +97,4 @@ async def test_an_engine_that_does_not_answer_is_named_and_nothing_is_started() 
     )
     _, said = await up.communicate()
     assert up.returncode == 1
-    assert said.decode().startswith(f"dps up: the speculative engine at {url} does not answer: ")
+    assert said.decode().startswith(f"dps up: the speculative engine at {url} is unreachable: ")

@@ -1,33 +1,33 @@
-"""What is found on a machine: GPUs that may be used, and an interpreter that has SGLang."""
+"""Detection of usable GPUs and of the installed version of SGLang."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from dps_local.machine import NoSGLang, gpus, sglang_version
+from dps_local.machine import SGLangNotFound, gpus, sglang_version
 
 
 @pytest.mark.parametrize(("visible", "wanted"), [("0,3", ["0", "3"]), ("GPU-a1", ["GPU-a1"]), ("", [])])
-def test_cuda_visible_devices_decides(visible: str, wanted: list[str]) -> None:
+def test_cuda_visible_devices_selects_the_gpus(visible: str, wanted: list[str]) -> None:
     assert gpus({"CUDA_VISIBLE_DEVICES": visible}) == wanted
 
 
-def test_an_interpreter_without_sglang_is_told_how_to_get_it() -> None:
-    with pytest.raises(NoSGLang) as told:
+def test_missing_sglang_is_reported_with_how_to_install_it() -> None:
+    with pytest.raises(SGLangNotFound) as caught:
         sglang_version(sys.executable)
-    assert str(told.value) == (
-        f"{sys.executable} has no SGLang: install it with '{sys.executable} -m pip install sglang', "
-        "or name an interpreter that has it by --engine-python"
+    assert str(caught.value) == (
+        f"SGLang is not installed for {sys.executable}: run '{sys.executable} -m pip install sglang', "
+        "or pass an interpreter that has it as --engine-python"
     )
 
 
-def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NoSGLang, match=r"--engine-python .*/none cannot be run: .*No such file"):
+def test_missing_interpreter_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SGLangNotFound, match=r"cannot run --engine-python .*/none: .*No such file"):
         sglang_version(str(tmp_path / "none"))
 
 
-def test_the_version_is_what_the_interpreter_says(tmp_path: Path) -> None:
+def test_version_is_read_from_the_interpreter(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 0.5.23\n")
     python.chmod(0o755)

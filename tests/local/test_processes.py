@@ -1,4 +1,4 @@
-"""Processes of our own: waited for, told about when they fail, and never left behind."""
+"""Child processes: waiting until they are ready, errors when they fail, and cleanup."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ def child(folder: Path, program: str, *, ready: bool = True) -> Child:
     return Child("thing", [sys.executable, "-c", program], folder / "thing.log", is_ready)
 
 
-async def test_a_process_can_be_killed_and_started_again(tmp_path: Path) -> None:
+async def test_killed_process_can_be_restarted(tmp_path: Path) -> None:
     process = child(tmp_path, SLEEP)
     pids = []
     for _ in range(2):
@@ -40,21 +40,21 @@ async def test_a_process_can_be_killed_and_started_again(tmp_path: Path) -> None
         pids.append(process.pid)
         process.kill()
     assert pids[0] != pids[1]
-    with pytest.raises(ChildError, match="thing does not run"):
+    with pytest.raises(ChildError, match="thing is not running"):
         _ = process.pid
 
 
-async def test_stop_terminates_and_kills_what_does_not_listen(tmp_path: Path) -> None:
-    async def is_deaf() -> bool:
-        return "deaf" in deaf.tail()
+async def test_stop_kills_a_process_that_ignores_sigterm(tmp_path: Path) -> None:
+    async def ignores_sigterm() -> bool:
+        return "ignoring" in process.tail()
 
-    program = f"import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
-    deaf = Child("thing", [sys.executable, "-c", program], tmp_path / "thing.log", is_deaf)
-    deaf.start()
-    await deaf.wait_ready()
-    await deaf.stop(seconds=0.0)
+    program = f"import signal; signal.signal(15, signal.SIG_IGN); print('ignoring', flush=True); {SLEEP}"
+    process = Child("thing", [sys.executable, "-c", program], tmp_path / "thing.log", ignores_sigterm)
+    process.start()
+    await process.wait_ready()
+    await process.stop(seconds=0.0)
     with pytest.raises(ChildError):
-        deaf.signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
 
 
 FORKS = f"""
@@ -63,11 +63,11 @@ held = "import socket, sys, time; held = socket.create_connection(('127.0.0.1', 
 subprocess.Popen([sys.executable, "-c", held, sys.argv[1]])
 {SLEEP}
 """
-"""Leaves a process of its own behind when it is terminated, as SGLang does while it loads."""
+"""Leaves a child process behind when it is terminated, as SGLang does while it loads a model."""
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_what_a_process_started_ends_with_it(tmp_path: Path, how: str) -> None:
+async def test_descendants_are_killed_with_the_process(tmp_path: Path, how: str) -> None:
     """The grandchild holds a connection to this test, which closes when it dies."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60.0)
@@ -84,26 +84,26 @@ async def test_what_a_process_started_ends_with_it(tmp_path: Path, how: str) -> 
             assert await asyncio.to_thread(connection.recv, 1) == b""
 
 
-async def test_a_process_finds_what_is_put_over_the_environment(tmp_path: Path) -> None:
-    async def is_told() -> bool:
-        return told.last_line() == "given"
+async def test_environment_variables_are_passed_to_the_process(tmp_path: Path) -> None:
+    async def has_printed() -> bool:
+        return process.last_line() == "value"
 
-    program = f"import os; print(os.environ['DPS_GIVEN'], flush=True); {SLEEP}"
-    told = Child("thing", [sys.executable, "-c", program], tmp_path / "log", is_told, {"DPS_GIVEN": "given"})
-    told.start()
-    await told.wait_ready()
-    await told.stop()
+    command = [sys.executable, "-c", f"import os; print(os.environ['DPS_X'], flush=True); {SLEEP}"]
+    process = Child("thing", command, tmp_path / "log", has_printed, {"DPS_X": "value"})
+    process.start()
+    await process.wait_ready()
+    await process.stop()
 
 
-async def test_a_process_that_ends_early_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_early_exit_is_an_error_with_the_end_of_the_log(tmp_path: Path) -> None:
     process = child(tmp_path, "print('first'); print('last'); raise SystemExit(3)", ready=False)
     process.start()
     with pytest.raises(ChildError) as caught:
         await process.wait_ready()
-    assert str(caught.value) == "thing ended with status 3\n  thing| first\n  thing| last"
+    assert str(caught.value) == "thing exited with status 3\n  thing| first\n  thing| last"
 
 
-async def test_a_process_that_never_gets_ready_is_told(tmp_path: Path) -> None:
+async def test_process_that_does_not_become_ready_is_an_error(tmp_path: Path) -> None:
     process = child(tmp_path, SLEEP, ready=False)
     process.start()
     with pytest.raises(ChildError, match="thing was not ready within 0 s"):
@@ -111,8 +111,8 @@ async def test_a_process_that_never_gets_ready_is_told(tmp_path: Path) -> None:
     process.kill()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG exists only on Linux")
+def test_child_dies_with_its_parent(tmp_path: Path) -> None:
     """The child holds a connection to this test, which closes when it dies; its parent is killed with SIGKILL."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60.0)

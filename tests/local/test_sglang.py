@@ -32,8 +32,8 @@ ON_CPU = {
 }
 
 COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
-    "speculative, a GPU of its own": ("speculative", Placement(["1"]), [*MANAGED, *CHAIN], ON_GPU_1),
-    "greedy, a GPU of its own": ("greedy", Placement(["1"]), MANAGED, ON_GPU_1),
+    "speculative, separate GPU": ("speculative", Placement(["1"]), [*MANAGED, *CHAIN], ON_GPU_1),
+    "greedy, separate GPU": ("greedy", Placement(["1"]), MANAGED, ON_GPU_1),
     "speculative, first on a shared GPU": (
         "speculative",
         Placement(["1"], shared=True),
@@ -54,22 +54,22 @@ COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
 @pytest.mark.parametrize(
     ("pool", "placement", "arguments", "environment"), COMMANDS.values(), ids=COMMANDS.keys()
 )
-def test_the_whole_command(
+def test_command_line_and_environment(
     pool: Any, placement: Placement, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    made = sglang_command(OPTIONS, pool, placement, port=31000, served_name="m")
-    assert made.command == ["/venv/bin/python", "-m", "sglang.launch_server", *arguments]
-    assert made.environment == environment
+    start = sglang_command(OPTIONS, pool, placement, port=31000, served_name="m")
+    assert start.command == ["/venv/bin/python", "-m", "sglang.launch_server", *arguments]
+    assert start.environment == environment
 
 
-def test_further_arguments_come_last_so_that_they_win() -> None:
+def test_user_arguments_come_last_and_so_take_precedence() -> None:
     options = replace(OPTIONS, arguments=["--mem-fraction-static", "0.3"])
-    made = sglang_command(options, "greedy", Placement(["0"], shared=True), port=31000, served_name="m")
-    assert made.command[-4:] == ["--mem-fraction-static", "0.8", "--mem-fraction-static", "0.3"]
+    start = sglang_command(options, "greedy", Placement(["0"], shared=True), port=31000, served_name="m")
+    assert start.command[-4:] == ["--mem-fraction-static", "0.8", "--mem-fraction-static", "0.3"]
 
 
-def test_spans_go_where_the_gateways_go() -> None:
-    made = sglang_command(
+def test_spans_are_exported_to_the_otlp_endpoint() -> None:
+    start = sglang_command(
         OPTIONS,
         "greedy",
         Placement(["1"]),
@@ -77,42 +77,46 @@ def test_spans_go_where_the_gateways_go() -> None:
         served_name="m",
         otlp_endpoint="http://127.0.0.1:4317",
     )
-    assert made.command[-3:] == ["--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:4317"]
-    assert made.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
+    assert start.command[-3:] == ["--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:4317"]
+    assert start.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up has an option of its own for this"),
-        (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up has"),
+        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; if it has"),
+        (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up sets"),
         (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"),
         (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),
     ],
 )
-def test_what_cannot_be_started_is_said_beforehand(options: SGLangOptions, message: str) -> None:
+def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
 
 
 PLACES: dict[str, tuple[list[str], int, list[str]]] = {
-    "no GPU": ([], 1, ["on the CPU, for a try"] * 2),
-    "one GPU": (["0"], 1, ["on GPU 0, which both share"] * 2),
+    "no GPU": ([], 1, ["on the CPU (for smoke tests only)"] * 2),
+    "one GPU": (["0"], 1, ["on GPU 0 (shared by both engines)"] * 2),
     "two GPUs": (["0", "1"], 1, ["on GPU 0", "on GPU 1"]),
     "more GPUs than needed": (["4", "5", "6"], 1, ["on GPU 4", "on GPU 5"]),
-    "too few for two models that are split": (["0", "1", "2"], 2, ["on GPU 0, 1, which both share"] * 2),
-    "two models that are split": (list("0123"), 2, ["on GPU 0, 1", "on GPU 2, 3"]),
+    "tensor parallelism, too few for both": (
+        ["0", "1", "2"],
+        2,
+        ["on GPU 0, 1 (shared by both engines)"] * 2,
+    ),
+    "tensor parallelism, enough for both": (list("0123"), 2, ["on GPU 0, 1", "on GPU 2, 3"]),
 }
 
 
 @pytest.mark.parametrize(("gpus", "tensor_parallel", "wanted"), PLACES.values(), ids=PLACES.keys())
-def test_each_server_gets_gpus_of_its_own_if_there_are_enough(
+def test_servers_get_separate_gpus_if_there_are_enough(
     gpus: list[str], tensor_parallel: int, wanted: list[str]
 ) -> None:
     placed = place(gpus, tensor_parallel)
     assert [str(placed["speculative"]), str(placed["greedy"])] == wanted
 
 
-def test_a_model_that_is_split_over_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(EngineError, match="--tensor-parallel 2 needs as many GPUs; there are 1"):
+def test_tensor_parallelism_beyond_the_visible_gpus_is_an_error() -> None:
+    with pytest.raises(EngineError, match="--tensor-parallel 2 requires 2 GPUs, but only 1 are visible"):
         place(["0"], 2)

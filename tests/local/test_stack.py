@@ -1,4 +1,4 @@
-"""The local stack, whole: a real Redis, emulated engines, two gateways, one of which is killed and comes back."""
+"""The local stack: Redis, emulated engines and two gateways, one of which is killed and restarted."""
 
 import asyncio
 from dataclasses import replace
@@ -20,7 +20,7 @@ OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_toke
 
 
 @pytest.mark.timeout(300)
-async def test_sessions_outlive_the_gateway_that_began_them() -> None:
+async def test_sessions_survive_the_gateway_that_started_them() -> None:
     sessions = load_sessions(bundled_sessions())[:8]
     expected = expected_by_session(sessions, PromptCounter(bundled_tokenizer()), 64)
     async with LocalStack(OPTIONS) as stack:
@@ -48,10 +48,10 @@ async def test_sessions_outlive_the_gateway_that_began_them() -> None:
     assert not folder.exists()
 
 
-async def test_what_does_not_start_is_named_with_its_log_and_nothing_is_left() -> None:
+async def test_failed_start_is_an_error_with_the_log_and_leaves_no_process() -> None:
     stack = LocalStack(replace(OPTIONS, redis_arguments=["--no-such-option"], command=["sleep", "600"]))
-    with pytest.raises(ChildError, match=r"(?s)redis ended with status 1\n.*no-such-option"):
+    with pytest.raises(ChildError, match=r"(?s)redis exited with status 1\n.*no-such-option"):
         await stack.__aenter__()
     for child in [stack.redis, *stack.engines.values(), *stack.gateways]:
-        with pytest.raises(ChildError, match="does not run"):
+        with pytest.raises(ChildError, match="is not running"):
             _ = child.pid

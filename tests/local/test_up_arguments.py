@@ -1,4 +1,4 @@
-"""The command line of `dps up`: what goes together, and what follows `--`."""
+"""The command line of `dps up`: options that depend on each other, and arguments after `--`."""
 
 import pytest
 
@@ -7,22 +7,22 @@ from dps_local.up import parse
 SGLANG = ["--engine", "sglang", "--model", "m"]
 URLS = ["--speculative-url", "http://a:1", "--greedy-url", "http://b:1"]
 
-REFUSED = {
-    "one URL": (URLS[:2], "--speculative-url and --greedy-url go together"),
-    "URLs and engines to start": ([*URLS, *SGLANG], "name some that run already"),
-    "no URL": (["--speculative-url", "a:1", "--greedy-url", "b:1"], "a:1 is no URL, such as http://"),
-    "no model": (["--engine", "sglang"], "--engine sglang needs --model, a hub id or a folder"),
-    "no draft model": (SGLANG, "--algorithm Standalone needs --draft-model; pass it, or choose Ngram"),
-    "arguments of SGLang for emulated engines": (
+INVALID = {
+    "one URL": (URLS[:2], "--speculative-url and --greedy-url must be used together"),
+    "URLs and engines to start": ([*URLS, *SGLANG], "cannot be combined with --speculative-url"),
+    "no URL": (["--speculative-url", "a:1", "--greedy-url", "b:1"], "a:1 is not a URL such as http://"),
+    "no model": (["--engine", "sglang"], "--engine sglang requires --model, a hub id or folder"),
+    "no draft model": (SGLANG, "--algorithm Standalone requires --draft-model; only Ngram works without"),
+    "SGLang arguments for emulated engines": (
         ["--", "--log-level"],
-        "what follows -- is for --engine sglang",
+        "arguments after -- require --engine sglang",
     ),
-    "an unknown option": (["--no-such"], "unrecognized arguments: --no-such"),
+    "unknown option": (["--no-such"], "unrecognized arguments: --no-such"),
 }
 
 
-@pytest.mark.parametrize(("argv", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused(
+@pytest.mark.parametrize(("argv", "message"), INVALID.values(), ids=INVALID.keys())
+def test_invalid_command_line_is_rejected(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -31,11 +31,11 @@ def test_what_makes_no_sense_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_what_follows_two_dashes_is_for_sglang() -> None:
+def test_arguments_after_two_dashes_are_passed_to_sglang() -> None:
     argv = [*SGLANG, "--algorithm", "Ngram", "--", "--log-level", "debug", "--disable-radix-cache"]
     assert parse(argv).engine_arguments == ["--log-level", "debug", "--disable-radix-cache"]
 
 
-def test_a_url_is_taken_with_and_without_the_path_of_the_api() -> None:
+def test_engine_url_may_include_the_api_path() -> None:
     read = parse(["--speculative-url", "http://a:1/v1", "--greedy-url", "http://b:1/"])
     assert (read.speculative_url, read.greedy_url) == ("http://a:1", "http://b:1")

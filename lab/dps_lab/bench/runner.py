@@ -21,9 +21,11 @@ from dps_lab.bench import metrics, peers
 from dps_lab.bench.fake_engine import arrived_at, is_whole
 from dps_lab.bench.load import Load, run_load
 from dps_lab.bench.peers import Contender
-from dps_lab.bench.processes import core_seconds, cpu_seconds, free_port, running
+from dps_lab.bench.processes import core_seconds, cpu_seconds, running
 from dps_lab.bench.summary import Round, Spread
 from dps_lab.bench.traffic import Cell, Content, Count, Sessions, Traffic, traffic
+from dps_local.processes import free_ports
+from dps_local.redis_server import redis_command
 
 CONNECTIONS: Final = 16
 CONTENTS: Final = tuple(Content(size, sessions) for size in (4096, 32768) for sessions in get_args(Sessions))
@@ -103,7 +105,7 @@ def started(
     core, other = two_cores()
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {other})
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     upstreams = [f"http://127.0.0.1:{port}" for port in ports]
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, everywhere)
@@ -112,8 +114,8 @@ def started(
             log = directory / f"{name.replace(' ', '-')}.log"
             return stack.enter_context(running(command, on, ready, log))
 
-        redis_port = free_port()
-        start("redis", peers.redis_command(redis_port, directory), other, None)
+        (redis_port,) = free_ports(1)
+        start("redis", redis_command(redis_port, directory), other, None)
         fake = [sys.executable, "-m", "dps_lab.bench.fake_engine", *map(str, ports)]
         fake_pid = start("fake", fake, other, f"{upstreams[0]}/health")
         everyone = line_up(upstreams, redis_port)

@@ -15,11 +15,12 @@ from typing import Final
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_lab.bench import peers, runner, table
 from dps_lab.bench.peers import Contender
-from dps_lab.bench.processes import StartError, free_port, running
+from dps_lab.bench.processes import StartError, running
 from dps_lab.bench.summary import Round, Spread, summarise
 from dps_lab.bench.traffic import Cell, Content
 from dps_lab.bench.wire import WireError
 from dps_local import assets
+from dps_local.processes import free_ports
 
 OFF: Final = "off"
 CONTROL: Final = "off, once more"
@@ -51,10 +52,11 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
         tempfile.TemporaryDirectory(prefix="dps-bench-") as name,
         socket.create_server(("127.0.0.1", 0)) as silent,  # takes connections, and never says a word
     ):
-        directory, port = Path(name), free_port()
+        directory = Path(name)
+        port, refused = free_ports(2)
         came = directory / "spans"
         receiver = [sys.executable, "-m", "dps_lab.bench.otlp_receiver", str(port), str(came)]
-        ways = _ways(port, gone=free_port(), silent=silent.getsockname()[1])
+        ways = _ways(port, gone=refused, silent=silent.getsockname()[1])
 
         def line_up(upstreams: list[str], redis_port: int) -> list[Contender]:
             return [
