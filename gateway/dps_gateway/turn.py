@@ -1,4 +1,4 @@
-"""One turn on its way: recognised, compared with its session's history, measured, decided, committed."""
+"""The life of one turn: identify its session, measure its growth, decide, commit, correct."""
 
 import random
 from collections.abc import Mapping
@@ -7,59 +7,83 @@ from typing import Any, Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
+from dps_gateway.prompt.separation import cache_key
 from dps_gateway.routing.decision import Decision, Policy, Turn
+from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
-from dps_gateway.session.record import Growth, History, Point, Record, compare
+from dps_gateway.session.record import Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
 
 EVICTION_SLACK_TOKENS: Final = 256
-"""How much less than expected an engine may find cached before the record is corrected: pages, and draft models
-that keep a little less."""
+"""Tolerated shortfall, in tokens, between expected and reported cached tokens (page rounding, draft-model cache)
+before an eviction is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Whose turn it is, and how its prompt relates to what was there before."""
+    """The session of a turn, and how the prompt relates to its history."""
 
     id: SessionId
     scope: Scope
     snapshot: Snapshot
     growth: Growth
     base: Record
-    """What the session's record starts from, should there be none."""
+    """Initial record if the session has none."""
     client_id: str | None = None
-    """The id the client gave, if it gave one."""
+    """The id that the client sent, if any."""
+
+    @property
+    def affinity(self) -> str:
+        """The id that selects the preferred replica. A fork keeps the replica that has its prefix cached."""
+        return self.base.affinity or self.id.text
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTurn:
-    """A turn that is ready to be decided. Tokens."""
+    """A turn that is ready to be decided. Lengths are in tokens."""
 
     session: Session
     prompt: Prompt
-    prompt_tokens: int
+    counted_tokens: int
+    """The gateway's own count of the prompt."""
     boundary_tokens: int
     number: int
 
     @property
+    def correction(self) -> int:
+        """What the engine reported beyond the gateway's count for the prompt that this one grew from.
+
+        Images, or another chat template, make the counts differ by a constant. Applying it to both lengths cancels
+        it in ΔL_t.
+        """
+        base = self.session.growth.base
+        return base.correction if base is not None else 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """L_t, as the engine is expected to report it."""
+        return max(0, self.counted_tokens + self.correction)
+
+    @property
     def delta_tokens(self) -> int:
+        """ΔL_t."""
         return self.session.growth.delta_tokens(self.prompt_tokens)
 
     def point(self, pool: Pool) -> Point:
-        """What is remembered once `pool` has begun to answer."""
-        prompt = self.prompt
+        """The point to record once `pool` has begun to answer."""
         return Point(
-            self.number,
-            prompt.digest,
-            prompt.offset,
-            self.boundary_tokens,
-            self.prompt_tokens,
-            frozenset({pool}),
+            turn=self.number,
+            digest=self.prompt.digest,
+            offset=self.prompt.offset,
+            tokens=self.boundary_tokens,
+            counted=self.counted_tokens,
+            pools=frozenset({pool}),
+            correction=self.correction,
         )
 
 
 class Turns:
-    """Session state on one side, prompts on the other: what a turn needs before and after its decision."""
+    """Measures turns against the session store, and commits them."""
 
     def __init__(self, store: SessionStore, keys: tuple[SessionKey, ...]) -> None:
         self.store = store
@@ -73,19 +97,20 @@ class Turns:
     async def measure(
         self, scope: Scope, prompt: Prompt, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> MeasuredTurn:
-        """Recognise the session, by the client's id or else by its history, and measure its growth."""
+        """Identify the session, by the client's id or else by its history, and measure the prompt's growth."""
+        prompt = prompt.in_cache(cache_key(body))
         client_id = client_session_id(self._keys, headers, body)
         session = (
             await self._named(scope, prompt, client_id)
             if client_id is not None
-            else await self._remembered(scope, prompt)
+            else await self._by_history(scope, prompt)
         )
         base = session.growth.base
-        length, boundary_tokens = await prompt.measure(base)
-        return MeasuredTurn(session, prompt, length, boundary_tokens, _number(session, prompt, length))
+        counted, boundary_tokens = await prompt.measure(base)
+        return MeasuredTurn(session, prompt, counted, boundary_tokens, _number(session, prompt, counted))
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, span: str) -> None:
-        """Remember that `pool` has begun to answer: from here on its KV cache holds the prompt."""
+        """Record that `pool` has begun to answer: its KV cache now contains the prompt."""
         session = turn.session
         await self.store.commit(
             session.scope,
@@ -93,6 +118,7 @@ class Turns:
             session.id,
             session.base,
             turn.point(pool),
+            session.growth.base,
             span=span,
             pointed=session.client_id is None and turn.prompt.ends_at_boundary,
         )
@@ -100,19 +126,19 @@ class Turns:
     async def correct(
         self, turn: MeasuredTurn, pool: Pool, prompt_tokens: int, cached_tokens: int | None
     ) -> bool:
-        """Take the engine's word over the record's; True if the prompt's length was not what it counted."""
-        promised = turn.session.growth.seen.get(pool)
+        """Correct the record by the engine's usage report. Returns whether L_t differed from the engine's count."""
+        expected = turn.session.growth.seen.get(pool)
         evicted = (
             cached_tokens is not None
-            and promised is not None
-            and cached_tokens + EVICTION_SLACK_TOKENS < promised.length
+            and expected is not None
+            and cached_tokens + EVICTION_SLACK_TOKENS < expected.length
         )
         mismatch = prompt_tokens != turn.prompt_tokens
         if evicted or mismatch:
             digest = turn.prompt.digest
 
             def corrected(record: Record) -> Record:
-                record = record.with_length(digest, prompt_tokens)
+                record = record.with_reported_length(digest, prompt_tokens)
                 return record.without_cache(pool, keep=digest) if evicted else record
 
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
@@ -124,14 +150,13 @@ class Turns:
         growth = compare(snapshot.record, prompt.starts_with)
         return Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
 
-    async def _remembered(self, scope: Scope, prompt: Prompt) -> Session:
-        """The session that wrote the longest prefix of this prompt; a new one, or a fork, where there is none.
+    async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
+        """The session that committed the longest prefix of this prompt, a fork of it, or a new session.
 
-        A prompt that leaves a session's history before its end is a session of its own from there on: many
-        conversations begin alike, and one record cannot remember where each of them is.
+        A prompt that diverges from a session's history becomes a session of its own, because many conversations may
+        share a beginning, and one record is too small for all of them.
         """
-        root = prompt.prefixes.digest(prompt.boundaries[0]) if prompt.boundaries else prompt.digest
-        tag = history_tag((root or "").encode())
+        tag = history_tag(prompt.root_digest.encode())
         digest = prompt.digest.encode()
         snapshot = await self.store.find(scope, tag, prompt.lookups())
         if snapshot.session is None or snapshot.point is None:
@@ -142,8 +167,11 @@ class Turns:
         if growth.history is History.GROWN:
             return Session(snapshot.session, scope, snapshot, growth, record)
         fork = SessionId.of_history(tag, digest, parent=snapshot.session)
-        known = {point.digest: point for point in (growth.base, *growth.seen.values()) if point is not None}
-        base = Record(tuple(sorted(known.values(), key=lambda point: -point.turn)))
+        shared = {point.digest: point for point in (growth.base, *growth.seen.values()) if point is not None}
+        base = Record(
+            tuple(sorted(shared.values(), key=lambda point: -point.turn)),
+            affinity=record.affinity or snapshot.session.text,
+        )
         return Session(fork, scope, snapshot, growth, base)
 
 
@@ -152,15 +180,15 @@ def decide(policy: Policy, turn: MeasuredTurn) -> Decision:
     return policy.decide(Turn(turn.prompt_tokens, turn.delta_tokens, draw=random.random()))
 
 
-def _number(session: Session, prompt: Prompt, length: int) -> int:
-    """The turn's number: one more than the session's last, or the same if the very same prompt comes again.
+def _number(session: Session, prompt: Prompt, counted: int) -> int:
+    """The turn's number: one more than the session's last, or the same number for a retry of the same prompt.
 
-    An older prompt that comes again under the client's own id is a new turn, though: the session goes on there.
+    An older prompt that is repeated under a client's id counts as a new turn, since the session continues there.
     """
     base = session.growth.base
     if base is None:
         return session.base.turn + 1
-    again = base.digest == prompt.digest and base.length == length
-    if again and (session.growth.history is History.GROWN or session.client_id is None):
+    repeated = base.digest == prompt.digest and base.counted == counted
+    if repeated and (session.growth.history is History.GROWN or session.client_id is None):
         return base.turn
     return session.base.turn + 1

@@ -31,7 +31,9 @@ class Gateway:
     async def take(self, turn: int, digest: str = "") -> None:
         snapshot = await self.store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
-        await self.store.commit(SCOPE, snapshot, SESSION, base, point(turn, digest))
+        await self.store.commit(
+            SCOPE, snapshot, SESSION, base, point(turn, digest), next(iter(base.points), None)
+        )
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ async def test_concurrent_turns_are_both_committed(backend: FakeBackend) -> None
     seen_by_one = await one.store.read(SCOPE, SESSION)
     seen_by_two = await two.store.read(SCOPE, SESSION)
     for gateway, snapshot, digest in ((one, seen_by_one, "a"), (two, seen_by_two, "b")):
-        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(2, digest))
+        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(2, digest), None)
     snapshot = await one.store.read(SCOPE, SESSION)
     assert snapshot.record is not None
     assert [p.digest for p in snapshot.record.points] == ["a", "b", "d1"]
@@ -123,7 +125,7 @@ async def test_a_redis_that_lost_its_data_is_written_anew(backend: FakeBackend) 
     snapshot = await gateway.store.read(SCOPE, SESSION)
     backend.values.clear()
     assert snapshot.record is not None
-    await gateway.store.commit(SCOPE, snapshot, SESSION, snapshot.record, point(2))
+    await gateway.store.commit(SCOPE, snapshot, SESSION, snapshot.record, point(2), snapshot.record.points[0])
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
 
 
@@ -147,7 +149,7 @@ async def test_a_session_is_found_by_the_longest_prefix_that_was_written(backend
     gateway = Gateway(backend)
     for turn in (1, 2):
         snapshot = await gateway.store.read(SCOPE, SESSION)
-        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(turn), pointed=True)
+        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(turn), None, pointed=True)
     for away in (False, True):
         backend.away = away
         found = await gateway.store.find(SCOPE, SESSION.tag, ["unknown", "d2", "d1"])
@@ -158,7 +160,7 @@ async def test_a_session_is_found_by_the_longest_prefix_that_was_written(backend
 async def test_tenants_do_not_find_each_others_sessions(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     snapshot = await gateway.store.read(SCOPE, SESSION)
-    await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(1), pointed=True)
+    await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(1), None, pointed=True)
     other = Scope.of("model", "somebody else")
     assert (await gateway.store.find(other, SESSION.tag, ["d1"])).session is None
 
@@ -168,7 +170,7 @@ async def test_the_mirror_is_bounded() -> None:
     for number in range(5):
         session = SessionId.of_client(SCOPE, str(number))
         snapshot = await gateway.store.read(SCOPE, session)
-        await gateway.store.commit(SCOPE, snapshot, session, Record(()), point(1))
+        await gateway.store.commit(SCOPE, snapshot, session, Record(()), point(1), None)
     known = [await gateway.store.read(SCOPE, SessionId.of_client(SCOPE, str(number))) for number in range(5)]
     assert [snapshot.record is not None for snapshot in known] == [False, False, False, True, True]
 

@@ -45,7 +45,9 @@ class Fleet:
         store = self.stores[replica]
         snapshot = await store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
-        await store.commit(SCOPE, snapshot, SESSION, base, point(turn), pointed=True)
+        await store.commit(
+            SCOPE, snapshot, SESSION, base, point(turn), next(iter(base.points), None), pointed=True
+        )
 
     async def known(self, replica: int) -> tuple[StateSource, list[int]]:
         """Where the replica finds the session, and the turns that it knows of it."""

@@ -1,4 +1,4 @@
-"""A turn from its prompt to its commit: growth, branches, retries, and sessions recognised by their history."""
+"""A turn from its prompt to its commit: growth, branches, retries, and sessions identified by their history."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import History
 from dps_gateway.session.store import SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns
 from dps_local.assets import bundled_tokenizer
@@ -45,15 +45,15 @@ class Client:
         self._scope = Scope.of("model", tenant)
         self.turns = turns or Turns(SessionStore(None, Mirror(1000), 3600), KEYS)
 
-    async def send(self, *messages: dict[str, str], pool: Pool = Pool.GREEDY) -> MeasuredTurn:
-        """One turn, answered by `pool`."""
-        turn = await self.measure(*messages)
+    async def send(self, *messages: dict[str, Any], pool: Pool = Pool.GREEDY, **fields: Any) -> MeasuredTurn:
+        """One turn, answered by `pool`; `fields` are the request's other fields."""
+        turn = await self.measure(*messages, **fields)
         await self.turns.commit(turn, pool, "")
         return turn
 
-    async def measure(self, *messages: dict[str, str]) -> MeasuredTurn:
+    async def measure(self, *messages: dict[str, Any], **fields: Any) -> MeasuredTurn:
         """One turn up to its decision: no engine has begun to answer."""
-        body: dict[str, Any] = {"messages": list(messages)}
+        body: dict[str, Any] = {"messages": list(messages), **fields}
         return await self.turns.measure(self._scope, self._accountant.chat(body), self._headers, body)
 
 
@@ -66,12 +66,12 @@ def kind(turn: MeasuredTurn) -> History:
     return turn.session.growth.history
 
 
-async def test_the_first_turn_grows_from_nothing(client: Client) -> None:
+async def test_first_turn_is_new(client: Client) -> None:
     turn = await client.send(SYSTEM, user("one"))
     assert (kind(turn), turn.number, turn.delta_tokens) == (History.NEW, 1, turn.prompt_tokens)
 
 
-async def test_each_turn_grows_from_the_one_before(client: Client) -> None:
+async def test_each_turn_grows_from_the_previous_one(client: Client) -> None:
     history = [SYSTEM, user("one")]
     first = await client.send(*history)
     history += [answer("a"), user("two")]
@@ -85,19 +85,19 @@ async def test_each_turn_grows_from_the_one_before(client: Client) -> None:
     assert first.session.id == third.session.id
 
 
-async def test_a_turn_that_no_engine_answered_leaves_no_trace(client: Client) -> None:
+async def test_unanswered_turn_is_not_recorded(client: Client) -> None:
     abandoned = await client.measure(SYSTEM, user("one"))
     retried = await client.send(SYSTEM, user("one"))
     assert (kind(retried), retried.delta_tokens, retried.number) == (History.NEW, abandoned.prompt_tokens, 1)
 
 
-async def test_a_retry_of_an_answered_turn_adds_nothing_and_is_the_same_turn(client: Client) -> None:
+async def test_retry_of_same_turn_has_zero_delta(client: Client) -> None:
     await client.send(SYSTEM, user("one"))
     retried = await client.send(SYSTEM, user("one"))
     assert (kind(retried), retried.delta_tokens, retried.number) == (History.GROWN, 0, 1)
 
 
-async def test_a_regenerated_answer_branches_from_the_turn_before(client: Client) -> None:
+async def test_regenerated_answer_branches_from_the_previous_turn(client: Client) -> None:
     first = await client.send(SYSTEM, user("one"))
     await client.send(SYSTEM, user("one"), answer("a"), user("two"))
     other = await client.send(SYSTEM, user("one"), answer("quite another answer"), user("two"))
@@ -105,7 +105,7 @@ async def test_a_regenerated_answer_branches_from_the_turn_before(client: Client
     assert other.number > first.number
 
 
-async def test_both_branches_go_on_from_where_they_are(client: Client) -> None:
+async def test_both_branches_continue_from_their_own_last_turn(client: Client) -> None:
     start = [SYSTEM, user("one")]
     await client.send(*start)
     left, right = [*start, answer("a"), user("left")], [*start, answer("b"), user("right")]
@@ -115,7 +115,7 @@ async def test_both_branches_go_on_from_where_they_are(client: Client) -> None:
         assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
 
 
-async def test_pools_are_charged_for_what_they_have_not_seen(client: Client) -> None:
+async def test_uncached_tokens_depend_on_what_each_pool_has_answered(client: Client) -> None:
     first = await client.send(SYSTEM, user("one"), pool=Pool.SPECULATIVE)
     history = [SYSTEM, user("one"), answer("a"), user("two")]
     second = await client.send(*history, pool=Pool.GREEDY)
@@ -123,6 +123,49 @@ async def test_pools_are_charged_for_what_they_have_not_seen(client: Client) -> 
     length = 1000
     assert growth.uncached_tokens(length, Pool.GREEDY) == length - second.prompt_tokens
     assert growth.uncached_tokens(length, Pool.SPECULATIVE) == length - first.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("model", "m:lora-a", "m:lora-b"),
+        ("lora_path", "a", "b"),
+        ("cache_salt", "a", "b"),
+        ("extra_key", "a", None),
+    ],
+)
+async def test_separate_kv_caches_have_separate_growth(
+    client: Client, field: str, one: Any, other: Any
+) -> None:
+    history = [SYSTEM, user("one")]
+    first = await client.send(*history, **{field: one})
+    elsewhere = await client.send(*history, **{field: other})
+    assert elsewhere.delta_tokens == elsewhere.prompt_tokens
+    history += [answer("a"), user("two")]
+    for value in (one, other):
+        turn = await client.send(*history, **{field: value})
+        assert (kind(turn), turn.delta_tokens) == (History.GROWN, turn.prompt_tokens - first.prompt_tokens)
+
+
+def picture(url: str) -> dict[str, Any]:
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}],
+    }
+
+
+async def test_image_is_part_of_the_history(client: Client) -> None:
+    start = [SYSTEM, user("hello")]
+    first = await client.send(*start)
+    with_image = [*start, answer("hi"), picture("http://images/cat.png")]
+    second = await client.send(*with_image)
+    assert (kind(second), second.delta_tokens) == (History.GROWN, second.prompt_tokens - first.prompt_tokens)
+    third = await client.send(*with_image, answer("a cat"), user("what colour?"))
+    assert (kind(third), third.delta_tokens) == (History.GROWN, third.prompt_tokens - second.prompt_tokens)
+    other = await client.send(
+        *start, answer("hi"), picture("http://images/dog.png"), answer("a cat"), user("?")
+    )
+    assert (kind(other), other.delta_tokens) == (History.BRANCHED, other.prompt_tokens - first.prompt_tokens)
 
 
 class TestWithASessionId:
@@ -136,21 +179,19 @@ class TestWithASessionId:
         assert (kind(compacted), compacted.delta_tokens) == (History.CHANGED, compacted.prompt_tokens)
         assert compacted.number == 2
 
-    async def test_an_edited_first_message_changes_it_too(self, client: Client) -> None:
+    async def test_edited_first_message_changes_the_history(self, client: Client) -> None:
         await client.send(SYSTEM, user("one"))
         edited = await client.send(SYSTEM, user("won"))
         assert (kind(edited), edited.delta_tokens) == (History.CHANGED, edited.prompt_tokens)
 
-    async def test_sub_agents_under_one_id_each_grow_from_their_own(self, client: Client) -> None:
+    async def test_sub_agents_under_one_id_each_have_their_own_growth(self, client: Client) -> None:
         agents = [[SYSTEM, user(f"agent {number}")] for number in range(3)]
         before = [await client.send(*history) for history in agents]
         for history, last in zip(agents, before, strict=True):
             turn = await client.send(*history, answer("done"), user("next"))
             assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
 
-    async def test_a_slow_duplicate_of_an_older_turn_does_not_overwrite_a_newer_one(
-        self, client: Client
-    ) -> None:
+    async def test_slow_duplicate_does_not_overwrite_a_newer_turn(self, client: Client) -> None:
         slow = await client.measure(SYSTEM, user("one"))
         await client.send(SYSTEM, user("one"))
         newest = await client.send(SYSTEM, user("one"), answer("a"), user("two"))
@@ -159,20 +200,73 @@ class TestWithASessionId:
         assert (kind(third), third.number) == (History.GROWN, 3)
         assert third.delta_tokens == third.prompt_tokens - newest.prompt_tokens
 
-    async def test_tenants_with_the_same_id_are_two_sessions(
+    async def test_same_id_of_two_tenants_is_two_sessions(
         self, client: Client, accountant: Accountant
     ) -> None:
         await client.send(SYSTEM, user("one"))
         other = Client(accountant, "named", tenant="other", turns=client.turns)
         assert kind(await other.send(SYSTEM, user("one"))) is History.NEW
 
-    async def test_the_engines_word_on_length_is_taken(self, client: Client) -> None:
+    async def test_reported_length_corrects_the_prompt_length_but_not_the_growth(
+        self, client: Client
+    ) -> None:
         turn = await client.send(SYSTEM, user("one"))
         assert await client.turns.correct(turn, Pool.GREEDY, turn.prompt_tokens + 7, cached_tokens=None)
         again = await client.measure(SYSTEM, user("one"), answer("a"), user("two"))
+        assert again.prompt_tokens == again.counted_tokens + 7
+        assert again.delta_tokens == again.counted_tokens - turn.counted_tokens
         assert again.delta_tokens == again.prompt_tokens - turn.prompt_tokens - 7
 
-    async def test_an_evicted_cache_is_no_longer_counted_on(self, client: Client) -> None:
+    @pytest.mark.parametrize("offset", [2000, -200])
+    async def test_constant_difference_to_the_engines_count_cancels_in_every_delta(
+        self, client: Client, offset: int
+    ) -> None:
+        """Images and other chat templates make the engine's counts differ by a constant."""
+        history = [SYSTEM, user("one")]
+        previous = await client.send(*history)
+        mismatches = [
+            await client.turns.correct(previous, Pool.GREEDY, previous.counted_tokens + offset, None)
+        ]
+        for number in range(5):
+            history += [answer(f"answer {number}"), user("and then? " * 30)]
+            turn = await client.send(*history)
+            assert turn.delta_tokens == turn.counted_tokens - previous.counted_tokens
+            assert turn.prompt_tokens == turn.counted_tokens + offset
+            reported = turn.counted_tokens + offset
+            mismatches.append(await client.turns.correct(turn, Pool.GREEDY, reported, None))
+            previous = turn
+        assert mismatches == [True] + [False] * 5
+
+    @pytest.mark.parametrize("conversations", [8, 24])
+    async def test_interleaved_conversations_under_one_id_each_grow(
+        self, client: Client, conversations: int
+    ) -> None:
+        """As under a `prompt_cache_key` that a client uses as a cache bucket."""
+        histories = [[SYSTEM, user(f"conversation {number}")] for number in range(conversations)]
+        previous = [await client.send(*history) for history in histories]
+        for _ in range(3):
+            for number, history in enumerate(histories):
+                history += [answer("noted"), user("next")]
+                turn = await client.send(*history, pool=list(Pool)[number % 2])
+                assert kind(turn) is History.GROWN
+                assert turn.delta_tokens == turn.prompt_tokens - previous[number].prompt_tokens
+                previous[number] = turn
+
+    async def test_concurrent_sub_agents_that_share_a_prefix_each_grow(self, client: Client) -> None:
+        start = [SYSTEM, user("plan")]
+        await client.send(*start)
+        histories = [[*start, answer("plan"), user(f"step {number}")] for number in range(8)]
+        started = [await client.measure(*history) for history in histories]
+        for turn in started:
+            await client.turns.commit(turn, Pool.GREEDY, "")
+        for history, before in zip(histories, started, strict=True):
+            turn = await client.send(*history, answer("done"), user("next"))
+            assert (kind(turn), turn.delta_tokens) == (
+                History.GROWN,
+                turn.prompt_tokens - before.prompt_tokens,
+            )
+
+    async def test_evicted_prefix_is_no_longer_counted_as_cached(self, client: Client) -> None:
         history = [SYSTEM, user("one " * 2000)]
         await client.send(*history)
         other = await client.send(*history, answer("a"), user("left"))
@@ -188,8 +282,8 @@ class TestWithoutASessionId:
     def client(self, accountant: Accountant) -> Client:
         return Client(accountant, None)
 
-    async def test_conversations_that_begin_alike_part_when_they_differ(self, client: Client) -> None:
-        """The engines do hold the shared beginning, so the second one's first turn adds nothing."""
+    async def test_conversation_that_diverges_is_a_session_of_its_own(self, client: Client) -> None:
+        """The engines have the shared beginning cached, so the first turn of the second session has zero ΔL."""
         start = [SYSTEM, user("hello")]
         first = await client.send(*start)
         await client.send(*start, answer("hi"), user("about cats"))
@@ -199,12 +293,12 @@ class TestWithoutASessionId:
         parted = await client.send(*start, answer("hi"), user("about dogs"))
         assert parted.delta_tokens == parted.prompt_tokens - first.prompt_tokens
 
-    async def test_a_shared_system_prompt_alone_makes_no_session(self, client: Client) -> None:
+    async def test_shared_system_prompt_is_not_a_shared_session(self, client: Client) -> None:
         await client.send(SYSTEM, user("about cats"))
         other = await client.send(SYSTEM, user("about dogs"))
         assert (kind(other), other.delta_tokens) == (History.NEW, other.prompt_tokens)
 
-    async def test_many_conversations_with_one_beginning_each_keep_their_place(self, client: Client) -> None:
+    async def test_many_conversations_with_one_beginning_are_told_apart(self, client: Client) -> None:
         start = [SYSTEM, user("hello")]
         lasts = {}
         for number in range(12):
@@ -215,7 +309,7 @@ class TestWithoutASessionId:
             )
             assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
 
-    async def test_the_id_that_is_handed_out_may_be_sent_back(
+    async def test_session_id_from_a_response_can_be_sent_back(
         self, client: Client, accountant: Accountant
     ) -> None:
         first = await client.send(SYSTEM, user("one"))
@@ -223,7 +317,28 @@ class TestWithoutASessionId:
         second = await named.send(SYSTEM, user("one"), answer("a"), user("two"))
         assert (kind(second), second.session.id) == (History.GROWN, first.session.id)
 
-    async def test_another_tenant_does_not_find_the_session(
+    async def test_fork_keeps_the_replica_of_its_origin(self, client: Client) -> None:
+        start = [SYSTEM, user("hello"), answer("hi"), user("about cats")]
+        await client.send(*start[:2])
+        origin = await client.send(*start)
+        fork = await client.send(*start[:3], user("about dogs"))
+        assert (kind(fork), fork.session.id != origin.session.id) == (History.BRANCHED, True)
+        grown = await client.send(*start[:3], user("about dogs"), answer("a"), user("more"))
+        again = await client.send(*start[:3], user("about dogs"), answer("a"), user("less"))
+        assert grown.session.id == fork.session.id != again.session.id
+        affinities = {turn.session.affinity for turn in (origin, fork, grown, again)}
+        assert affinities == {origin.session.id.text}
+
+    async def test_sessions_with_one_system_prompt_are_in_different_hash_slots(self, client: Client) -> None:
+        turns = [await client.send(SYSTEM, user(f"subject {number}")) for number in range(20)]
+        assert len({turn.session.id.tag for turn in turns}) == 20
+        later = [
+            await client.send(SYSTEM, user(f"subject {number}"), answer("a"), user("on"))
+            for number in range(20)
+        ]
+        assert [turn.session.id for turn in later] == [turn.session.id for turn in turns]
+
+    async def test_other_tenants_do_not_find_the_session(
         self, client: Client, accountant: Accountant
     ) -> None:
         await client.send(SYSTEM, user("one"))

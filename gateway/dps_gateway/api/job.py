@@ -13,7 +13,7 @@ from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.request import parse_object, read_body
 from dps_gateway.prompt.accounting import Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.session.record import History
+from dps_gateway.session.growth import History
 from dps_gateway.telemetry.tracing import links_to
 from dps_gateway.turn import MeasuredTurn, decide
 
@@ -37,8 +37,8 @@ class Job:
 
     @property
     def session(self) -> str | None:
-        """The session's id, which determines the preferred replica."""
-        return self.turn.session.id.text if self.turn is not None else None
+        """The session id that determines the preferred replica."""
+        return self.turn.session.affinity if self.turn is not None else None
 
     def headers(self) -> dict[str, str]:
         """The response headers about the prompt and its session."""

@@ -9,7 +9,7 @@ from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded, p
 from dps_gateway.api.errors import error_event
 from dps_gateway.api.request import read_body
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.session.record import History
+from dps_gateway.session.growth import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 
 ROUTE: Final = "/v1/*"

@@ -1,69 +1,91 @@
-"""A request's prompt as bytes that can be compared and counted from any boundary on."""
+"""The prompt of a request: rendered as the engine renders it, compared with history, counted incrementally."""
 
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
-from dps_gateway.prompt.boundaries import MAX_LOOKUPS, Prefixes, committed_offset, message_boundaries
+from dps_gateway.prompt.boundaries import (
+    MAX_LOOKUPS,
+    Mark,
+    Prefixes,
+    committed_offset,
+    message_boundaries,
+    opening_offset,
+)
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.record import Point
 
 LONG_TEXT_BYTES: Final = 128 * 1024
-"""From here on counting takes milliseconds, and is done in a thread."""
+"""Texts of this size take milliseconds to tokenize, so they are counted in a thread."""
 
 _TOKEN_ID_BYTES: Final = 4
 
 
 class Uncountable(Exception):
-    """The prompt's length cannot be known: the engine will refuse it, or it is several prompts at once."""
+    """The prompt's length cannot be determined: the engine will refuse it, or it is several prompts."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its bytes, where it may be cut, and how to count from a cut to its end. Offsets in bytes."""
+    """One rendered prompt. Offsets are in bytes, counts in tokens."""
 
     data: bytes
     boundaries: list[int]
     count_from: Callable[[int], int]
-    """Tokens from an offset, 0 or a boundary, to the end of the prompt."""
+    """The number of tokens from an offset, 0 or a boundary, to the end of the prompt."""
+    root: int
+    """The offset of the prefix that tells conversations apart; the same for all turns of one."""
+    marks: tuple[Mark, ...] = ()
+    """Digests of what separates KV caches but is not in `data`."""
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefixes", Prefixes(self.data))
+        object.__setattr__(self, "prefixes", Prefixes(self.data, self.marks))
+
+    def in_cache(self, key: bytes) -> "Prompt":
+        """This prompt with digests that are specific to the KV cache selected by `key`."""
+        return replace(self, marks=((0, key), *self.marks))
 
     @cached_property
     def offset(self) -> int:
-        """Up to where later prompts are compared with this one."""
+        """The length of the prefix that later prompts are compared with."""
         return committed_offset(len(self.data), self.boundaries)
 
     @property
     def digest(self) -> str:
-        """The digest of what later prompts are compared with."""
+        """The digest of the prefix that later prompts are compared with."""
         digest = self.prefixes.digest(self.offset)
         assert digest is not None
         return digest
 
     @property
+    def root_digest(self) -> str:
+        """The digest of the prefix that tells conversations apart."""
+        digest = self.prefixes.digest(self.root)
+        assert digest is not None
+        return digest
+
+    @property
     def ends_at_boundary(self) -> bool:
-        """Whether later prompts can find this one among their own boundaries."""
+        """Whether the compared prefix ends at a boundary, so that later prompts can look it up."""
         return bool(self.boundaries) and self.offset == self.boundaries[-1]
 
     def starts_with(self, point: Point) -> bool:
-        """Whether a remembered point is a prefix of this prompt."""
+        """Whether a recorded point is a prefix of this prompt."""
         return self.prefixes.digest(point.offset) == point.digest
 
     def lookups(self) -> list[str]:
-        """The digests at the last boundaries, longest first."""
+        """The digests at the last boundaries, longest prefix first."""
         recent = self.boundaries[-MAX_LOOKUPS:]
         digests = [digest for offset in recent if (digest := self.prefixes.digest(offset)) is not None]
         return digests[::-1]
 
     def count(self, base: Point | None) -> tuple[int, int]:
-        """(L_t, tokens up to `offset` or 0): only what follows `base`, already counted, is tokenized."""
+        """(the prompt's length, its length up to `offset` or 0 if unknown). Only the text after `base` is tokenized."""
         start, counted = (base.offset, base.tokens) if base is not None and base.tokens else (0, 0)
         length = counted + self.count_from(start)
         if not self.ends_at_boundary:
@@ -71,7 +93,7 @@ class Prompt:
         return length, length - self.count_from(self.offset)
 
     async def measure(self, base: Point | None) -> tuple[int, int]:
-        """As `count`, off the event loop when there is much to tokenize."""
+        """Like `count`, but long texts are tokenized in a thread."""
         start = base.offset if base is not None and base.tokens else 0
         if len(self.data) - start < LONG_TEXT_BYTES:
             return self.count(base)
@@ -87,7 +109,7 @@ class ChatRules(Protocol):
 
 
 class Accountant:
-    """Turns requests into prompts, as the engine would render and tokenize them."""
+    """Renders requests to prompts, as the engine would."""
 
     def __init__(self, tokenizer: Tokenizer, engine: ChatRules) -> None:
         self._tokenizer = tokenizer
@@ -101,13 +123,12 @@ class Accountant:
         try:
             chat = self._engine.chat_input(body, self._format)
             text = self._tokenizer.render(chat.messages, chat.tools, chat.variables)
+            marks = self._media_marks(text, chat)
         except Exception as error:  # a template may raise anything for messages that it does not accept
             raise Uncountable(f"the chat template refuses the request: {error}") from error
-        if not chat.continuation:
-            return self._text(text, added_tokens=0)
-        # The engine tokenizes the continuation by itself, so that nothing merges across its beginning.
-        extra = self._tokenizer.count(chat.continuation)
-        return self._text(text, added_tokens=extra)
+        # The engine tokenizes the continuation separately, so no token merges across its beginning.
+        extra = self._tokenizer.count(chat.continuation) if chat.continuation else 0
+        return self._text(text, added_tokens=extra, marks=marks)
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""
@@ -119,23 +140,54 @@ class Accountant:
             return self._ids(prompt)
         raise Uncountable("not a single prompt")
 
-    def _text(self, text: str, added_tokens: int) -> Prompt:
+    def _text(self, text: str, added_tokens: int, marks: tuple[Mark, ...] = ()) -> Prompt:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise Uncountable("the prompt is not valid Unicode") from error
-        boundaries = message_boundaries(data, self._tokenizer.message_start)
+        message_start = self._tokenizer.message_start
+        boundaries = message_boundaries(data, message_start)
         count = self._tokenizer.count
 
         def count_from(offset: int) -> int:
             rest = text if offset == 0 else data[offset:].decode()
             return count(rest) + added_tokens
 
-        return Prompt(data, boundaries, count_from)
+        return Prompt(data, boundaries, count_from, opening_offset(data, boundaries, message_start), marks)
+
+    def _media_marks(self, text: str, chat: ChatInput) -> tuple[Mark, ...]:
+        """The positions and digests of the chat's media, which rendered text shows as equal placeholders at most.
+
+        The chat is rendered again with a sentinel at the start of every message with media. If the template changes
+        more than that, all media count as positioned at the start of the prompt.
+        """
+        if not chat.media:
+            return ()
+        messages = list(chat.messages)
+        sentinels = [f"\x00media {number}\x00" for number in range(len(chat.media))]
+        for sentinel, (index, _) in zip(sentinels, chat.media, strict=True):
+            messages[index] = _prefixed(messages[index], sentinel)
+        marked = self._tokenizer.render(messages, chat.tools, chat.variables)
+        offsets = []
+        for sentinel in sentinels:
+            before, _, after = marked.partition(sentinel)
+            offsets.append(len(before.encode()))
+            marked = before + after
+        if marked != text:
+            offsets = [0] * len(sentinels)
+        return tuple(sorted((offset, key) for offset, (_, key) in zip(offsets, chat.media, strict=True)))
 
     def _ids(self, ids: list[Any]) -> Prompt:
         try:
             data = array("I", ids).tobytes()
         except (OverflowError, TypeError) as error:
             raise Uncountable("token ids are not integers") from error
-        return Prompt(data, [], lambda offset: (len(data) - offset) // _TOKEN_ID_BYTES)
+        return Prompt(data, [], lambda offset: (len(data) - offset) // _TOKEN_ID_BYTES, root=len(data))
+
+
+def _prefixed(message: dict[str, Any], text: str) -> dict[str, Any]:
+    """A message of the chat template's input with `text` before its content."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message | {"content": text + content}
+    return message | {"content": [{"type": "text", "text": text}, *content]}

@@ -1,7 +1,7 @@
-"""From a chat request to what the engine gives its chat template. Pure.
+"""Convert a chat request to the chat template's input, as the engine does. Pure.
 
 Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_template`; `jinja_template_utils.py`;
-`protocol.py`), because a field more or less in a tool's schema is a token more or less in L_t.
+`protocol.py`), because every additional or missing field of a tool schema changes L_t.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import jinja2
 import orjson
 from jinja2 import nodes
 
+from dps_gateway.prompt.separation import media_key
 from dps_gateway.prompt.tool_schema import normalized_schema
 
 ContentFormat = Literal["string", "openai"]
@@ -26,23 +27,25 @@ _MEDIA_PARTS: Final = {
     "image_url": "image", "input_image": "image", "video_url": "video",
     "audio_url": "audio", "input_audio": "audio",
 }  # fmt: skip
-
-
-MAX_REMEMBERED_TOOLS_BYTES: Final = 256 * 1024
+MAX_CACHED_TOOLS_BYTES: Final = 256 * 1024
+"""Longer tool lists are converted on every request instead of being cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatInput:
-    """The chat template's input. `continuation` is text that the engine appends after the generation prompt."""
+    """The chat template's input."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     continuation: str = ""
+    """Text that the engine appends after the generation prompt."""
+    media: tuple[tuple[int, bytes], ...] = ()
+    """For every message with media its index and a digest of the media."""
 
 
 def content_format(chat_template: str) -> ContentFormat:
-    """Whether the template iterates over content parts ('openai') or expects one string."""
+    """Whether the template iterates over content parts ('openai') or expects a single string."""
     if any(word in chat_template for word in _MULTIMODAL_WORDS):
         return "openai"
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -55,9 +58,9 @@ def content_format(chat_template: str) -> ContentFormat:
 
 
 def chat_input(body: dict[str, Any], expects: ContentFormat) -> ChatInput:
-    """What the template of this request's engine is rendered with.
+    """The template's input for a request; `expects` is the template's content format.
 
-    Raises KeyError, TypeError or ValueError for a request that the engine will refuse.
+    Raises KeyError, TypeError or ValueError if the engine will refuse the request.
     """
     messages = [_message(message, expects) for message in body["messages"]]
     continuation = ""
@@ -68,7 +71,9 @@ def chat_input(body: dict[str, Any], expects: ContentFormat) -> ChatInput:
             del messages[-1]
         else:
             messages[-1] = {"role": "user", "content": last["content"]}
-    return ChatInput(messages, _tools(body), _variables(body), continuation)
+    return ChatInput(
+        messages, _tools(body), _variables(body), continuation, _media(body["messages"][: len(messages)])
+    )
 
 
 def _message(message: dict[str, Any], expects: ContentFormat) -> dict[str, Any]:
@@ -88,6 +93,18 @@ def _message(message: dict[str, Any], expects: ContentFormat) -> dict[str, Any]:
     if role == "tool":
         result["content"] = _tool_result(result["content"])
     return result
+
+
+def _media(messages: list[dict[str, Any]]) -> tuple[tuple[int, bytes], ...]:
+    """The indices of messages with media parts, and digests of these parts."""
+    found = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and (
+            parts := [part for part in content if part.get("type") in _MEDIA_PARTS]
+        ):
+            found.append((index, media_key(parts)))
+    return tuple(found)
 
 
 def _parts(parts: list[dict[str, Any]], expects: ContentFormat) -> str | list[dict[str, Any]]:
@@ -131,22 +148,22 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if isinstance(choice, dict):
         named = choice["function"]["name"]
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    given = orjson.dumps(tools)
-    if len(given) > MAX_REMEMBERED_TOOLS_BYTES:
+    encoded = orjson.dumps(tools)
+    if len(encoded) > MAX_CACHED_TOOLS_BYTES:
         return [_tool(tool) for tool in tools]
-    return _remembered_tools(given) or None
+    return _cached_tools(encoded) or None
 
 
 @lru_cache(maxsize=256)
-def _remembered_tools(given: bytes) -> list[dict[str, Any]]:
-    """A session sends the same tools with every turn, and so do all sessions of an agent."""
-    return [_tool(tool) for tool in orjson.loads(given)]
+def _cached_tools(encoded: bytes) -> list[dict[str, Any]]:
+    """Cached, because a session sends the same tools with every turn, and so do all sessions of an agent."""
+    return [_tool(tool) for tool in orjson.loads(encoded)]
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema, in the client's order, with the fields that the engine's own model adds."""
-    given, deferred = tool["function"], tool.get("defer_loading")
-    function = {name: value for name, value in given.items() if name in _FUNCTION_FIELDS}
+    """A tool's schema in the client's order, with the fields that the engine's own model adds."""
+    definition, deferred = tool["function"], tool.get("defer_loading")
+    function = {name: value for name, value in definition.items() if name in _FUNCTION_FIELDS}
     for name in _FUNCTION_FIELDS:
         function.setdefault(name, None)
     function["parameters"] = normalized_schema(function["parameters"])
@@ -159,13 +176,13 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variables(body: dict[str, Any]) -> dict[str, Any]:
-    """The template's extra variables: chat_template_kwargs, and what reasoning settings turn into."""
+    """The template's extra variables: chat_template_kwargs, and variables that follow from reasoning settings."""
     reasoning = body.get("reasoning")
     effort = body.get("reasoning_effort")
     thinking: bool | None = None
     if isinstance(reasoning, dict):
-        asked = reasoning.get("effort", reasoning.get("reasoning_effort"))
-        effort = asked if asked is not None else effort
+        nested = reasoning.get("effort", reasoning.get("reasoning_effort"))
+        effort = nested if nested is not None else effort
         enabled = reasoning.get("enabled", reasoning.get("enable"))
         if isinstance(enabled, str):
             enabled = enabled.strip().lower() in {"1", "true", "yes", "y", "on"}
@@ -181,7 +198,7 @@ def _variables(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_content(node: nodes.Node, names: tuple[str, ...] = ("message", "msg", "m")) -> bool:
-    """Whether a loop runs over `message.content` or `message['content']`, filtered or sliced or not."""
+    """Whether a loop iterates over `message.content` or `message['content']`, possibly filtered or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getattr):

@@ -1,4 +1,4 @@
-"""The engine's tokenizer and chat template, loaded as the engine loads them, counted with faster code."""
+"""The engine's tokenizer and chat template, with a faster implementation for counting."""
 
 import logging
 import os
@@ -9,18 +9,19 @@ from typing import Any, Final
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import fastokens  # the environment above must be set first
+import fastokens  # after the environment variables above are set
 from transformers import AutoTokenizer
 
-# What `apply_chat_template` renders with, less its look into every message on the way.
+# What `apply_chat_template` uses, without its validation of every message.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 log = logging.getLogger(__name__)
 
 SEGMENT_CACHE_BYTES: Final = 64 * 1024 * 1024
-"""Memory for text between special tokens that was counted before, whatever session it came from."""
+"""Memory for the token counts of text segments between special tokens, shared by all sessions."""
 
 SHORT_TEXT_CHARS: Final = 64
+"""Texts up to this length, such as generation prompts, are counted through a separate cache."""
 
 _PROBES: Final = (
     "",
@@ -32,7 +33,7 @@ _PROBES: Final = (
 
 
 class TokenizerError(Exception):
-    """The tokenizer cannot be used; the message says what to change."""
+    """The tokenizer cannot be used. The message states what to change."""
 
 
 class Tokenizer:
@@ -61,7 +62,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str) -> "Tokenizer":
-        """Load from a folder, or from a hub id. Raises TokenizerError with a sentence that says what to do."""
+        """Load from a folder or a hub id. Raises TokenizerError if neither can be loaded."""
         folder = Path(source)
         looks_like_a_path = source.startswith((".", "/", "~")) or folder.exists()
         if looks_like_a_path and not folder.expanduser().is_dir():
@@ -71,7 +72,7 @@ class Tokenizer:
             )
         try:
             hf = AutoTokenizer.from_pretrained(str(folder.expanduser()) if looks_like_a_path else source)
-        except Exception as error:  # the library raises whatever its parsers and clients raise
+        except Exception as error:  # transformers has no common base class for loading errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise TokenizerError(
                 f"model.tokenizer: '{source}' cannot be loaded ({reason}); give a folder that holds "
@@ -87,13 +88,15 @@ class Tokenizer:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """The chat as the engine's prompt text.
+        """The prompt text of a chat.
 
-        Raises whatever the template raises for messages that it does not accept.
+        Raises whatever the template raises for messages that it rejects, and TokenizerError without a template.
         """
         template = self._templates.get(tools is not None)
         if template is None:
-            raise TokenizerError("model.tokenizer: there is no chat template, chats cannot be counted")
+            raise TokenizerError(
+                "model.tokenizer: the tokenizer has no chat template, so chats cannot be counted"
+            )
         text: str = template.render(
             messages=messages,
             tools=tools,
@@ -104,8 +107,8 @@ class Tokenizer:
         return text
 
     def count(self, text: str) -> int:
-        """The number of tokens of `text`, special tokens in it recognised, none added."""
-        if len(text) <= SHORT_TEXT_CHARS:  # generation prompts: the same few, on every turn
+        """The number of tokens in `text`. Special tokens in the text are recognised, none are added."""
+        if len(text) <= SHORT_TEXT_CHARS:
             return self._count_short(text)
         return self._count(text)
 
@@ -117,23 +120,23 @@ class Tokenizer:
     def splits_before(self, token: str) -> bool:
         """Whether tokenization is additive at the start of every occurrence of the special token `token`.
 
-        It is when the token is matched on the raw text, takes no white space on its left, and no other added
-        token can overlap its beginning.
+        It is additive if the token is matched on the raw text, does not strip white space on its left, and no other
+        added token can overlap its beginning.
         """
         added = {str(t): t for t in self._hf.added_tokens_decoder.values()}
-        wanted = added.get(token)
-        if wanted is None or wanted.normalized or wanted.lstrip or wanted.single_word:
+        special = added.get(token)
+        if special is None or special.normalized or special.lstrip or special.single_word:
             return False
         return not any(_overlaps(other, token) for other in added if other != token)
 
     def special_tokens_in(self, text: str) -> list[str]:
-        """The added tokens that occur in `text` and at which it may be cut, in order of their first occurrence."""
+        """The added tokens in `text` at which it can be split, in the order of their first occurrence."""
         found = [(text.find(token), token) for token in map(str, self._hf.added_tokens_decoder.values())]
         return [token for at, token in sorted(found) if at >= 0 and self.splits_before(token)]
 
 
 def _chat_template(hf: Any, tools: list[Any] | None) -> str | None:
-    """The template that the tokenizer's own rendering chooses; some have another one for tools."""
+    """The template that transformers would select; some tokenizers have a separate one for tools."""
     template = hf.chat_template
     if isinstance(template, dict):
         template = (
@@ -147,31 +150,34 @@ def _overlaps(other: str, token: str) -> bool:
 
 
 def _fast_equivalent(backend: Any) -> Any | None:
-    """The same tokenizer in a faster implementation, or None if that does not agree with it."""
+    """A faster implementation of the same tokenizer, or None if it is unsupported or its results differ."""
     try:
         fast = fastokens.Tokenizer.from_json_str(backend.to_str())
-    except Exception as error:  # an unsupported kind of tokenizer; the library has no narrower error
-        log.warning("counting with the plain tokenizer, the fast one cannot load it: %s", error)
+    except Exception as error:  # an unsupported kind of tokenizer; fastokens has no narrower error
+        log.warning("using the slower tokenizer for counting: fastokens cannot load this one: %s", error)
         return None
     specials = [str(token) for token in backend.get_added_tokens_decoder().values()][:64]
     for probe in (*_PROBES, "".join(specials), " x ".join(specials)):
         if list(fast.encode(probe, add_special_tokens=False).ids) != list(
             backend.encode(probe, add_special_tokens=False).ids
         ):
-            log.warning("counting with the plain tokenizer, the fast one differs on %r", probe[:40])
+            log.warning("using the slower tokenizer for counting: fastokens differs on %r", probe[:40])
             return None
     fast.enable_segment_cache(SEGMENT_CACHE_BYTES)
     return fast
 
 
 def _message_start(tokenizer: Tokenizer) -> bytes | None:
-    """The special token that a message starts with, or else one that closes the user's message."""
+    """The special token that starts a message, or else one that ends the user's message."""
     probe = [{"role": "user", "content": "user message"}]
     try:
         prompt = tokenizer.render(probe, None, {})
         history = tokenizer.render(probe, None, {}, generation_prompt=False)
-    except Exception as error:  # a template may raise anything; chats are then counted whole
-        log.warning("the chat template cannot be probed, prompts are counted whole: %s", error)
+    except Exception as error:  # a template may raise anything
+        log.warning(
+            "the chat template rejects a minimal chat (%s); prompts are tokenized completely on every turn",
+            error,
+        )
         return None
     opening = prompt[len(history) :] if prompt.startswith(history) else ""
     closing = prompt[prompt.rfind("user message") :]

@@ -1,5 +1,6 @@
-"""SGLang rewrites non-standard type names in tool schemas (`dict`, `float`, `varchar(255)`), and the
-rewritten schema is what the prompt shows. This is `normalize_json_schema_types` of SGLang 0.5.23's
+"""Normalize type names in tool schemas (`dict`, `float`, `varchar(255)`) as SGLang does. Pure.
+
+The prompt contains the normalized schema. Equivalent to `normalize_json_schema_types` in SGLang 0.5.23's
 function_call/utils.py.
 """
 
@@ -58,7 +59,7 @@ SCHEMAS = (
 
 
 def normalized_schema(schema: Any) -> Any:
-    """`schema` with every known alias of a JSON Schema type replaced by the type; key order is kept."""
+    """`schema` with every known alias of a JSON Schema type replaced by that type. Key order is preserved."""
     if isinstance(schema, list):
         return [normalized_schema(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,174 +1,197 @@
-"""The session record: the few most recent points of a session's history, and how they are compared and merged.
+"""The session record: the points of a session's history that later prompts are compared with. Pure.
 
-Pure. A *point* is a prompt that an engine has begun to answer: the digest of the rendered prompt up to its last
-message boundary (what follows is the generation prompt, which the next turn may not repeat), and its length.
+A *point* is a prompt that an engine has begun to answer: the digest of the rendered prompt up to its last message
+boundary (the generation prompt that follows may not be repeated by the next turn), and its length.
+
+One session id may contain several *conversations*: sub-agents, or a client that reuses one id for unrelated chats.
+Every point belongs to one of them, and the newest point of a conversation is its *head*.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from itertools import islice
 from typing import Any, Final, Self
 
 import orjson
 
 from dps_gateway.pool import Pool
 
+FORMAT_VERSION: Final = 2
+"""Written to every record. Records of other versions are ignored, and their sessions start again."""
+
 RECENT_POINTS: Final = 4
-"""Points kept besides each pool's newest: enough for a few sub-agents under one id."""
+"""Newest points that are always kept, so that edited messages and regenerated answers are recognised."""
 
+MAX_POINTS: Final = 64
+"""Bound on the points of a record (about 4 KB); conversations that have been idle longest are dropped first."""
+
+_LABEL_CHARS: Final = 6
 _POOL_BITS: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 2}
-
-
-class History(StrEnum):
-    """How a prompt relates to what the session's engines have seen (response header `x-dps-history`)."""
-
-    NEW = "new"
-    GROWN = "grown"
-    BRANCHED = "branched"
-    CHANGED = "changed"
-    STATELESS = "stateless"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One prompt of the session, as far as later prompts can be compared with it.
-
-    `offset` is where the digest ends, in bytes of the rendered prompt; `tokens` the tokens up to there, or 0
-    where tokens may merge across it; `length` is L_t of the whole prompt, in tokens.
-    """
+    """One prompt of the session, as far as later prompts can be compared with it."""
 
     turn: int
     digest: str
     offset: int
+    """Where the digest ends, in bytes of the rendered prompt."""
     tokens: int
-    length: int
+    """The gateway's count of the tokens up to `offset`, or 0 if tokens may merge across it."""
+    counted: int
+    """The gateway's count of the whole prompt, in tokens."""
     pools: frozenset[Pool]
+    correction: int = 0
+    """Tokens that the engine reported for this prompt beyond `counted`; negative if it reported fewer."""
+    conversation: str = ""
+    """The label of the conversation within the session."""
+
+    @property
+    def length(self) -> int:
+        """L_t: the length of the whole prompt in the engine's tokens."""
+        return self.counted + self.correction
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is remembered of a session: points, newest first, and the newest turn's span (W3C traceparent)."""
+    """The points of a session, newest first."""
 
     points: tuple[Point, ...]
     span: str = ""
+    """The span of the newest turn (W3C traceparent)."""
+    affinity: str = ""
+    """The id of the session whose replica has the prefix that this session was forked from; empty if not forked."""
 
     @property
     def turn(self) -> int:
+        """The number of the newest turn, 0 if there is none."""
         return self.points[0].turn if self.points else 0
 
+    def head(self, conversation: str) -> Point | None:
+        """The newest point of a conversation, or None if it has no points."""
+        return next((p for p in self.points if p.conversation == conversation), None)
+
     def encode(self) -> bytes:
-        """The stored form: a JSON array, about 60 bytes a point."""
-        return orjson.dumps(
-            [
-                self.span,
-                [[p.turn, p.digest, p.offset, p.tokens, p.length, _bits(p.pools)] for p in self.points],
-            ]
-        )
+        """Serialize to a JSON array of about 60 bytes per point."""
+        return orjson.dumps([FORMAT_VERSION, self.span, self.affinity, [_fields(p) for p in self.points]])
 
     @classmethod
     def decode(cls, raw: bytes) -> "Record":
-        """Read the stored form. Raises ValueError for anything else."""
+        """Parse the stored form. Raises ValueError for anything else, and for other format versions."""
         try:
             data: Any = orjson.loads(raw)
-            span, points = data
-            return cls(tuple(_point(*fields) for fields in points), str(span))
+            version, span, affinity, points = data
+            if version != FORMAT_VERSION:
+                raise ValueError(f"format version {version!r}")
+            return cls(tuple(_point(*fields) for fields in points), str(span), str(affinity))
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a session record: {error}") from error
 
-    def with_point(self, point: Point, span: str = "") -> Self:
-        """This record after a turn was answered: atomic to apply, in any order, any number of times.
+    def with_turn(self, point: Point, parent: Point | None, span: str = "") -> Self:
+        """This record after an engine has begun to answer `point`, which grew from `parent`.
 
-        Only forward: points are ordered by the turn they were decided at, so that a slow duplicate of an older
-        turn finds its place behind newer ones. The same prompt twice is one point.
+        The point continues its parent's conversation, unless the parent is not the conversation's head (any more):
+        then it is a branch, and starts a conversation.
+        """
+        conversation = parent.conversation if parent is not None else ""
+        head = self.head(conversation)
+        if head is not None and (parent is None or head.digest != parent.digest):
+            conversation = point.digest[:_LABEL_CHARS]
+        return self.with_point(replace(point, conversation=conversation), span)
+
+    def with_point(self, point: Point, span: str = "") -> Self:
+        """This record with a point added. Idempotent.
+
+        Points are ordered by turn, so that a slow duplicate of an older turn is sorted behind newer ones. A prompt
+        that is already in the record remains a single point.
         """
         known = next((p for p in self.points if p.digest == point.digest), None)
         if known is None:
             points = [*self.points, point]
         else:
-            point = replace(point, turn=max(known.turn, point.turn), pools=known.pools | point.pools)
+            point = replace(
+                point,
+                turn=max(known.turn, point.turn),
+                pools=known.pools | point.pools,
+                correction=known.correction or point.correction,
+                conversation=known.conversation,
+            )
             points = [point if p is known else p for p in self.points]
-        ordered = sorted(points, key=lambda p: -p.turn)  # stable: a tie goes to the one that came first
+        ordered = sorted(
+            points, key=lambda p: -p.turn
+        )  # stable: the first of two concurrent turns stays first
         newest = ordered[0].digest == point.digest
-        return type(self)(tuple(_keep(ordered)), span if newest and span else self.span)
+        kept = tuple(islice(_retained(ordered), MAX_POINTS))
+        return replace(self, points=kept, span=span if newest and span else self.span)
 
     def recalling(self, point: Point) -> Self:
-        """This record with a point of its past that it may have dropped: to compare a prompt with, not to keep."""
+        """This record with a point that it may have dropped, for a comparison only."""
         if any(known.digest == point.digest for known in self.points):
             return self
-        return type(self)(tuple(sorted([*self.points, point], key=lambda p: -p.turn)), self.span)
+        return replace(self, points=tuple(sorted([*self.points, point], key=lambda p: -p.turn)))
 
     def merged(self, other: Self) -> Self:
-        """Both histories in one, as after an outage in which only one of them was written."""
-        result = self
+        """The union of both histories, as after an outage during which each copy was extended on its own."""
+        result = replace(self, affinity=self.affinity or other.affinity)
         for point in reversed(other.points):
             result = result.with_point(point, other.span)
         return result
 
-    def with_length(self, digest: str, length: int) -> Self:
-        """This record with the length (tokens) that the engine reports for a prompt."""
-        points = tuple(replace(p, length=length) if p.digest == digest else p for p in self.points)
-        return type(self)(points, self.span)
+    def with_reported_length(self, digest: str, prompt_tokens: int) -> Self:
+        """This record with the length (tokens) that the engine reported for a prompt."""
+        return replace(
+            self,
+            points=tuple(
+                replace(p, correction=prompt_tokens - p.counted) if p.digest == digest else p
+                for p in self.points
+            ),
+        )
 
     def without_cache(self, pool: Pool, keep: str) -> Self:
-        """This record after `pool` showed that it has evicted the session: only the point `keep` is in its cache."""
+        """This record after `pool` evicted the session from its KV cache, except for the point `keep`."""
         points = tuple(p if p.digest == keep else replace(p, pools=p.pools - {pool}) for p in self.points)
-        return type(self)(points, self.span)
+        return replace(self, points=points)
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How much a prompt grew, as the policies see it. Tokens."""
-
-    history: History
-    base: Point | None
-    """The longest remembered point that is a prefix of the prompt: what L_{t-1} means."""
-    seen: dict[Pool, Point]
-    """The longest such point that each pool has in its cache."""
-
-    def delta_tokens(self, prompt_tokens: int) -> int:
-        """ΔL_t = L_t - L_{t-1} (Eq. 1), with L_0 = 0."""
-        return max(0, prompt_tokens - (self.base.length if self.base else 0))
-
-    def uncached_tokens(self, prompt_tokens: int, pool: Pool) -> int:
-        """What `pool` has to prefill for this prompt, as far as the record knows."""
-        point = self.seen.get(pool)
-        return max(0, prompt_tokens - (point.length if point else 0))
-
-
-def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth:
-    """Find the longest points of `record` that are prefixes of a prompt.
-
-    The newest point: the prompt has `grown`; an older one: it has `branched`; none: it has `changed`.
-    """
-    if record is None or not record.points:
-        return Growth(History.NEW, None, {})
-    base: Point | None = None
-    seen: dict[Pool, Point] = {}
-    for point in sorted(record.points, key=lambda p: (-p.offset, -p.turn)):
-        wanted = base is None or not point.pools <= seen.keys()
-        if not wanted or not is_prefix(point):
-            continue
-        base = base or point
-        for pool in point.pools:
-            seen.setdefault(pool, point)
-    if base is None:
-        return Growth(History.CHANGED, None, {})
-    return Growth(History.GROWN if base is record.points[0] else History.BRANCHED, base, seen)
-
-
-def _keep(ordered: list[Point]) -> Iterable[Point]:
-    """The newest few, and the newest that each pool has seen."""
-    unseen = set(_POOL_BITS)
+def _retained(ordered: list[Point]) -> Iterable[Point]:
+    """The newest few points, and of every conversation its head and the newest point that each pool has cached."""
+    cached: dict[str, set[Pool]] = {}
     for rank, point in enumerate(ordered):
-        if rank < RECENT_POINTS or point.pools & unseen:
+        is_head = point.conversation not in cached
+        pools = cached.setdefault(point.conversation, set())
+        if rank < RECENT_POINTS or is_head or point.pools - pools:
             yield point
-        unseen -= point.pools
+        pools |= point.pools
 
 
-def _bits(pools: frozenset[Pool]) -> int:
-    return sum(_POOL_BITS[pool] for pool in pools)
+def _fields(point: Point) -> list[Any]:
+    """The stored fields; the last two are omitted if both have their default."""
+    bits = sum(_POOL_BITS[pool] for pool in point.pools)
+    fields = [point.turn, point.digest, point.offset, point.tokens, point.counted, bits]
+    return (
+        [*fields, point.correction, point.conversation] if point.correction or point.conversation else fields
+    )
 
 
-def _point(turn: int, digest: str, offset: int, tokens: int, length: int, bits: int) -> Point:
+def _point(
+    turn: int,
+    digest: str,
+    offset: int,
+    tokens: int,
+    counted: int,
+    bits: int,
+    correction: int = 0,
+    conversation: str = "",
+) -> Point:
     pools = frozenset(pool for pool, bit in _POOL_BITS.items() if bits & bit)
-    return Point(int(turn), str(digest), int(offset), int(tokens), int(length), pools)
+    return Point(
+        int(turn),
+        str(digest),
+        int(offset),
+        int(tokens),
+        int(counted),
+        pools,
+        int(correction),
+        str(conversation),
+    )

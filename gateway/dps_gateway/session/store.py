@@ -153,11 +153,12 @@ class SessionStore:
         session: SessionId,
         base: Record,
         point: Point,
+        parent: Point | None,
         *,
         span: str = "",
         pointed: bool = False,
     ) -> None:
-        """Add `point` to the session's record, once an engine has begun to answer it.
+        """Add `point`, which grew from `parent`, to the session's record, once an engine has begun to answer it.
 
         `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. With
         `pointed`, later prompts can find the session by this point.
@@ -166,7 +167,7 @@ class SessionStore:
         await self._update(
             record_key(scope, session),
             snapshot if snapshot.session == session else None,
-            lambda record: (record or base).with_point(point, span),
+            lambda record: (record or base).with_turn(point, parent, span),
             (pointer_key(scope, session.tag, point.digest), pointer) if pointer else None,
         )
 

@@ -1,0 +1,56 @@
+"""How a prompt relates to its session's history: what it grew from, and which pools have cached how much. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dps_gateway.pool import Pool
+from dps_gateway.session.record import Point, Record
+
+
+class History(StrEnum):
+    """How a prompt relates to its session's history (response header `x-dps-history`)."""
+
+    NEW = "new"
+    GROWN = "grown"
+    BRANCHED = "branched"
+    CHANGED = "changed"
+    STATELESS = "stateless"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a prompt grew from. Lengths are in tokens."""
+
+    history: History
+    base: Point | None
+    """The longest recorded point that is a prefix of the prompt. Its length is L_{t-1}."""
+    seen: dict[Pool, Point]
+    """The longest such point that each pool has in its KV cache."""
+
+    def delta_tokens(self, prompt_tokens: int) -> int:
+        """ΔL_t = L_t - L_{t-1} (paper, Eq. 1), with L_0 = 0."""
+        return max(0, prompt_tokens - (self.base.length if self.base else 0))
+
+    def uncached_tokens(self, prompt_tokens: int, pool: Pool) -> int:
+        """Tokens of the prompt that are not in `pool`'s KV cache, according to the record."""
+        point = self.seen.get(pool)
+        return max(0, prompt_tokens - (point.length if point else 0))
+
+
+def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth:
+    """Find the longest points of `record` that are prefixes of a prompt.
+
+    If the longest is the head of its conversation, the prompt has `grown`; if it is an older point, the prompt has
+    `branched`; if no point is a prefix, the history has `changed`.
+    """
+    if record is None or not record.points:
+        return Growth(History.NEW, None, {})
+    # In ascending order, so that every byte of the prompt is hashed once.
+    prefixes = [p for p in sorted(record.points, key=lambda p: (p.offset, p.turn)) if is_prefix(p)]
+    if not prefixes:
+        return Growth(History.CHANGED, None, {})
+    base = prefixes[-1]
+    seen = {pool: point for point in prefixes for pool in point.pools}
+    grown = record.head(base.conversation) is base
+    return Growth(History.GROWN if grown else History.BRANCHED, base, seen)
