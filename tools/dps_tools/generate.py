@@ -14,6 +14,7 @@ import yaml
 
 from dps_testkit.operator import golden
 from dps_tools.api_reference import reference
+from dps_tools.chart_readme import chart_readme
 from dps_tools.crd import crd
 from dps_tools.install_manifest import install_manifest
 
@@ -35,6 +36,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "manifests/crd.yaml": crd_text,
     "charts/dps-router/files/crd.yaml": crd_text,
     "docs/api-reference.md": reference,
+    "charts/dps-router/README.md": partial(chart_readme, ROOT / "charts/dps-router"),
     "manifests/install.yaml": partial(install_manifest, ROOT / "charts/dps-router"),
     **{
         f"tests/operator/fixtures/{name}.yaml": partial(golden.rendered, spec)

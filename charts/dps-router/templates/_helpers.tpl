@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{- /* What the operator may do in the namespaces that it serves. */ -}}
+{{- /* The operator's permissions in the namespaces that it watches. */ -}}
 {{- define "dps-router.rules" -}}
 - apiGroups: [dpsrouter.io]
   resources: [dpsrouters]
@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [dpsrouter.io]
   resources: [dpsrouters/status]
   verbs: [get, patch]
-# Owner references that block deletion ask for this where OwnerReferencesPermissionEnforcement is on.
+# Required for owner references with blockOwnerDeletion if OwnerReferencesPermissionEnforcement is enabled.
 - apiGroups: [dpsrouter.io]
   resources: [dpsrouters/finalizers]
   verbs: [update]
@@ -72,14 +72,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [monitoring.coreos.com]
   resources: [servicemonitors]
   verbs: *all
-# Pods are read for what ails them, and annotated so that the kubelet looks at a changed configuration at once.
+# Pods are read to diagnose them, and annotated so that the kubelet updates a changed ConfigMap immediately.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
-# What the operator grants to the gateways it must hold itself.
+# The operator grants this permission to the gateways, so it must have it.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
