@@ -1,0 +1,132 @@
+"""A page store that many processes share: a miss for whatever does not verify, and nothing that wipes it."""
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from dps_sglang.storage.page import HEADER_BYTES, PageError, PageFormat
+from dps_sglang.storage.shard import PAGE_SUFFIX, Outcome, Shard
+
+SHARDS = 64
+"""All writers must agree on it, as a page's name determines its shard."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a directory, for all engines that write to it together."""
+
+    total_bytes: int
+    minimum_free_bytes: int = 0
+    """Free space to leave on the file system."""
+    lock_seconds: float = 1.0
+    """How long a write waits for other writers before the page is not stored."""
+
+
+class PageStore:
+    """Pages of one geometry in a directory that may hold others as well. Thread-safe.
+
+    A page is looked up by the engine's own key. Recency is the file's modification time, so least recently used
+    is the same for all processes. Each of the shards has an equal part of the limit.
+    """
+
+    def __init__(self, root: Path, pages: PageFormat, limits: Limits) -> None:
+        self._pages = pages
+        part = limits.total_bytes // SHARDS
+        self._shards = [
+            Shard(root / f"{number:02x}", part, limits.minimum_free_bytes, limits.lock_seconds)
+            for number in range(SHARDS)
+        ]
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def contains(self, key: str) -> bool:
+        """Whether a page with the right header and size is there. Only ``get`` verifies the payload."""
+        path, name = self._locate(key)
+        return self._has(path, name)
+
+    def get(self, key: str, into: memoryview) -> bool:
+        """Read a page into a writable buffer of the payload's size.
+
+        False if it is missing or does not verify; it is then removed, and the buffer's content is undefined.
+        """
+        path, name = self._locate(key)
+        try:
+            with path.open("rb", buffering=0) as file:
+                header = file.read(HEADER_BYTES)
+                self._pages.check_header(header, name, os.fstat(file.fileno()).st_size)
+                if into.nbytes != self._pages.payload_bytes or file.readinto(into) != into.nbytes:
+                    raise PageError("short read")
+                self._pages.check_payload(header, into)
+                with contextlib.suppress(OSError):
+                    os.utime(file.fileno())
+        except OSError as error:
+            self._count("missing" if isinstance(error, FileNotFoundError) else "read_error")
+            return False
+        except PageError:
+            self._remove(path)
+            return False
+        self._count("read")
+        return True
+
+    def put(self, key: str, payload: bytes | memoryview) -> Outcome:
+        """Store a page, unless an intact one is there. Never raises for what the file system does.
+
+        Raises PageError if the payload does not have the geometry's size.
+        """
+        path, name = self._locate(key)
+        payload = memoryview(payload)
+        header = self._pages.header(name, payload)
+        if self._has(path, name):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            outcome = Outcome.PRESENT
+        else:
+            try:
+                outcome = self._shard(name).put(path, (header, payload))
+            except OSError:
+                outcome = Outcome.FULL
+                self._count("write_error")
+        self._count(outcome.value)
+        return outcome
+
+    def touch(self, key: str) -> None:
+        """Mark a page as used just now."""
+        with contextlib.suppress(OSError):
+            os.utime(self._locate(key)[0])
+
+    def counts(self) -> dict[str, int]:
+        """Pages by outcome since the start of this process."""
+        with self._lock:
+            counts = dict(self._counts)
+        return counts | {"evicted": sum(shard.evicted_pages for shard in self._shards)}
+
+    def _shard(self, name: bytes) -> Shard:
+        return self._shards[name[0] % SHARDS]
+
+    def _locate(self, key: str) -> tuple[Path, bytes]:
+        name = self._pages.name(key)
+        return self._shard(name).folder / self._pages.folder / f"{name.hex()}{PAGE_SUFFIX}", name
+
+    def _has(self, path: Path, name: bytes) -> bool:
+        try:
+            with path.open("rb", buffering=0) as file:
+                self._pages.check_header(file.read(HEADER_BYTES), name, os.fstat(file.fileno()).st_size)
+        except OSError:
+            return False
+        except PageError:
+            self._remove(path)
+            return False
+        return True
+
+    def _remove(self, path: Path) -> None:
+        """Remove a page that does not verify, so that the next engine to compute it writes it again."""
+        self._count("rejected")
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            self._counts[outcome] += 1

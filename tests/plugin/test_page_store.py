@@ -1,0 +1,270 @@
+"""One process and one directory: what is read is what was written, or a miss."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_sglang.storage.geometry import Geometry
+from dps_sglang.storage.page import PageError, PageFormat
+from dps_sglang.storage.shard import Outcome
+from dps_sglang.storage.store import SHARDS
+from tests.plugin.pages import (
+    GEOMETRY,
+    PAGE_BYTES,
+    PAYLOAD_BYTES,
+    SECRET,
+    files,
+    payload,
+    read,
+    store,
+    total_bytes,
+)
+
+
+def test_stored_page_is_read_by_another_engine(tmp_path: Path) -> None:
+    assert store(tmp_path).put("k", payload("k")) is Outcome.STORED
+    reader = store(tmp_path)
+    assert reader.contains("k")
+    assert read(reader, "k") == payload("k")
+    assert reader.put("k", payload("k")) is Outcome.PRESENT
+
+
+def test_unknown_page_is_a_miss(tmp_path: Path) -> None:
+    assert not store(tmp_path).contains("k")
+    assert read(store(tmp_path), "k") is None
+
+
+def changed(geometry: Geometry, field: str) -> Geometry:
+    value = getattr(geometry, field)
+    change: dict[str, Any] = {field: value * 2 if isinstance(value, int) else f"{value}x"}
+    return replace(geometry, **change)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Geometry)])
+def test_page_of_another_geometry_is_a_miss_and_stays(tmp_path: Path, field: str) -> None:
+    store(tmp_path).put("k", payload("k"))
+    other = changed(GEOMETRY, field)
+    assert read(store(tmp_path, other), "k", other.page_bytes) is None
+    assert read(store(tmp_path), "k") == payload("k")
+
+
+def test_page_written_with_another_secret_is_a_miss(tmp_path: Path) -> None:
+    store(tmp_path, secret=b"0123456789abcdef").put("k", payload("k"))
+    assert read(store(tmp_path), "k") is None
+
+
+def test_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 16 random bytes"):
+        PageFormat.of(GEOMETRY, b"short")
+
+
+def test_listing_reveals_neither_keys_nor_geometry(tmp_path: Path) -> None:
+    key = "0123456789abcdef" * 4
+    store(tmp_path).put(key, payload(key))
+    (page,) = files(tmp_path)
+    name = str(page.relative_to(tmp_path))
+    digest = GEOMETRY.digest().hex()
+    assert key[:8] not in name
+    assert digest[:8] not in name
+    store(tmp_path / "other", secret=b"another secret of a router").put(key, payload(key))
+    (other,) = files(tmp_path / "other")
+    assert (other.name, other.parent.name) != (page.name, page.parent.name)
+
+
+def test_payload_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PageError, match="a page of 7 bytes where the geometry has 4096"):
+        store(tmp_path).put("k", b"7 bytes")
+
+
+def empty(page: Path) -> None:
+    page.write_bytes(b"")
+
+
+def truncate(page: Path) -> None:
+    os.truncate(page, PAGE_BYTES // 2)
+
+
+def lengthen(page: Path) -> None:
+    page.write_bytes(page.read_bytes() + bytes(500))
+
+
+def overwrite(page: Path) -> None:
+    page.write_bytes(os.urandom(PAGE_BYTES))
+
+
+def overwrite_payload(page: Path) -> None:
+    page.write_bytes(page.read_bytes()[:-PAYLOAD_BYTES] + os.urandom(PAYLOAD_BYTES))
+
+
+DAMAGES = [empty, truncate, lengthen, overwrite, overwrite_payload]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_page_is_a_miss_and_is_repaired(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    pages = store(tmp_path)
+    pages.put("k", payload("k"))
+    damage(files(tmp_path)[0])
+    assert read(pages, "k") is None
+    assert pages.counts()["rejected"] == 1
+    assert not files(tmp_path)
+    assert pages.put("k", payload("k")) is Outcome.STORED
+    assert read(pages, "k") == payload("k")
+
+
+@pytest.mark.parametrize("damage", [empty, truncate, lengthen, overwrite])
+def test_damage_that_the_header_shows_is_found_without_reading_the_payload(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    pages = store(tmp_path)
+    pages.put("k", payload("k"))
+    damage(files(tmp_path)[0])
+    assert not pages.contains("k")
+    assert pages.put("k", payload("k")) is Outcome.STORED
+
+
+def test_page_under_another_pages_name_is_a_miss(tmp_path: Path) -> None:
+    pages = store(tmp_path)
+    pages.put("a", payload("a"))
+    (a,) = files(tmp_path)
+    pages.put("b", payload("b"))
+    (b,) = {*files(tmp_path)} - {a}
+    b.write_bytes(a.read_bytes())
+    assert read(pages, "b") is None
+    assert read(pages, "a") == payload("a")
+
+
+@settings(max_examples=60, deadline=None)
+@given(position=st.integers(0, PAGE_BYTES - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_a_miss(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
+    root = tmp_path_factory.mktemp("store")
+    pages = store(root)
+    pages.put("k", payload("k"))
+    (page,) = files(root)
+    data = bytearray(page.read_bytes())
+    data[position] ^= 1 << bit
+    page.write_bytes(data)
+    assert read(pages, "k") is None
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncate": truncate,
+    "delete": Path.unlink,
+    "overwrite": overwrite,
+}
+KEYS = st.sampled_from([str(number) for number in range(300)])
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "touch", "truncate", "delete", "overwrite"]), KEYS), max_size=120
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(operations=OPERATIONS)
+def test_a_read_is_right_or_a_miss_and_the_limit_holds(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str]]
+) -> None:
+    root = tmp_path_factory.mktemp("store")
+    engines = [store(root, pages_per_shard=2), store(root, pages_per_shard=2)]
+    for number, (operation, key) in enumerate(operations):
+        pages = engines[number % 2]
+        present = files(root)
+        chosen = present[int(key) % len(present)] if present else None
+        if operation == "put":
+            assert pages.put(key, payload(key)) in (Outcome.STORED, Outcome.PRESENT)
+            assert read(engines[0], key) == payload(key)
+        elif operation == "get":
+            assert read(pages, key) in (None, payload(key))
+        elif operation == "touch":
+            pages.touch(key)
+        elif chosen is not None:
+            DAMAGE[operation](chosen)
+        assert total_bytes(root) <= SHARDS * 2 * PAGE_BYTES
+
+
+def same_shard(tmp_path: Path, count: int) -> list[str]:
+    """Keys whose pages compete for one shard."""
+    pages = store(tmp_path / "probe")
+    by_shard: dict[str, list[str]] = {}
+    for number in range(count * SHARDS * 3):
+        path, _ = pages._locate(str(number))
+        by_shard.setdefault(path.parts[-3], []).append(str(number))
+    return next(keys for keys in by_shard.values() if len(keys) >= count)[:count]
+
+
+def test_least_recently_used_page_is_evicted_first(tmp_path: Path) -> None:
+    pages = store(tmp_path, pages_per_shard=4)
+    first, *others, last = same_shard(tmp_path, 5)
+    for key in (first, *others):
+        pages.put(key, payload(key))
+        time.sleep(0.02)
+    assert read(pages, first) == payload(first)
+    assert pages.put(last, payload(last)) is Outcome.STORED
+    assert [read(pages, key) is not None for key in (first, *others, last)] == [True, False, True, True, True]
+    assert pages.counts()["evicted"] == 1
+
+
+def test_pages_of_other_geometries_count_and_are_evicted(tmp_path: Path) -> None:
+    old = store(tmp_path, replace(GEOMETRY, weights="revision-0"), pages_per_shard=2)
+    new = store(tmp_path, pages_per_shard=2)
+    for number in range(600):
+        old.put(str(number), payload(str(number)))
+    for number in range(600):
+        new.put(str(number), payload(str(number)))
+    assert total_bytes(tmp_path) <= SHARDS * 2 * PAGE_BYTES
+    assert read(old, "599") is None
+    assert read(new, "599") == payload("599")
+
+
+def test_page_above_a_shards_limit_is_not_stored(tmp_path: Path) -> None:
+    pages = store(tmp_path, pages_per_shard=0)
+    assert pages.put("k", payload("k")) is Outcome.TOO_LARGE
+    assert not files(tmp_path)
+
+
+def test_minimum_free_space_is_kept(tmp_path: Path) -> None:
+    pages = store(tmp_path, minimum_free_bytes=2**62)
+    assert pages.put("k", payload("k")) is Outcome.FULL
+    assert not files(tmp_path)
+
+
+def test_deleted_folder_is_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    pages = store(root)
+    pages.put("k", payload("k"))
+    root.rename(tmp_path / "gone")
+    assert read(pages, "k") is None
+    assert pages.put("k", payload("k")) is Outcome.STORED
+    assert read(store(root), "k") == payload("k")
+
+
+@pytest.mark.parametrize("ledger", [b"", b"\xff" * 16, b"torn"])
+def test_damaged_ledger_is_counted_again(tmp_path: Path, ledger: bytes) -> None:
+    pages = store(tmp_path, pages_per_shard=3)
+    keys = same_shard(tmp_path, 8)
+    for key in keys:
+        for lock in tmp_path.glob("*/lock"):
+            lock.write_bytes(ledger)
+        assert pages.put(key, payload(key)) is Outcome.STORED
+        assert len(files(tmp_path)) <= 3
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    pages = store(tmp_path, pages_per_shard=1)
+    first, second = same_shard(tmp_path, 2)
+    pages.put(first, payload(first))
+    note = files(tmp_path)[0].with_name("README")
+    note.write_text("not a page")
+    pages.put(second, payload(second))
+    assert note.read_text() == "not a page"
+    assert read(pages, first) is None
+
+
+def test_keys_are_salted_by_geometry(tmp_path: Path) -> None:
+    other = PageFormat.of(replace(GEOMETRY, layout="layer_first"), SECRET)
+    assert PageFormat.of(GEOMETRY, SECRET).name("k") != other.name("k")
