@@ -15,8 +15,14 @@ from typing import Any, Self
 import pytest
 import yaml
 
+from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.config import GatewayConfig, parse_config
+from dps_gateway.routing.decision import Reason
+from dps_gateway.routing.policies import POLICIES
+from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS
+from dps_gateway.session.store import StateSource
+from dps_gateway.telemetry.metrics import Metrics
 from dps_local.assets import bundled_tokenizer, qwen_tokenizer
 from dps_local.processes import free_ports
 from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
@@ -247,6 +253,19 @@ def test_documented_session_keys_are_the_gateways_in_their_order() -> None:
     page = (ROOT / "docs/gateway.md").read_text()
     documented = re.findall(r"^\| `((?:header|body):[\w.-]+)` \|", page, flags=re.MULTILINE)
     assert tuple(documented) == DEFAULT_SESSION_KEYS
+
+
+def gateway_names() -> set[str]:
+    """What the gateway's page has to explain: policies, endpoints, values of headers, metrics."""
+    counters = {"counter": "_total"}
+    metrics = {family.name + counters.get(family.type, "") for family in Metrics().registry.collect()}
+    return {*POLICIES, *(route.path for route in ROUTES), *Reason, *History, *StateSource, *metrics}
+
+
+@pytest.mark.parametrize("name", sorted(gateway_names()))
+def test_gateway_page_names(name: str) -> None:
+    page = (ROOT / "docs/gateway.md").read_text()
+    assert re.search(rf"`{re.escape(name)}[`{{]", page)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
 from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE
@@ -26,20 +27,24 @@ def test_chart_and_default_gateway_image_have_the_version_of_the_distribution() 
     assert DEFAULT_GATEWAY_IMAGE.rpartition(":")[2] == version
 
 
-def session_keys_schema() -> Any:
+def routing_schema() -> Any:
     crd = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
     (version,) = crd["spec"]["versions"]
     return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["routing"]
 
 
+def test_crd_offers_the_policies_of_the_gateway() -> None:
+    assert set(routing_schema()["properties"]["policy"]["enum"]) == set(POLICIES)
+
+
 def test_crd_forbids_the_headers_that_the_gateway_forbids() -> None:
-    rules = [rule["rule"] for rule in session_keys_schema()["x-kubernetes-validations"]]
+    rules = [rule["rule"] for rule in routing_schema()["x-kubernetes-validations"]]
     (rule,) = (rule for rule in rules if "sessionKeys" in rule)
     assert set(re.findall(r"'header:([a-z-]+)'", rule)) == FORBIDDEN_HEADERS
 
 
 def test_crd_accepts_every_default_session_key() -> None:
-    pattern = session_keys_schema()["properties"]["sessionKeys"]["items"]["pattern"]
+    pattern = routing_schema()["properties"]["sessionKeys"]["items"]["pattern"]
     assert [key for key in DEFAULT_SESSION_KEYS if not re.fullmatch(pattern, key)] == []
     assert all(parse_session_key(key) for key in DEFAULT_SESSION_KEYS)
 
