@@ -14,19 +14,19 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a draft model is missing": (
         speculation(algorithm="Eagle"),
-        "speculation.draftModel is needed by Standalone, Eagle and Eagle3; set it, or choose Ngram",
+        "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram",
     ),
     "a draft model for n-grams": (
         speculation(algorithm="Ngram", draftModel="m"),
-        "Ngram drafts from the text itself; remove speculation.draftModel",
+        "Ngram drafts from the prompt and needs no draft model; remove speculation.draftModel",
     ),
     "steps for n-grams": (
         speculation(algorithm="Ngram", steps=3),
-        "Ngram has no draft steps and no top-k; remove speculation.steps and speculation.topK",
+        "Ngram does not use draft steps or top-k; remove speculation.steps and speculation.topK",
     ),
     "a chain of the wrong length": (
         speculation(algorithm="Standalone", draftModel="m", steps=3, draftTokens=8),
-        "with topK 1 speculation.draftTokens must be steps + 1; change it, or leave it out",
+        "with topK 1 speculation.draftTokens must be steps + 1; change or remove it",
     ),
     "more draft tokens than the tree has": (
         speculation(algorithm="Eagle", draftModel="m", steps=2, topK=2, draftTokens=8),
@@ -58,15 +58,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a cache of two kinds": (
         {"model": {"cache": {"size": "1Gi", "existingClaim": "models"}}},
-        "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
+        "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
     ),
     "a cache of no kind": (
         {"model": {"cache": {}}},
-        "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
+        "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
     ),
     "a class for an existing claim": (
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
-        "cache.storageClassName needs cache.size; an existing claim has its class already",
+        "cache.storageClassName requires cache.size; an existing claim already has a storage class",
     ),
     "no replica": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
     "an unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a session key of no kind": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
     "a credential as a session key": (
         {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
-        "many sessions share a credential, which cannot identify one",
+        "a credential is shared by many sessions and cannot identify one",
     ),
     "a sampling ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
     "an endpoint without a scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
@@ -164,8 +164,8 @@ def test_a_field_left_out_stays_unset_so_that_its_alternative_can_be_set_later(k
 
 NAMES = {
     "q" * 51: "metadata.name must have at most 50 characters",
-    "7b": "metadata.name must begin with a letter",
-    "qwen.7b": "metadata.name must begin with a letter",
+    "7b": "metadata.name must start with a letter",
+    "qwen.7b": "metadata.name must start with a letter",
 }
 
 

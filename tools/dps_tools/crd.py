@@ -38,7 +38,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
 
 
 def _merged(node: JSON, definitions: JSON) -> tuple[JSON, bool]:
-    """The schema behind references, and whether null is allowed; what stands beside a reference wins."""
+    """The schema with its references resolved, and whether null is allowed. Siblings of a reference take precedence."""
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[1]]
         return _merged(target | {key: value for key, value in node.items() if key != "$ref"}, definitions)
@@ -51,9 +51,9 @@ def _merged(node: JSON, definitions: JSON) -> tuple[JSON, bool]:
 
 
 def structural(node: JSON, definitions: JSON) -> JSON:
-    """Pydantic's JSON schema in the structural form that a CRD asks for.
+    """Pydantic's JSON schema as a structural schema, which CRDs require.
 
-    An optional field is one that may be left out; it may be `null` only where null differs from the default.
+    An optional field may be omitted; it is nullable only if null differs from its default.
     """
     merged, nullable = _merged(node, definitions)
     result: JSON = {}
@@ -94,19 +94,19 @@ def schema(model: type[APIObject]) -> JSON:
 
 
 def object_schema() -> JSON:
-    """The schema of a whole DPSRouter; only here may a rule speak of the object's name."""
+    """The schema of a DPSRouter. Only rules at this level can refer to the object's name."""
     named = rules(
         (
             f"size(self.metadata.name) <= {LONGEST_NAME}",
-            f"metadata.name must have at most {LONGEST_NAME} characters: it begins the names of what is made",
+            f"metadata.name must have at most {LONGEST_NAME} characters, because names of children start with it",
         ),
         (
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must begin with a letter and hold only a-z, 0-9 and -, as a Service's",
+            "metadata.name must start with a letter and contain only a-z, 0-9 and -, like the name of a Service",
         ),
     )
     return {
-        "description": "Sends each turn of a session to speculative or greedy engines.",
+        "description": "Routes each turn of a session to speculative or greedy engines.",
         "type": "object",
         "required": ["spec"],
         "properties": {

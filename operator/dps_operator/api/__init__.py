@@ -1,4 +1,4 @@
-"""The DPSRouter API: the models from which the CRD, its documentation and the chart's copy are generated."""
+"""The DPSRouter API. The CRD and its reference are generated from these models."""
 
 GROUP = "dpsrouter.io"
 VERSION = "v1alpha1"

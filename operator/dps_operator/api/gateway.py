@@ -1,4 +1,4 @@
-"""The data plane: `spec.gateway`, `routing`, `sessionStore`, `telemetry` and `networkPolicy`."""
+"""`spec.gateway`: the gateway pods and how clients reach them."""
 
 from typing import Annotated, Literal
 
@@ -17,78 +17,82 @@ DEFAULT_GATEWAY_REPLICAS = 2
 
 
 class GatewayAutoscaling(APIObject):
-    """A HorizontalPodAutoscaler over CPU use."""
+    """A HorizontalPodAutoscaler driven by CPU utilization."""
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
 
-    min_replicas: int = Field(default=2, ge=1, le=1000, description="Fewest replicas.")
-    max_replicas: int = Field(ge=1, le=1000, description="Most replicas.")
+    min_replicas: int = Field(default=2, ge=1, le=1000, description="Minimum number of replicas.")
+    max_replicas: int = Field(ge=1, le=1000, description="Maximum number of replicas.")
     target_cpu_percent: int = Field(
         default=70,
         ge=1,
         le=100,
         alias="targetCPUPercent",
-        description="CPU use of one replica that is aimed at, in percent of its request.",
+        description="Target CPU utilization of a replica, in percent of its request.",
     )
 
 
 class GatewayService(APIObject):
-    """The Service that clients talk to."""
+    """The Service for clients."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the Service."
     )
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the Service.")
     annotations: dict[str, str] = Field(
-        default={}, description="Annotations of the Service, such as a load balancer's."
+        default={}, description="Annotations of the Service, for example for a load balancer."
     )
 
 
 class GatewayAuth(APIObject):
-    """API keys of the clients."""
+    """Client authentication by API key."""
 
-    secret_name: Name = Field(description="Secret whose key `keys` holds the gateway's file of API keys.")
+    secret_name: Name = Field(description="Secret with the gateway's API key file under the key `keys`.")
 
 
 class GatewayIngress(APIObject):
     """An Ingress in front of the gateway."""
 
     class_name: Name | None = Field(
-        default=None, description="Ingress class; the cluster's default when left out."
+        default=None, description="Ingress class; the cluster's default if unset."
     )
     host: str = Field(min_length=1, max_length=253, description="Host name.")
-    tls_secret_name: Name | None = Field(default=None, description="Secret with the host's certificate.")
+    tls_secret_name: Name | None = Field(
+        default=None, description="Secret with the TLS certificate of the host."
+    )
     annotations: dict[str, str] = Field(
-        default={}, description="Annotations, such as a controller's timeouts."
+        default={}, description="Annotations of the Ingress, for example the controller's timeouts."
     )
 
 
 class ParentRef(APIObject):
-    """A Gateway that the route attaches to."""
+    """A Gateway to which the route attaches."""
 
     name: Name = Field(description="Name of the Gateway.")
     namespace: Name | None = Field(
-        default=None, description="Its namespace; the DPSRouter's own when left out."
+        default=None, description="Namespace of the Gateway; the DPSRouter's if unset."
     )
-    section_name: Name | None = Field(default=None, description="The listener; every listener when left out.")
+    section_name: Name | None = Field(
+        default=None, description="Listener of the Gateway; all listeners if unset."
+    )
 
 
 Hostname = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class GatewayHTTPRoute(APIObject):
-    """An HTTPRoute of the Gateway API in front of the gateway."""
+    """A Gateway API HTTPRoute in front of the gateway."""
 
     parent_refs: list[ParentRef] = Field(
-        min_length=1, max_length=16, description="The Gateways it attaches to."
+        min_length=1, max_length=16, description="Gateways to which the route attaches."
     )
     hostnames: list[Hostname] = Field(
-        default=[], max_length=16, description="Host names; every one when left out."
+        default=[], max_length=16, description="Host names; all host names if empty."
     )
 
 
 class Gateway(APIObject):
-    """The gateway's pods and how clients reach them."""
+    """The gateway pods and how clients reach them."""
 
     model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
 
@@ -96,20 +100,26 @@ class Gateway(APIObject):
         default=None,
         ge=1,
         le=1000,
-        description=f"Replicas; {DEFAULT_GATEWAY_REPLICAS} when neither this nor autoscaling is set.",
+        description=f"Number of replicas; {DEFAULT_GATEWAY_REPLICAS} if neither replicas nor autoscaling is set.",
     )
-    autoscaling: GatewayAutoscaling | None = Field(default=None, description="Replicas by CPU use.")
+    autoscaling: GatewayAutoscaling | None = Field(
+        default=None, description="Scale replicas by CPU utilization."
+    )
     image: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description="Container image; the operator's own version when left out.",
+        description="Container image; if unset, the image of the operator's version.",
     )
     resources: Resources = Field(default=Resources(), description="Resources of the gateway container.")
-    service: GatewayService = Field(default=GatewayService(), description="The Service that clients talk to.")
-    ingress: GatewayIngress | None = Field(default=None, description="An Ingress, when set.")
+    service: GatewayService = Field(default=GatewayService(), description="The Service for clients.")
+    ingress: GatewayIngress | None = Field(default=None, description="Create an Ingress if set.")
     http_route: GatewayHTTPRoute | None = Field(
-        default=None, description="An HTTPRoute, when set. Needs the Gateway API's CRDs."
+        default=None, description="Create an HTTPRoute if set. Requires the Gateway API CRDs."
     )
-    auth: GatewayAuth | None = Field(default=None, description="API keys of the clients; open when left out.")
-    pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over the gateway's pods.")
+    auth: GatewayAuth | None = Field(
+        default=None, description="Client authentication; if unset, the gateway accepts every client."
+    )
+    pod_template: PodTemplate = Field(
+        default=PodTemplate(), description="Merged into the gateway's pod template."
+    )

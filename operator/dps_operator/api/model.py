@@ -1,4 +1,4 @@
-"""What is served: `spec.model`, `spec.engine` and `spec.nodePool`."""
+"""`spec.model`, `spec.engine` and `spec.nodePool`: the model, the engine, and the nodes for it."""
 
 from typing import Literal
 
@@ -18,27 +18,27 @@ from dps_operator.api.types import (
 
 
 class ModelCache(APIObject):
-    """A volume that keeps downloaded models, so that an engine's restart does not download them again."""
+    """A volume for downloaded models, so that an engine does not download its model at every start."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "has(self.size) != has(self.existingClaim)",
-                "set either cache.size, for a volume of the operator's, or cache.existingClaim, not both",
+                "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
             ),
             (
                 "has(self.size) || !has(self.storageClassName)",
-                "cache.storageClassName needs cache.size; an existing claim has its class already",
+                "cache.storageClassName requires cache.size; an existing claim already has a storage class",
             ),
             (
                 "!has(self.size) || !has(oldSelf.size) || (has(self.storageClassName) =="
                 " has(oldSelf.storageClassName) && (!has(self.storageClassName) ||"
                 " self.storageClassName == oldSelf.storageClassName))",
-                "cache.storageClassName cannot be changed; remove the cache, or make a new DPSRouter",
+                "cache.storageClassName cannot be changed; remove the cache, or create a new DPSRouter",
             ),
             (
                 "!has(self.size) || !has(oldSelf.size) || self.accessMode == oldSelf.accessMode",
-                "cache.accessMode cannot be changed; remove the cache, or make a new DPSRouter",
+                "cache.accessMode cannot be changed; remove the cache, or create a new DPSRouter",
             ),
             (
                 "!has(self.size) || !has(oldSelf.size) ||"
@@ -49,32 +49,32 @@ class ModelCache(APIObject):
     )
 
     size: Quantity | None = Field(
-        default=None, description="Size of the volume that the operator makes, such as 100Gi."
+        default=None, description="Size of the volume that the operator creates, for example 100Gi."
     )
     storage_class_name: Name | None = Field(
         default=None,
-        description="Storage class of that volume; the cluster's default when left out. Cannot be changed.",
+        description="Storage class of that volume; the cluster's default if unset. Immutable.",
     )
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
         default="ReadWriteMany",
         description=(
             "ReadWriteMany: one volume shared by all engine pods (Filestore, EFS, Azure Files). "
-            "ReadWriteOnce: each engine pod gets a disk of its own that lives as long as the pod."
+            "ReadWriteOnce: a separate disk for each engine pod, deleted with the pod."
         ),
     )
     existing_claim: Name | None = Field(
-        default=None, description="A PersistentVolumeClaim of yours, mounted at /models in every engine pod."
+        default=None, description="An existing PersistentVolumeClaim, mounted at /models in every engine pod."
     )
 
 
 class ServedModel(APIObject):
-    """The target model, which both pools serve."""
+    """The target model, served by both pools."""
 
     name: str = Field(
         min_length=1,
         max_length=512,
         description=(
-            "Model id on the Hugging Face hub, such as Qwen/Qwen2.5-7B-Instruct, or a path under /models "
+            "Model id on the Hugging Face Hub, for example Qwen/Qwen2.5-7B-Instruct, or a path under /models "
             "on the cache volume."
         ),
     )
@@ -82,60 +82,63 @@ class ServedModel(APIObject):
         default=None,
         min_length=1,
         max_length=512,
-        description="The name that clients send as `model`; model.name when left out.",
+        description="Name that clients send as `model`; model.name if unset.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Secret key holding a Hugging Face token, for models that ask for one."
+        default=None, description="Secret key with a Hugging Face token, for gated and private models."
     )
     cache: ModelCache | None = Field(
-        default=None, description="Keeps downloaded models; without it every pod downloads them at its start."
+        default=None,
+        description="Volume for downloaded models; if unset, each pod downloads the models when it starts.",
     )
 
 
 class Engine(APIObject):
     """The inference engine of both pools."""
 
-    runtime: Literal["SGLang"] = Field(default="SGLang", description="The engine.")
+    runtime: Literal["SGLang"] = Field(default="SGLang", description="Inference engine.")
     image: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description=f"Container image; {REPOSITORY}:v<version> when left out.",
+        description=f"Container image; {REPOSITORY}:v<version> if unset.",
     )
     version: str | None = Field(
         default=None,
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$",
         max_length=64,
         description=(
-            "Version of SGLang, which decides the arguments; read from the image's tag when left out, "
-            f"{DEFAULT_VERSION} where that tells nothing."
+            "Version of SGLang, on which the arguments depend. If unset, it is taken from the image's tag, or is "
+            f"{DEFAULT_VERSION} if the tag is not a version."
         ),
     )
     tensor_parallel: int = Field(
-        default=1, ge=1, le=16, description="GPUs of one replica, over which the model is split."
+        default=1, ge=1, le=16, description="GPUs per replica, across which the model is split."
     )
     args: list[str] = Field(
         default=[],
         max_length=128,
-        description="Arguments added to the engine in both pools. Those that the operator sets are refused.",
+        description="Additional engine arguments for both pools. Arguments that the operator sets are rejected.",
     )
-    env: list[EnvVar] = Field(default=[], max_length=128, description="Environment added in both pools.")
+    env: list[EnvVar] = Field(
+        default=[], max_length=128, description="Additional environment variables for both pools."
+    )
 
 
 class NodePool(APIObject):
-    """Which nodes the engine pods run on. Gateway and Redis pods are never placed by it."""
+    """The nodes for engine pods. Does not apply to gateway and Redis pods."""
 
     profile: Literal["A100-80GB", "A100-40GB", "None"] = Field(
         default="A100-80GB",
         description=(
-            "Nodes with that GPU on GKE, EKS (node groups, Karpenter, Auto Mode), AKS, or labelled by "
-            "NVIDIA's GPU feature discovery, and the usual GPU taints tolerated. None: only what is below."
+            "Selects nodes with this GPU on GKE, EKS (node groups, Karpenter, Auto Mode), AKS, or labelled by "
+            "NVIDIA GPU Feature Discovery, and tolerates common GPU taints. None: no selection by GPU."
         ),
     )
-    node_selector: dict[str, str] = Field(default={}, description="Labels that the node must have as well.")
+    node_selector: dict[str, str] = Field(default={}, description="Labels that nodes must have in addition.")
     tolerations: list[Toleration] = Field(
-        default=[], max_length=32, description="Tolerations added to the profile's."
+        default=[], max_length=32, description="Tolerations in addition to the profile's."
     )
     affinity: FreeObject = Field(
-        default={}, description="Affinity that must hold beside the profile's, as in a pod."
+        default={}, description="Affinity in addition to the profile's, as in a pod. Both must be satisfied."
     )

@@ -6,15 +6,15 @@ from dps_operator.api.types import APIObject, FreeObject
 
 
 class NetworkPolicy(APIObject):
-    """Network policies that close the engines and Redis to all but the gateway."""
+    """Network policies that restrict access to the engines and Redis to the gateway."""
 
     clients: list[FreeObject] = Field(
         default=[],
         max_length=32,
-        description="Peers that may reach the gateway, as in a NetworkPolicy's `from`; everyone when empty.",
+        description="Peers that may reach the gateway, as in a NetworkPolicy's `from`; all peers if empty.",
     )
     monitoring: list[FreeObject] = Field(
         default=[],
         max_length=32,
-        description="Peers that may scrape the gateway's admin port and the engines; nobody when empty.",
+        description="Peers that may scrape the gateway's admin port and the engines; none if empty.",
     )

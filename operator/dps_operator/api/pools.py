@@ -1,4 +1,4 @@
-"""The two pools of engines: `spec.pools`."""
+"""`spec.pools`: the two pools of engines."""
 
 from pydantic import ConfigDict, Field
 
@@ -24,14 +24,14 @@ MIN_UP_TO_MAX = (
 
 
 class PoolAutoscaling(APIObject):
-    """A HorizontalPodAutoscaler over the gateway's `dps_in_flight` metric, which an adapter must serve."""
+    """A HorizontalPodAutoscaler driven by the gateway's `dps_in_flight` metric, which requires a metrics adapter."""
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
 
-    min_replicas: int = Field(default=1, ge=1, le=1000, description="Fewest replicas.")
-    max_replicas: int = Field(ge=1, le=1000, description="Most replicas.")
+    min_replicas: int = Field(default=1, ge=1, le=1000, description="Minimum number of replicas.")
+    max_replicas: int = Field(ge=1, le=1000, description="Maximum number of replicas.")
     target_in_flight_per_replica: int = Field(
-        default=16, ge=1, le=100000, description="Requests in flight that one replica should carry."
+        default=16, ge=1, le=100000, description="Target number of in-flight requests per replica."
     )
 
 
@@ -40,26 +40,26 @@ _TOP_K = f"(has(self.topK) ? self.topK : {DEFAULT_TOP_K})"
 
 
 class Speculation(APIObject):
-    """How the speculative pool drafts."""
+    """Speculative decoding."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.algorithm == 'Ngram' || has(self.draftModel)",
-                "speculation.draftModel is needed by Standalone, Eagle and Eagle3; set it, or choose Ngram",
+                "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram",
             ),
             (
                 "self.algorithm != 'Ngram' || !has(self.draftModel)",
-                "Ngram drafts from the text itself; remove speculation.draftModel",
+                "Ngram drafts from the prompt and needs no draft model; remove speculation.draftModel",
             ),
             (
                 "self.algorithm != 'Ngram' || (!has(self.steps) && !has(self.topK))",
-                "Ngram has no draft steps and no top-k; remove speculation.steps and speculation.topK",
+                "Ngram does not use draft steps or top-k; remove speculation.steps and speculation.topK",
             ),
             (
                 f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} != 1 ||"
                 f" self.draftTokens == {_STEPS} + 1",
-                "with topK 1 speculation.draftTokens must be steps + 1; change it, or leave it out",
+                "with topK 1 speculation.draftTokens must be steps + 1; change or remove it",
             ),
             (
                 f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} == 1 ||"
@@ -72,35 +72,34 @@ class Speculation(APIObject):
 
     algorithm: Algorithm = Field(
         description=(
-            "Standalone: a smaller model drafts. Eagle, Eagle3: a draft head trained for the model. "
-            "Ngram: drafts from the text itself, without a draft model."
+            "Standalone: a smaller draft model. Eagle, Eagle3: a draft head trained for the model. "
+            "Ngram: n-grams of the prompt, without a draft model."
         )
     )
     draft_model: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description="Draft model, as in model.name. Needed by every algorithm but Ngram.",
+        description="Draft model, in the form of model.name. Required by every algorithm except Ngram.",
     )
     steps: int | None = Field(
         default=None,
         ge=STEPS_LIMITS[0],
         le=STEPS_LIMITS[1],
-        description=f"Draft steps of one round; {DEFAULT_STEPS} when left out.",
+        description=f"Draft steps per round; {DEFAULT_STEPS} if unset.",
     )
     top_k: int | None = Field(
         default=None,
         ge=TOP_K_LIMITS[0],
         le=TOP_K_LIMITS[1],
-        description=f"Branches of the draft tree at each step; {DEFAULT_TOP_K} (a chain) when left out.",
+        description=f"Branches of the draft tree per step; {DEFAULT_TOP_K} (a chain) if unset.",
     )
     draft_tokens: int | None = Field(
         default=None,
         ge=DRAFT_TOKENS_LIMITS[0],
         le=DRAFT_TOKENS_LIMITS[1],
         description=(
-            "Tokens verified in one round; steps * topK + 1 when left out, "
-            f"{DEFAULT_NGRAM_TOKENS} with Ngram."
+            f"Tokens verified per round; if unset, steps * topK + 1, or {DEFAULT_NGRAM_TOKENS} for Ngram."
         ),
     )
 
@@ -111,30 +110,38 @@ class PoolSpec(APIObject):
     model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
 
     replicas: int | None = Field(
-        default=None, ge=1, le=1000, description="Replicas; 1 when neither this nor autoscaling is set."
+        default=None,
+        ge=1,
+        le=1000,
+        description="Number of replicas; 1 if neither replicas nor autoscaling is set.",
     )
     autoscaling: PoolAutoscaling | None = Field(
-        default=None, description="Replicas by load. Needs an adapter that serves the gateway's metrics."
+        default=None,
+        description="Scale replicas by load. Requires an adapter that serves the gateway's metrics.",
     )
     args: list[str] = Field(
-        default=[], max_length=128, description="Arguments added to the engine in this pool."
+        default=[], max_length=128, description="Additional engine arguments for this pool."
     )
-    env: list[EnvVar] = Field(default=[], max_length=128, description="Environment added in this pool.")
+    env: list[EnvVar] = Field(
+        default=[], max_length=128, description="Additional environment variables for this pool."
+    )
     resources: Resources = Field(
         default=Resources(),
-        description="Resources of the engine container; GPUs follow engine.tensorParallel.",
+        description="Resources of the engine container; the number of GPUs is engine.tensorParallel.",
     )
-    pod_template: PodTemplate = Field(default=PodTemplate(), description="Laid over the pods of this pool.")
+    pod_template: PodTemplate = Field(
+        default=PodTemplate(), description="Merged into the pod template of this pool."
+    )
 
 
 class SpeculativePoolSpec(PoolSpec):
-    """The pool that decodes speculatively."""
+    """The pool with speculative decoding."""
 
-    speculation: Speculation = Field(description="How it drafts.")
+    speculation: Speculation = Field(description="Speculative decoding.")
 
 
 class Pools(APIObject):
-    """The two pools that turns are routed to."""
+    """The two pools of engines."""
 
-    speculative: SpeculativePoolSpec = Field(description="The pool that decodes speculatively.")
-    greedy: PoolSpec = Field(default=PoolSpec(), description="The pool that decodes one token at a time.")
+    speculative: SpeculativePoolSpec = Field(description="The pool with speculative decoding.")
+    greedy: PoolSpec = Field(default=PoolSpec(), description="The pool without speculative decoding.")

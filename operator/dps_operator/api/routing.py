@@ -19,7 +19,7 @@ SessionKey = Annotated[
 
 
 class Routing(APIObject):
-    """Which turn goes to which pool. A change reaches running gateways without a restart."""
+    """The routing policy. Running gateways apply changes without a restart."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -27,7 +27,7 @@ class Routing(APIObject):
                 "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
                 " ['header:authorization', 'header:proxy-authorization', 'header:cookie',"
                 " 'header:x-api-key']))",
-                "many sessions share a credential, which cannot identify one; take it off sessionKeys",
+                "a credential is shared by many sessions and cannot identify one; remove it from sessionKeys",
             )
         )
     )
@@ -35,15 +35,15 @@ class Routing(APIObject):
     policy: Policy = Field(
         default="DeltaPrefill",
         description=(
-            "DeltaPrefill: speculative when the prompt grew by at most thresholdTokens. TotalLength: when it "
-            "is at most that long. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
+            "DeltaPrefill: speculative if the prompt grew by at most thresholdTokens. TotalLength: speculative if it "
+            "has at most thresholdTokens tokens. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
         ),
     )
     threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=128,
         description=(
-            "The threshold in tokens. 0 is all greedy; null has no bound and is all speculative: set it by "
-            "server-side apply, as plain kubectl apply drops nulls, or choose policy AlwaysSpeculative."
+            "Threshold in tokens. 0 routes every turn to the greedy pool, null every turn to the speculative pool. "
+            "Set null by server-side apply, because kubectl apply drops nulls, or use policy AlwaysSpeculative."
         ),
     )
     session_ttl_seconds: int = Field(
@@ -51,13 +51,13 @@ class Routing(APIObject):
         ge=1,
         le=2_592_000,
         alias="sessionTTLSeconds",
-        description="Seconds after its last turn that a session is forgotten.",
+        description="Seconds after its last turn that a session expires.",
     )
     session_keys: list[SessionKey] = Field(
         default=[],
         max_length=32,
         description=(
-            "Where a request's session id is looked for, in order, as `header:NAME` or `body:FIELD`; the "
-            "gateway's own list when empty."
+            "Sources of a request's session id in order of precedence, as `header:NAME` or `body:FIELD`; the "
+            "gateway's default list if empty."
         ),
     )

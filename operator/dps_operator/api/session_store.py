@@ -6,37 +6,37 @@ from dps_operator.api.types import APIObject, Name, Quantity, SecretKeyRef, rule
 
 
 class ManagedStore(APIObject):
-    """A Redis that the operator runs."""
+    """A Redis server that the operator deploys."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
-                "sessionStore.managed.size cannot be changed; make a new DPSRouter, or use urlSecretRef",
+                "sessionStore.managed.size cannot be changed; create a new DPSRouter, or use urlSecretRef",
             ),
             (
                 "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
                 " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-                "sessionStore.managed.storageClassName cannot be changed; make a new DPSRouter",
+                "sessionStore.managed.storageClassName cannot be changed; create a new DPSRouter",
             ),
         )
     )
 
-    size: Quantity = Field(default="1Gi", description="Size of its volume. Cannot be changed.")
+    size: Quantity = Field(default="1Gi", description="Size of the volume. Immutable.")
     storage_class_name: Name | None = Field(
         default=None,
-        description="Storage class of its volume; the cluster's default when left out. Cannot be changed.",
+        description="Storage class of the volume; the cluster's default if unset. Immutable.",
     )
     image: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description="Container image of Redis or Valkey; the operator's default when left out.",
+        description="Container image of Redis or Valkey; the operator's default if unset.",
     )
 
 
 class SessionStore(APIObject):
-    """Where sessions are kept: a managed Redis unless urlSecretRef is set."""
+    """The Redis that stores session records: a managed one unless urlSecretRef is set."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -47,7 +47,9 @@ class SessionStore(APIObject):
         )
     )
 
-    managed: ManagedStore | None = Field(default=None, description="A Redis that the operator runs.")
+    managed: ManagedStore | None = Field(
+        default=None, description="A Redis server that the operator deploys."
+    )
     url_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Secret key holding the URL of a Redis of yours: redis://, rediss://, …"
+        default=None, description="Secret key with the URL of your own Redis: redis://, rediss://, …"
     )

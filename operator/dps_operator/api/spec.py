@@ -15,29 +15,32 @@ from dps_operator.api.types import APIObject
 from dps_operator.errors import SpecError
 
 LONGEST_NAME = 50
-"""Longest name of a DPSRouter: `<name>-speculative` must be a Service's name, with room for suffixes."""
+"""Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 
 class Spec(APIObject):
-    """The deployment that is wanted."""
+    """Desired state of the DPSRouter."""
 
     model: ServedModel = Field(description="The target model.")
     engine: Engine = Field(default=Engine(), description="The inference engine of both pools.")
-    node_pool: NodePool = Field(default=NodePool(), description="Which nodes the engines run on.")
-    pools: Pools = Field(description="The two pools that turns are routed to.")
-    gateway: Gateway = Field(default=Gateway(), description="The gateway's pods and how clients reach them.")
-    routing: Routing = Field(default=Routing(), description="Which turn goes to which pool.")
-    session_store: SessionStore = Field(default=SessionStore(), description="Where sessions are kept.")
+    node_pool: NodePool = Field(default=NodePool(), description="Nodes for the engines.")
+    pools: Pools = Field(description="The two pools of engines.")
+    gateway: Gateway = Field(default=Gateway(), description="The gateway pods and how clients reach them.")
+    routing: Routing = Field(default=Routing(), description="The routing policy.")
+    session_store: SessionStore = Field(
+        default=SessionStore(), description="The Redis that stores session records."
+    )
     telemetry: Telemetry = Field(default=Telemetry(), description="Traces and metrics.")
     network_policy: NetworkPolicy | None = Field(
-        default=None, description="Network policies, when set; {} closes the engines and Redis."
+        default=None,
+        description="Create network policies if set; {} restricts access to the engines and Redis to the gateway.",
     )
 
 
 def parse(spec: Any) -> Spec:
-    """The model of a raw `spec`; SpecError names the first field that is wrong.
+    """The parsed `spec`. Raises SpecError with the name of the first invalid field.
 
-    The API server has checked it against the schema already; this catches an operator older than its CRD.
+    The API server has already validated the schema; this detects an operator that is older than the CRD.
     """
     try:
         return Spec.model_validate(spec)

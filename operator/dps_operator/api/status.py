@@ -18,28 +18,33 @@ ConditionType = Literal[
 
 
 class Condition(APIObject):
-    """A condition, in Kubernetes' own shape."""
+    """A condition as in Kubernetes' metav1.Condition."""
 
-    type: str = Field(max_length=316, description="Which condition.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    type: str = Field(max_length=316, description="Type of the condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Status of the condition.")
     reason: str = Field(
         min_length=1,
         max_length=1024,
         pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-        description="Why, in one word.",
+        description="Machine-readable reason, in CamelCase.",
     )
-    message: str = Field(max_length=32768, description="Why, and what to do about it.")
-    observed_generation: int = Field(ge=0, description="Generation of the spec that this was seen for.")
+    message: str = Field(
+        max_length=32768, description="Human-readable explanation, and how to resolve the problem."
+    )
+    observed_generation: int = Field(
+        ge=0, description="Generation of the spec that the condition is based on."
+    )
     last_transition_time: str = Field(
-        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+        description="Time of the last change of the condition's status.",
+        json_schema_extra={"format": "date-time"},
     )
 
 
 class PoolStatus(APIObject):
     """Replicas of one pool."""
 
-    replicas: int = Field(description="Replicas that exist.")
-    ready_replicas: int = Field(description="Replicas that can serve.")
+    replicas: int = Field(description="Number of replicas.")
+    ready_replicas: int = Field(description="Number of ready replicas.")
 
 
 class PoolsStatus(APIObject):
@@ -50,34 +55,34 @@ class PoolsStatus(APIObject):
 
 
 class GatewayStatus(PoolStatus):
-    """Replicas of the gateway, in the shape that the scale subresource reads."""
+    """Replicas of the gateway, in the form of the scale subresource."""
 
     selector: str = Field(description="Label selector of the gateway's pods.")
 
 
 class RoutingStatus(APIObject):
-    """The routing rule that the gateways were given."""
+    """Routing policy of the gateways."""
 
-    policy: str = Field(description="The policy.")
+    policy: str = Field(description="Routing policy.")
     threshold_tokens: int | None = Field(
-        default=None, description="The threshold in tokens; none when every turn may speculate."
+        default=None, description="Threshold in tokens; unset if there is no upper bound."
     )
 
 
 class Status(APIObject):
-    """What is."""
+    """Observed state of the DPSRouter."""
 
     model_config = ConfigDict(frozen=True)
 
-    observed_generation: int = Field(description="Generation of the spec that this status is about.")
+    observed_generation: int = Field(description="Generation of the spec that the status is based on.")
     conditions: list[Condition] = Field(
-        description="Ready sums up the others.",
+        description="Conditions; Ready summarizes the others.",
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    url: str = Field(description="Base URL for clients in the cluster, or of the ingress.")
+    url: str = Field(
+        description="Base URL for clients: the Ingress host if there is one, otherwise the Service."
+    )
     pools: PoolsStatus = Field(description="Replicas of both pools.")
     gateway: GatewayStatus = Field(description="Replicas of the gateway.")
-    routing: RoutingStatus | None = Field(
-        default=None, description="The routing rule that the gateways were given."
-    )
+    routing: RoutingStatus | None = Field(default=None, description="Routing policy of the gateways.")

@@ -8,10 +8,12 @@ from dps_operator.api.types import APIObject
 
 
 class ServiceMonitor(APIObject):
-    """A ServiceMonitor of the Prometheus operator for the gateway and both pools."""
+    """A Prometheus operator ServiceMonitor for the gateway and both pools."""
 
     interval: str = Field(default="30s", pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")
-    labels: dict[str, str] = Field(default={}, description="Labels by which your Prometheus selects it.")
+    labels: dict[str, str] = Field(
+        default={}, description="Labels of the ServiceMonitor, by which Prometheus selects it."
+    )
 
 
 class Telemetry(APIObject):
@@ -21,13 +23,13 @@ class Telemetry(APIObject):
         default=None,
         max_length=2048,
         pattern=r"^https?://[^/]+(/.*)?$",
-        description="URL of an OTLP receiver for the traces of gateway and engines, without the /v1/traces of "
-        "HTTP; no traces when left out.",
+        description="URL of the OTLP receiver for traces of the gateway and the engines, without the path "
+        "/v1/traces that HTTP adds; no traces if unset.",
     )
     protocol: Literal["grpc", "http/protobuf"] = Field(
-        default="grpc", description="Protocol of that receiver."
+        default="grpc", description="Protocol of the OTLP receiver."
     )
-    sample_ratio: float = Field(default=1, ge=0, le=1, description="Share of new traces that is kept.")
+    sample_ratio: float = Field(default=1, ge=0, le=1, description="Fraction of new traces that is sampled.")
     service_monitor: ServiceMonitor | None = Field(
-        default=None, description="A ServiceMonitor, when set. Needs the Prometheus operator's CRDs."
+        default=None, description="Create a ServiceMonitor if set. Requires the Prometheus operator's CRDs."
     )

@@ -1,4 +1,4 @@
-"""Building blocks of the API's models: the strict base, CEL rules, parts of Kubernetes' own types."""
+"""Common parts of the API models: the base class, CEL rules, and types shared with Kubernetes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -24,20 +24,20 @@ Quantity = Annotated[
 """A Kubernetes quantity: a whole number, or a string such as `500m` or `16Gi`."""
 
 FreeObject = dict[str, Any]
-"""An object of Kubernetes' own whose fields the API server checks when the operator applies what holds it."""
+"""A Kubernetes object that is passed through; the API server validates its fields when the child is applied."""
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-"""The name of an object in the DPSRouter's own namespace."""
+"""The name of an object in the DPSRouter's namespace."""
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """CEL rules of an object, as (expression, message that says what to change), for `json_schema_extra`."""
+    """CEL rules for `json_schema_extra`, as pairs of an expression and a message that says what to change."""
     validations: list[JsonValue] = [{"rule": rule, "message": message} for rule, message in pairs]
     return {"x-kubernetes-validations": validations}
 
 
 class APIObject(BaseModel):
-    """An object of the API: camelCase names, unknown fields refused, never changed once read."""
+    """Base of the API objects: camelCase names, unknown fields rejected, immutable."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
@@ -53,33 +53,37 @@ class EnvVar(APIObject):
     """An environment variable, as in a container."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the variable.")
-    value: str | None = Field(default=None, description="Its value.")
+    value: str | None = Field(default=None, description="Value of the variable.")
     value_from: FreeObject | None = Field(
-        default=None, description="Where its value comes from, as in a container: secretKeyRef, fieldRef, …"
+        default=None, description="Source of the value, as in a container: secretKeyRef, fieldRef, …"
     )
 
 
 class Toleration(APIObject):
     """A toleration, as in a pod."""
 
-    key: str | None = Field(default=None, description="Key of the taint; every key when left out.")
+    key: str | None = Field(default=None, description="Key of the taint; all keys if unset.")
     operator: Literal["Exists", "Equal"] | None = Field(
-        default=None, description="How the value is compared; Equal when left out."
+        default=None, description="How the value is compared; Equal if unset."
     )
-    value: str | None = Field(default=None, description="Value of the taint, with operator Equal.")
+    value: str | None = Field(default=None, description="Value of the taint, for operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; every effect when left out."
+        default=None, description="Effect of the taint; all effects if unset."
     )
     toleration_seconds: int | None = Field(
-        default=None, description="Seconds that a NoExecute taint is tolerated; for ever when left out."
+        default=None, description="Seconds that a NoExecute taint is tolerated; unlimited if unset."
     )
 
 
 class Resources(APIObject):
-    """Resource requests and limits, as in a container. What is left out keeps the operator's default."""
+    """Resource requests and limits, as in a container. Unset entries keep the operator's defaults."""
 
-    requests: dict[str, Quantity] | None = Field(default=None, description="What the scheduler sets aside.")
-    limits: dict[str, Quantity] | None = Field(default=None, description="What the container may not exceed.")
+    requests: dict[str, Quantity] | None = Field(
+        default=None, description="Minimum amounts that the scheduler reserves."
+    )
+    limits: dict[str, Quantity] | None = Field(
+        default=None, description="Maximum amounts that the container may use."
+    )
 
 
 class TemplateMetadata(APIObject):
@@ -90,22 +94,23 @@ class TemplateMetadata(APIObject):
 
 
 class PodTemplate(APIObject):
-    """Laid over the pod template that the operator makes, as a strategic merge: named things by name."""
+    """Merged into the generated pod template by strategic merge; named items merge by name."""
 
     metadata: TemplateMetadata | None = Field(
         default=None, description="Labels and annotations added to the pods."
     )
     spec: FreeObject | None = Field(
         default=None,
-        description="A pod spec; containers, volumes and env merge by name, other lists are replaced.",
+        description="A pod spec. Containers, volumes and environment variables merge by name; other lists are "
+        "replaced.",
     )
 
 
 def to_wire(model: APIObject) -> dict[str, Any]:
-    """The object as it stands in a manifest: camelCase, without what was not set."""
+    """The object as in a manifest: camelCase names, unset fields omitted."""
     return model.model_dump(by_alias=True, exclude_none=True)
 
 
 def plain_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A container's `env` from plain names and values, in their order."""
+    """A container's `env` with these names and values, in the same order."""
     return [{"name": name, "value": value} for name, value in env.items()]
