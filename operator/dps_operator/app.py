@@ -22,10 +22,10 @@ from dps_operator.resync import Resync
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Settings
 from dps_operator.work_queue import WorkQueue
 
-WATCH_PAUSE = 5.0
+WATCH_RETRY_SECONDS = 5.0
 """Seconds before watching is begun again after it failed as a whole."""
 
-END_SECONDS = 10.0
+SHUTDOWN_SECONDS = 10.0
 """Seconds that every part has to end in when the operator is told to."""
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ async def run(settings: Settings) -> None:
     resync = Resync(cluster, observations, queue, settings)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
-    def listen_for_the_end() -> None:
+    def install_signal_handlers() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
 
-    listen_for_the_end()
+    install_signal_handlers()
     watching = asyncio.Event()
     server = web.AppRunner(application(queue, resync, watching, settings), shutdown_timeout=1)
     await server.setup()
@@ -71,13 +71,13 @@ async def run(settings: Settings) -> None:
             ready_flag=watching,
         )
         # Kopf listens for the end as well, but not while it fails, which takes it seconds.
-        listen_for_the_end()
+        install_signal_handlers()
         try:
             await kopf.run_tasks(tasks, ignored=ours)
         finally:
             watching.clear()
 
-    async def watch_for_ever() -> None:
+    async def watch_forever() -> None:
         # The first pass must know every child, so nothing is watched before everything was listed.
         await resync.complete.wait()
         while True:
@@ -86,12 +86,12 @@ async def run(settings: Settings) -> None:
                 log.info("watching again: other kinds are installed now")
             except Exception as error:
                 # The API server failed while Kopf looked for the kinds to watch, or one of them is gone.
-                log.warning("watching failed: %s; again in %.0f s", error, WATCH_PAUSE)
-                await asyncio.sleep(WATCH_PAUSE)
+                log.warning("watching failed: %s; again in %.0f s", error, WATCH_RETRY_SECONDS)
+                await asyncio.sleep(WATCH_RETRY_SECONDS)
                 with contextlib.suppress(ClusterError):
                     await resync.once()
 
-    parts = [asyncio.create_task(resync.run()), asyncio.create_task(watch_for_ever())]
+    parts = [asyncio.create_task(resync.run()), asyncio.create_task(watch_forever())]
     parts += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
     told = asyncio.create_task(stop.wait())
     try:
@@ -102,7 +102,7 @@ async def run(settings: Settings) -> None:
     finally:
         for task in (told, *parts):
             task.cancel()
-        _, hanging = await asyncio.wait((told, *parts), timeout=END_SECONDS)
+        _, hanging = await asyncio.wait((told, *parts), timeout=SHUTDOWN_SECONDS)
         for task in hanging:
             log.error("does not end: %r", task)
         await server.cleanup()

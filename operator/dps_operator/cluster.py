@@ -26,8 +26,8 @@ SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of calls of th
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 PAGE = 500
-PAUSES = (0.1, 0.3, 0.9)
-LONGEST_PAUSE = 5.0
+RETRY_DELAYS = (0.1, 0.3, 0.9)
+MAX_BACKOFF = 5.0
 """Seconds between the tries of one call, and the most that it waits at the server's wish."""
 REPAIR = "dps-operator-repair"
 """Field manager of merge patches, so that they do not count as applied."""
@@ -58,7 +58,7 @@ class Cluster(Protocol):
         """Delete that very object, and what it owns; nothing happens where it is gone or another one."""
 
 
-def error_of(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
+def error_from(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
     """The error that an answer of the API server stands for.
 
     A 404 without `details.name` is about the path: the kind is not installed. A 422 or 400 is the object's.
@@ -116,15 +116,15 @@ class KubernetesCluster:
 
         A pass has many calls, and would hardly ever end if each of them had to succeed at once.
         """
-        for pause in PAUSES:
+        for pause in RETRY_DELAYS:
             try:
                 return await self._call_once(method, kind, path, query, body, headers)
             except TimedOutError:
                 raise
             except ClusterError as error:
-                if not error.passing:
+                if not error.transient:
                     raise
-                await asyncio.sleep(min(error.retry_after or pause, LONGEST_PAUSE))
+                await asyncio.sleep(min(error.retry_after or pause, MAX_BACKOFF))
         return await self._call_once(method, kind, path, query, body, headers)
 
     async def _call_once(
@@ -154,7 +154,7 @@ class KubernetesCluster:
         except client.ApiException as error:
             code = str(error.status)
             retry_after = error.headers.get("Retry-After") if error.headers else None
-            raise error_of(error.status or 0, str(error.reason), error.body, retry_after) from error
+            raise error_from(error.status or 0, str(error.reason), error.body, retry_after) from error
         except TimeoutError as error:
             raise TimedOutError(f"the API server did not answer within {self._seconds:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:

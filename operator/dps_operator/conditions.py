@@ -8,7 +8,7 @@ from dps_engines.pools import POOLS
 from dps_operator.api.status import ConditionType
 from dps_operator.builders.network import base_url
 from dps_operator.builders.store import managed
-from dps_operator.diagnose import worst
+from dps_operator.diagnose import most_severe
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 
@@ -24,7 +24,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """Everything that a status is made from."""
 
     children: Mapping[ChildKey, Child] = field(default_factory=dict)
@@ -45,31 +45,31 @@ NOUNS: dict[Component, str] = {
 }
 
 
-def _workload(seen: Seen, kind: str, name: str) -> Replicas | None:
+def _workload(seen: Observed, kind: str, name: str) -> Replicas | None:
     child = seen.children.get((kind, name))
     return child.replicas if child else None
 
 
-def _serving(router_name: str, seen: Seen, component: Component, type: ConditionType) -> Verdict:
+def _serving(router_name: str, seen: Observed, component: Component, type: ConditionType) -> Verdict:
     """Whether one component can serve: at least one of its replicas is ready."""
     kind = "StatefulSet" if component == "redis" else "Deployment"
     replicas = _workload(seen, kind, f"{router_name}-{component}")
     if replicas is None:
         return Verdict(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
-    trouble = worst([pod.trouble for pod in seen.pods if pod.component == component and pod.trouble])
+    problem = most_severe([pod.problem for pod in seen.pods if pod.component == component and pod.problem])
     count = f"{replicas.ready} of {replicas.wanted} replicas are ready"
     if replicas.ready >= replicas.wanted:
         return Verdict(type, "True", "AllReplicasReady", count)
     if replicas.ready > 0:
-        return Verdict(type, "True", "SomeReplicasReady", f"{count}; {trouble.message}" if trouble else count)
-    if trouble:
-        return Verdict(type, "False", trouble.reason, trouble.message)
+        return Verdict(type, "True", "SomeReplicasReady", f"{count}; {problem.message}" if problem else count)
+    if problem:
+        return Verdict(type, "False", problem.reason, problem.message)
     if replicas.failure:
         return Verdict(type, "False", "PodsForbidden", f"pods cannot be created: {replicas.failure}")
     return Verdict(type, "False", "Starting", count)
 
 
-def _store(router: Router, seen: Seen) -> Verdict:
+def _store(router: Router, seen: Observed) -> Verdict:
     reference = router.spec.session_store.url_secret_ref
     if reference is None:
         return _serving(router.name, seen, "redis", "SessionStoreReady")
@@ -77,7 +77,7 @@ def _store(router: Router, seen: Seen) -> Verdict:
     return Verdict("SessionStoreReady", "True", "External", message)
 
 
-def _progressing(router: Router, seen: Seen) -> Verdict:
+def _progressing(router: Router, seen: Observed) -> Verdict:
     if seen.failing:
         return Verdict("Progressing", "True", "Retrying", seen.failing)
     if seen.waiting_pool:
@@ -102,7 +102,7 @@ def _summary(parts: Sequence[Verdict]) -> Verdict:
     return Verdict("Ready", "True", "Serving", "requests are served by both pools")
 
 
-def verdicts(router: Router, seen: Seen) -> list[Verdict]:
+def verdicts(router: Router, seen: Observed) -> list[Verdict]:
     """All conditions of a DPSRouter whose spec could be read; Ready first."""
     if seen.invalid:
         message = f"{seen.invalid}; what ran before keeps running"
@@ -146,7 +146,7 @@ def _counts(replicas: Replicas | None) -> dict[str, int]:
     return {"replicas": existing, "readyReplicas": ready}
 
 
-def status(router: Router, seen: Seen, before: Mapping[str, Any], now: str) -> Manifest:
+def build_status(router: Router, seen: Observed, before: Mapping[str, Any], now: str) -> Manifest:
     """The whole status. `before` is the status so far, `now` the time as RFC 3339."""
     counts = {
         component: _counts(_workload(seen, "Deployment", child_name(router, component)))
@@ -170,7 +170,7 @@ def status(router: Router, seen: Seen, before: Mapping[str, Any], now: str) -> M
     return made
 
 
-def unreadable(message: str, before: Mapping[str, Any], generation: int, now: str) -> Manifest:
+def invalid_spec_status(message: str, before: Mapping[str, Any], generation: int, now: str) -> Manifest:
     """The status where the spec could not even be read: what was known stays, and two conditions tell why."""
     said = f"{message}; what ran before keeps running"
     found = [

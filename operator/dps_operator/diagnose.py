@@ -9,7 +9,7 @@ from dps_operator.resources import Manifest
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CONFIG_FAILURES = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 ENGINES = {"speculative", "greedy"}
-WORST_FIRST = (
+SEVERITY = (
     "CrashLooping",
     "ImagePullFailed",
     "ConfigMissing",
@@ -22,16 +22,16 @@ WORST_FIRST = (
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Problem:
     """What keeps a pod from serving: a reason in one word, and a sentence."""
 
     reason: str
     message: str
 
 
-def worst(troubles: list[Trouble]) -> Trouble | None:
-    """The trouble that a person should hear of first; among equals the first by name."""
-    ranked = sorted(troubles, key=lambda one: (WORST_FIRST.index(one.reason), one.message))
+def most_severe(problems: list[Problem]) -> Problem | None:
+    """The problem that a person should hear of first; among equals the first by name."""
+    ranked = sorted(problems, key=lambda one: (SEVERITY.index(one.reason), one.message))
     return ranked[0] if ranked else None
 
 
@@ -41,7 +41,7 @@ def last_line(text: str) -> str:
     return lines[-1][-300:] if lines else ""
 
 
-def _unscheduled(pod: Manifest, engine: bool) -> Trouble | None:
+def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
     name = pod["metadata"]["name"]
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
@@ -50,36 +50,36 @@ def _unscheduled(pod: Manifest, engine: bool) -> Trouble | None:
         said = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
         if re.search("persistent ?volume", said, re.IGNORECASE):
             advice = "check the storage class and its provisioner"
-            return Trouble("WaitingForVolume", f"pod {name} waits for its volume: {said}; {advice}")
+            return Problem("WaitingForVolume", f"pod {name} waits for its volume: {said}; {advice}")
         if engine:
             advice = "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool"
-            return Trouble("WaitingForGPU", f"pod {name} waits for a node: {said}; {advice}")
-        return Trouble("Unschedulable", f"pod {name} waits for a node: {said}")
+            return Problem("WaitingForGPU", f"pod {name} waits for a node: {said}; {advice}")
+        return Problem("Unschedulable", f"pod {name} waits for a node: {said}")
     return None
 
 
-def _crash(name: str, terminated: dict[str, Any]) -> Trouble:
+def _crash(name: str, terminated: dict[str, Any]) -> Problem:
     why = last_line(terminated.get("message", "")) or terminated.get("reason", "Error")
     code = terminated.get("exitCode")
-    return Trouble("CrashLooping", f"pod {name} ended with exit code {code}: {why}")
+    return Problem("CrashLooping", f"pod {name} ended with exit code {code}: {why}")
 
 
-def _container(name: str, status: dict[str, Any]) -> Trouble | None:
+def _container(name: str, status: dict[str, Any]) -> Problem | None:
     state, last = status.get("state", {}), status.get("lastState", {})
     waiting = state.get("waiting", {})
     reason, said = waiting.get("reason", ""), waiting.get("message", "")
     if reason in PULL_FAILURES:
         advice = "check the image's name and the pull secret"
-        return Trouble("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
+        return Problem("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
     if reason in CONFIG_FAILURES:
-        return Trouble("ConfigMissing", f"pod {name} cannot start: {said or reason}")
+        return Problem("ConfigMissing", f"pod {name} cannot start: {said or reason}")
     for ended in (state.get("terminated"), last.get("terminated")):
         if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not status.get("ready"):
             return _crash(name, ended)
     return None
 
 
-def trouble(pod: Manifest, component: str) -> Trouble | None:
+def problem(pod: Manifest, component: str) -> Problem | None:
     """What keeps this pod from serving, or None where nothing does or the pod is on its way out."""
     if pod["metadata"].get("deletionTimestamp"):
         return None
@@ -96,8 +96,8 @@ def trouble(pod: Manifest, component: str) -> Trouble | None:
         return None
     running = any("running" in container.get("state", {}) for container in containers)
     if component in ENGINES and running:
-        return Trouble("LoadingModel", f"pod {name} is loading its model")
-    return Trouble("Starting", f"pod {name} is starting")
+        return Problem("LoadingModel", f"pod {name} is loading its model")
+    return Problem("Starting", f"pod {name} is starting")
 
 
 def is_ready(pod: Manifest) -> bool:

@@ -1,6 +1,6 @@
 """What can go wrong, and what the operator does about it."""
 
-PASSING = (0, 409, 429, 500, 502, 503, 504)
+TRANSIENT_STATUSES = (0, 409, 429, 500, 502, 503, 504)
 """HTTP statuses after which the same call may well succeed; 0 is no answer at all."""
 
 
@@ -24,9 +24,9 @@ class ClusterError(OperatorError):
         self.retry_after = retry_after
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """Whether it is the server's bad moment, and not about what was asked."""
-        return self.status in PASSING
+        return self.status in TRANSIENT_STATUSES
 
 
 class RejectedError(ClusterError):
@@ -45,7 +45,7 @@ class AlreadyExistsError(ClusterError):
     """There is such an object already."""
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """Never: it will be there the next time as well."""
         return False
 

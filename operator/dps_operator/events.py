@@ -6,8 +6,8 @@ from typing import Any
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import MANAGED_BY, Manifest, digest
 
-TOLD = ("Ready", "SpecValid", "Progressing")
-ON_THE_WAY = ("NotCreated", "Starting", "LoadingModel")
+REPORTED_TYPES = ("Ready", "SpecValid", "Progressing")
+TRANSITIONAL_REASONS = ("NotCreated", "Starting", "LoadingModel")
 """Reasons of not being ready that every deployment passes through: no cause for a warning."""
 
 
@@ -26,12 +26,12 @@ def events(
     made = []
     for condition in after:
         old = known.get(condition["type"], {})
-        if condition["type"] not in TOLD or _reason(old) == _reason(condition):
+        if condition["type"] not in REPORTED_TYPES or _reason(old) == _reason(condition):
             continue
         said = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
         identity = digest([metadata["uid"], said, condition["lastTransitionTime"]])
         failed = condition["type"] != "Progressing" and condition["status"] == "False"
-        bad = failed and condition["reason"] not in ON_THE_WAY
+        bad = failed and condition["reason"] not in TRANSITIONAL_REASONS
         made.append(
             {
                 "apiVersion": "v1",

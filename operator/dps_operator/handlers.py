@@ -30,14 +30,14 @@ def registry(
         async def seen(event: Any, **_: Any) -> None:
             # A copy in plain types: Kopf's own is a view. Items of an initial listing do not say their kind.
             body: Manifest = {"apiVersion": kind.api_version, "kind": kind.name, **event["object"]}
-            key = see(body, gone=event["type"] == "DELETED")
+            key = see(body, deleted=event["type"] == "DELETED")
             if key in observations.routers or kind is ROUTER:
                 queue.add(key)
 
-    watch(ROUTER, observations.see_router)
-    watch(POD, observations.see_pod)
+    watch(ROUTER, observations.update_router)
+    watch(POD, observations.update_pod)
     for kind in installed:
-        watch(kind, observations.see_child)
+        watch(kind, observations.update_child)
     return made
 
 

@@ -13,7 +13,7 @@ from dps_operator.work_queue import WorkQueue
 OLDEST = Gauge("dps_operator_oldest_pass_seconds", "How long the oldest pass under way has been running")
 
 
-def stuck(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
+def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
     """Why the operator has to be started anew; empty while it works. An API server away is no reason."""
     if queue.oldest_age() > settings.stuck_after:
         return f"a pass has been running for {queue.oldest_age():.0f} s"
@@ -29,7 +29,7 @@ def application(
     """The endpoints of one operator process; `watching` is set while it hears of every change."""
 
     async def healthz(_: web.Request) -> web.Response:
-        why = stuck(queue, resync, settings)
+        why = stuck_reason(queue, resync, settings)
         return web.Response(text=why or "ok", status=500 if why else 200)
 
     async def readyz(_: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dps_operator.diagnose import Trouble, trouble
+from dps_operator.diagnose import Problem, problem
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import (
     COMPONENT_LABEL,
@@ -44,7 +44,7 @@ class Child:
     uid: str
     owner_uid: str
     """uid of the controlling DPSRouter; empty where another or nobody controls it."""
-    predecessor: bool
+    controlled_by_router: bool
     """Whether a DPSRouter controls it, which may be one that has been deleted since."""
     resource_version: int
     owned: str
@@ -61,8 +61,8 @@ class Pod:
     name: str
     component: str
     config_hash: str
-    leaving: bool
-    trouble: Trouble | None
+    terminating: bool
+    problem: Problem | None
 
 
 def router_key(body: Manifest) -> Key:
@@ -119,7 +119,7 @@ def child(body: Manifest) -> Child:
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         owner_uid=owner.get("uid", "") if ours else "",
-        predecessor=ours,
+        controlled_by_router=ours,
         resource_version=int(metadata.get("resourceVersion", 0)),
         owned=digest(fields),
         owns_replicas="f:replicas" in fields.get("f:spec", {}),
@@ -136,8 +136,8 @@ def pod(body: Manifest) -> Pod:
         name=metadata["name"],
         component=component,
         config_hash=metadata.get("annotations", {}).get(CONFIG_HASH, ""),
-        leaving=bool(metadata.get("deletionTimestamp")),
-        trouble=trouble(body, component),
+        terminating=bool(metadata.get("deletionTimestamp")),
+        problem=problem(body, component),
     )
 
 
@@ -149,11 +149,11 @@ class Observations:
         self._children: dict[Key, dict[ChildKey, Child]] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
 
-    def see_router(self, body: Manifest, *, gone: bool = False) -> Key:
+    def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Take in a DPSRouter; an older copy than the known one is passed over."""
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
-        if gone:
+        if deleted:
             self.routers.pop(key, None)
             return key
         known = self.routers.get(key)
@@ -168,23 +168,23 @@ class Observations:
             }
         return key
 
-    def see_child(self, body: Manifest, *, gone: bool = False) -> Key:
+    def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Take in a child; an older copy than the known one is passed over."""
         key = router_key(body)
         seen, family = child(body), self._children.setdefault(key, {})
         known = family.get((seen.kind, seen.name))
-        if gone:
+        if deleted:
             if known is not None and known.uid == seen.uid:
                 del family[seen.kind, seen.name]
         elif known is None or known.uid != seen.uid or seen.resource_version >= known.resource_version:
             family[seen.kind, seen.name] = seen
         return key
 
-    def see_pod(self, body: Manifest, *, gone: bool = False) -> Key:
+    def update_pod(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Take in a pod."""
         key = router_key(body)
         pods = self._pods.setdefault(key, {})
-        if gone:
+        if deleted:
             pods.pop(body["metadata"]["name"], None)
         else:
             pods[body["metadata"]["name"]] = pod(body)
@@ -213,11 +213,11 @@ class Observations:
         """Take in a full listing in place of all that was known."""
         self.routers, self._children, self._pods = {}, {}, {}
         for body in routers:
-            self.see_router(body)
+            self.update_router(body)
         for body in children:
-            self.see_child(body)
+            self.update_child(body)
         for body in pods:
-            self.see_pod(body)
+            self.update_pod(body)
 
 
 ROUTER_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")

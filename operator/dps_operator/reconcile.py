@@ -34,7 +34,7 @@ from dps_operator.resources import (
     child_name,
     digest,
 )
-from dps_operator.rollout import held_back
+from dps_operator.rollout import pool_on_hold
 from dps_operator.settings import Settings
 
 READY = Gauge("dps_operator_router_ready", "1 while a DPSRouter is Ready", ["router_namespace", "router"])
@@ -60,7 +60,7 @@ class Reconciler:
         self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
     ) -> None:
         self._cluster = cluster
-        self._seen = observations
+        self._observations = observations
         self._settings = settings
         self._now = now
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
@@ -68,9 +68,9 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> None:
         """One pass over one DPSRouter. ClusterError where it has to be repeated."""
-        body = self._seen.routers.get(key)
+        body = self._observations.routers.get(key)
         if body is None:
-            self._seen.forget(key)
+            self._observations.forget(key)
             READY.remove(*key)
             return
         metadata, before = body["metadata"], body["status"]
@@ -80,18 +80,20 @@ class Reconciler:
         try:
             spec = parse(body["spec"])
         except SpecError as error:
-            await self._tell(key, conditions.unreadable(str(error), before, generation, self._now()))
+            await self._update_status(
+                key, conditions.invalid_spec_status(str(error), before, generation, self._now())
+            )
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
         outcome = await self._converge(router, key)
-        seen = conditions.Seen(
-            children=self._seen.children(key),
-            pods=self._seen.pods(key),
+        seen = conditions.Observed(
+            children=self._observations.children(key),
+            pods=self._observations.pods(key),
             invalid="; ".join(outcome.invalid),
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
         )
-        await self._tell(key, conditions.status(router, seen, before, self._now()))
+        await self._update_status(key, conditions.build_status(router, seen, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
 
@@ -106,7 +108,7 @@ class Reconciler:
         except ClusterError as error:
             outcome.failure = error
             return outcome
-        outcome.waiting_pool = held_back(desired, self._engines(router, key))
+        outcome.waiting_pool = pool_on_hold(desired, self._engines(router, key))
         for manifest in desired:
             held = manifest["metadata"]["labels"][COMPONENT_LABEL] == outcome.waiting_pool
             if held and TEMPLATE_HASH in manifest["metadata"].get("annotations", {}):
@@ -122,24 +124,24 @@ class Reconciler:
                 outcome.invalid.append(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
             except ClusterError as error:
                 outcome.failure = error
-                if error.passing:
+                if error.transient:
                     return outcome
         try:
             await self._prune(router, key, desired)
-            await self._nudge(router, key)
+            await self._annotate_gateway_pods(router, key)
         except ClusterError as error:
             outcome.failure = error
         return outcome
 
     def _engines(self, router: Router, key: Key) -> dict[str, Child]:
-        known = self._seen.children(key)
+        known = self._observations.children(key)
         names = {pool: ("Deployment", child_name(router, pool)) for pool in POOLS}
         return {pool: known[name] for pool, name in names.items() if name in known}
 
     async def _find(self, router: Router, key: Key, manifest: Manifest) -> Child | None:
         """The live object of that name, ours to write. RejectedError where it is somebody else's."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        found = self._seen.children(key).get((kind, name))
+        found = self._observations.children(key).get((kind, name))
         if found is None:
             try:
                 found = child(await self._cluster.get(kind_of(manifest), router.namespace, name))
@@ -147,7 +149,7 @@ class Reconciler:
                 return None
         if found.owner_uid == router.uid:
             return found
-        if found.predecessor:
+        if found.controlled_by_router:
             raise ClusterError(f"{kind} {name} of the DPSRouter's predecessor is not gone yet")
         raise RejectedError("an object of that name exists and is not this DPSRouter's; rename one of them")
 
@@ -162,7 +164,7 @@ class Reconciler:
                 live = await self._cluster.create(manifest)
             except AlreadyExistsError as error:
                 raise ClusterError(str(error)) from error
-            self._seen.see_child(live)
+            self._observations.update_child(live)
             return str(live["metadata"]["uid"])
         return found.uid
 
@@ -170,7 +172,7 @@ class Reconciler:
         """Write one child, unless the last write still stands: the same wanted, every field still ours."""
         name = manifest["kind"], manifest["metadata"]["name"]
         wanted = digest(manifest)
-        known = self._seen.children(key).get(name)
+        known = self._observations.children(key).get(name)
         if known is not None and self._applied.get((router.uid, name)) == (wanted, known.owned):
             return
         found = await self._find(router, key, manifest)
@@ -184,7 +186,7 @@ class Reconciler:
             # What others added to a list can make ours invalid, and apply leaves it in: so write lists whole.
             await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
             live = await self._cluster.apply(manifest)
-        self._seen.see_child(live)
+        self._observations.update_child(live)
         self._applied[router.uid, name] = wanted, child(live).owned
 
     async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
@@ -202,33 +204,33 @@ class Reconciler:
         wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
         if managed(router) is not None:
             wanted.add(("Secret", child_name(router, "redis")))
-        for name, extra in list(self._seen.children(key).items()):
+        for name, extra in list(self._observations.children(key).items()):
             if name not in wanted and extra.owner_uid == router.uid:
                 log.info("deleting %s %s/%s: no longer asked for", name[0], router.namespace, name[1])
                 await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
                 self._applied.pop((router.uid, name), None)
 
-    async def _nudge(self, router: Router, key: Key) -> None:
+    async def _annotate_gateway_pods(self, router: Router, key: Key) -> None:
         """Annotate running gateway pods with the configuration's digest.
 
         The kubelet looks at a mounted ConfigMap once a minute, and at once when its pod changes.
         """
         wanted = config_hash(router)
         change = {"metadata": {"annotations": {CONFIG_HASH: wanted}}}
-        for pod in self._seen.pods(key):
-            if pod.component != "gateway" or pod.leaving or pod.config_hash == wanted:
+        for pod in self._observations.pods(key):
+            if pod.component != "gateway" or pod.terminating or pod.config_hash == wanted:
                 continue
             try:
                 await self._cluster.merge(POD, router.namespace, pod.name, change)
             except NotFoundError:
                 continue
-            self._seen.replace_pod(key, replace(pod, config_hash=wanted))
+            self._observations.replace_pod(key, replace(pod, config_hash=wanted))
 
-    async def _tell(self, key: Key, made: Manifest) -> None:
+    async def _update_status(self, key: Key, made: Manifest) -> None:
         """Write the status where it differs, then post what changed."""
         ready = [one["status"] for one in made["conditions"] if one["type"] == "Ready"]
         READY.labels(*key).set(ready == ["True"])
-        body = self._seen.routers.get(key)
+        body = self._observations.routers.get(key)
         if body is None or body["status"] == made:
             return
         before = body["status"].get("conditions", [])
@@ -238,7 +240,7 @@ class Reconciler:
             return
         if live["metadata"]["uid"] != body["metadata"]["uid"]:
             return
-        self._seen.see_router(live)
+        self._observations.update_router(live)
         for event in events(body["metadata"], before, made["conditions"], self._now()):
             try:
                 await self._cluster.create(event)

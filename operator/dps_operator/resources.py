@@ -1,4 +1,4 @@
-"""Names, labels and owner references of everything that belongs to one DPSRouter."""
+"""Names, labels, annotations and owner references of the child objects of a DPSRouter."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ MANAGED_BY = "dps-operator"
 TEMPLATE_HASH = "dpsrouter.io/template-hash"
 CONFIG_HASH = "dpsrouter.io/config-hash"
 OWNED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY},{ROUTER_LABEL}"
-"""Label selector of every object, pods included, that the operator made."""
+"""Label selector of all objects that the operator created, including pods."""
 
 
 @dataclass(frozen=True)
 class Router:
-    """A DPSRouter whose spec was understood."""
+    """A DPSRouter with a valid spec."""
 
     namespace: str
     name: str
@@ -32,12 +32,12 @@ class Router:
 
 
 def child_name(router: Router, component: Component) -> str:
-    """`<router>-<component>`: one suffix per component, so that no two routers' children share a name."""
+    """`<router>-<component>`."""
     return f"{router.name}-{component}"
 
 
 def selector(router: Router, component: Component) -> dict[str, str]:
-    """The labels that select a component's pods. Immutable in a Deployment, so they hold names alone."""
+    """The labels that select a component's pods. They are immutable in a Deployment, so they contain only names."""
     return {
         "app.kubernetes.io/name": "dps-router",
         "app.kubernetes.io/instance": router.name,
@@ -63,7 +63,9 @@ def child(
     annotations: dict[str, str] | None = None,
     **body: Any,
 ) -> Manifest:
-    """An object owned by the router, so that it is garbage-collected with it. `body`: all but metadata."""
+    """A child object, garbage-collected with the DPSRouter that owns it.
+
+    body: the object's fields other than metadata."""
     metadata: Manifest = {
         "name": child_name(router, component),
         "namespace": router.namespace,
@@ -85,5 +87,5 @@ def child(
 
 
 def digest(value: Any) -> str:
-    """A short digest of a JSON value, the same for equal values."""
+    """A short digest of a JSON value, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

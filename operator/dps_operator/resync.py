@@ -14,8 +14,8 @@ from dps_operator.resources import OWNED_SELECTOR, Manifest
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
-FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
-LOOK = 15.0
+INITIAL_BACKOFF, MAX_BACKOFF = 1.0, 30.0
+DISCOVERY_SECONDS = 15.0
 """Seconds between two looks for a kind that was not installed."""
 FAILING = Gauge(
     "dps_operator_listing_failing", "1 while the API server does not list what the operator needs"
@@ -34,7 +34,7 @@ class Resync:
         self, cluster: Cluster, observations: Observations, queue: WorkQueue, settings: Settings
     ) -> None:
         self._cluster = cluster
-        self._seen = observations
+        self._observations = observations
         self._queue = queue
         self._settings = settings
         self.alive = time.monotonic()
@@ -64,15 +64,15 @@ class Resync:
         found = {kind: await self._list(kind, OWNED_SELECTOR) for kind in CHILDREN}
         children = [item for items in found.values() for item in items or []]
         pods = await self._list(POD, OWNED_SELECTOR) or []
-        self._seen.replace(await self._list(ROUTER) or [], children, pods)
+        self._observations.replace(await self._list(ROUTER) or [], children, pods)
         installed = tuple(kind for kind, items in found.items() if items is not None)
         if installed != self.installed:
             self.installed = installed
             self.changed.set()
-        for key in list(self._seen.routers):
+        for key in list(self._observations.routers):
             self._queue.add(key)
 
-    async def arrived(self) -> bool:
+    async def new_kind_installed(self) -> bool:
         """Whether a kind is there now that the last listing missed."""
         for kind in CHILDREN:
             if kind in self.installed:
@@ -84,26 +84,26 @@ class Resync:
                 log.debug("looking for %s failed: %s", kind.name, error)
         return False
 
-    async def _rest(self, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         """Wait for the next listing, but no longer than until a missing kind has been installed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, LOOK))
-            if left > LOOK and await self.arrived():
+            await asyncio.sleep(min(left, DISCOVERY_SECONDS))
+            if left > DISCOVERY_SECONDS and await self.new_kind_installed():
                 return
 
     async def run(self) -> None:
         """List for ever, soon again after a failure."""
-        retry = FIRST_RETRY
+        retry = INITIAL_BACKOFF
         while True:
             self.alive = time.monotonic()
             try:
                 await self.once()
                 self.complete.set()
                 FAILING.set(0)
-                retry, pause = FIRST_RETRY, self._settings.resync_seconds
+                retry, pause = INITIAL_BACKOFF, self._settings.resync_seconds
             except ClusterError as error:
                 FAILING.set(1)
                 log.warning("listing failed: %s; again in %.0f s", error, retry)
-                pause, retry = retry, min(retry * 2, LONGEST_RETRY)
-            await self._rest(pause)
+                pause, retry = retry, min(retry * 2, MAX_BACKOFF)
+            await self._wait(pause)

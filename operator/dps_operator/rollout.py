@@ -7,7 +7,7 @@ from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 
 
-def held_back(desired: list[Manifest], observed: Mapping[str, Child]) -> str | None:
+def pool_on_hold(desired: list[Manifest], observed: Mapping[str, Child]) -> str | None:
     """The pool whose new pod template has to wait, if any; `observed` has the engine Deployments by pool.
 
     While both serve, the second to change waits until the first has settled: an engine that does not start is

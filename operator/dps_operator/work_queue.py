@@ -19,9 +19,9 @@ FAILED = Gauge(
     ["router_namespace", "router"],
 )
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 60.0
 """Seconds before the first repetition, which doubles up to the longest."""
-GATHER = 0.1
+DEBOUNCE_SECONDS = 0.1
 """Seconds that a key waits for more events: one apply is answered by several."""
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class WorkQueue:
         self.running: dict[Key, float] = {}
         """When the passes that are under way began, by the monotonic clock."""
 
-    def add(self, key: Key, delay: float = GATHER) -> None:
+    def add(self, key: Key, delay: float = DEBOUNCE_SECONDS) -> None:
         """Ask for a pass over `key` in `delay` seconds. The soonest request counts."""
         if key in self.running:
             self._again.add(key)
@@ -72,26 +72,26 @@ class WorkQueue:
                 FAILED.remove(*key)
                 RECONCILES.labels("done").inc()
             except ClusterError as error:
-                pause = self._pause(key, error.retry_after)
+                pause = self._backoff(key, error.retry_after)
                 log.warning("%s/%s: %s; again in %.1f s", *key, error, pause)
                 RECONCILES.labels("retry").inc()
             except Exception:
-                pause = self._pause(key, None)
+                pause = self._backoff(key, None)
                 log.exception("%s/%s: again in %.1f s", *key, pause)
                 RECONCILES.labels("error").inc()
             finally:
                 del self.running[key]
             if key in self._again:
                 self._again.discard(key)
-                self.add(key, GATHER if pause is None else pause)
+                self.add(key, DEBOUNCE_SECONDS if pause is None else pause)
             elif pause is not None:
                 self.add(key, pause)
 
-    def _pause(self, key: Key, asked: float | None) -> float:
+    def _backoff(self, key: Key, asked: float | None) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         FAILED.labels(*key).set(failures)
-        pause = FIRST_PAUSE * 2.0 ** min(failures - 1, 16)
-        return max(min(pause, LONGEST_PAUSE), asked or 0.0)
+        pause = INITIAL_BACKOFF * 2.0 ** min(failures - 1, 16)
+        return max(min(pause, MAX_BACKOFF), asked or 0.0)
 
     def oldest_age(self) -> float:
         """Seconds since the oldest pass under way began; 0 where none is."""

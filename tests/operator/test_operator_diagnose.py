@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dps_operator.diagnose import Trouble, trouble, worst
+from dps_operator.diagnose import Problem, most_severe, problem
 from dps_testkit.operator.objects import Manifest, pod, waiting
 
 
@@ -20,11 +20,11 @@ ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}
 READY = {"type": "Ready", "status": "True"}
 RUNNING = {"name": "engine", "image": "i", "ready": False, "started": False, "state": {"running": {}}}
 
-CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
+CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
     "no GPU": (
         pod(**unscheduled(NO_GPU)),
         "speculative",
-        Trouble(
+        Problem(
             "WaitingForGPU",
             "pod p waits for a node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; "
             "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool",
@@ -33,12 +33,12 @@ CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
     "no node for the gateway": (
         pod(component="gateway", **unscheduled("0/1 nodes are available: 1 Insufficient cpu.")),
         "gateway",
-        Trouble("Unschedulable", "pod p waits for a node: 0/1 nodes are available: 1 Insufficient cpu"),
+        Problem("Unschedulable", "pod p waits for a node: 0/1 nodes are available: 1 Insufficient cpu"),
     ),
     "no volume": (
         pod(component="redis", **unscheduled(NO_VOLUME)),
         "redis",
-        Trouble(
+        Problem(
             "WaitingForVolume",
             "pod p waits for its volume: 0/2 nodes are available: pod has unbound immediate "
             "PersistentVolumeClaims; check the storage class and its provisioner",
@@ -47,22 +47,22 @@ CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
     "no image": (
         pod(containerStatuses=[waiting("ImagePullBackOff")]),
         "speculative",
-        Trouble("ImagePullFailed", "pod p cannot pull sglang:1; check the image's name and the pull secret"),
+        Problem("ImagePullFailed", "pod p cannot pull sglang:1; check the image's name and the pull secret"),
     ),
     "a Secret is missing": (
         pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "hub" not found')]),
         "speculative",
-        Trouble("ConfigMissing", 'pod p cannot start: secret "hub" not found'),
+        Problem("ConfigMissing", 'pod p cannot start: secret "hub" not found'),
     ),
     "a crash loop tells the log's last line": (
         pod(containerStatuses=[waiting("CrashLoopBackOff", "back-off 5m", lastState=ENDED)]),
         "speculative",
-        Trouble("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+        Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
     ),
     "started anew after a crash": (
         pod(containerStatuses=[RUNNING | {"lastState": ENDED}]),
         "speculative",
-        Trouble("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+        Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
     ),
     "a kill without a word": (
         pod(
@@ -73,19 +73,19 @@ CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
             ]
         ),
         "speculative",
-        Trouble("CrashLooping", "pod p ended with exit code 137: OOMKilled"),
+        Problem("CrashLooping", "pod p ended with exit code 137: OOMKilled"),
     ),
     "loading": (
         pod(containerStatuses=[RUNNING]),
         "speculative",
-        Trouble("LoadingModel", "pod p is loading its model"),
+        Problem("LoadingModel", "pod p is loading its model"),
     ),
     "a gateway that starts": (
         pod(component="gateway", containerStatuses=[RUNNING]),
         "gateway",
-        Trouble("Starting", "pod p is starting"),
+        Problem("Starting", "pod p is starting"),
     ),
-    "nothing known yet": (pod(), "speculative", Trouble("Starting", "pod p is starting")),
+    "nothing known yet": (pod(), "speculative", Problem("Starting", "pod p is starting")),
     "ready": (pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True}]), "speculative", None),
     "ready again after a crash": (
         pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True, "lastState": ENDED}]),
@@ -101,11 +101,11 @@ CASES: dict[str, tuple[Manifest, str, Trouble | None]] = {
 
 
 @pytest.mark.parametrize(("body", "component", "wanted"), CASES.values(), ids=CASES.keys())
-def test_a_pod_is_diagnosed(body: Manifest, component: str, wanted: Trouble | None) -> None:
-    assert trouble(body, component) == wanted
+def test_a_pod_is_diagnosed(body: Manifest, component: str, wanted: Problem | None) -> None:
+    assert problem(body, component) == wanted
 
 
 def test_the_worst_trouble_is_told_first() -> None:
-    loading, crash = Trouble("LoadingModel", "a"), Trouble("CrashLooping", "z")
-    assert worst([loading, crash]) == crash
-    assert worst([]) is None
+    loading, crash = Problem("LoadingModel", "a"), Problem("CrashLooping", "z")
+    assert most_severe([loading, crash]) == crash
+    assert most_severe([]) is None

@@ -7,7 +7,7 @@ import pytest
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.builders.node_pool import GPU_TOLERATIONS, PROFILES, placement
-from dps_operator.builders.pods import overlay, pod_template, resources
+from dps_operator.builders.pods import container_resources, overlay, pod_template
 from dps_operator.resources import labels
 from dps_testkit.operator.routers import SMALLEST, router
 
@@ -55,7 +55,7 @@ def test_labels_that_select_pods_cannot_be_overlaid() -> None:
 def test_resources_keep_the_defaults_that_are_not_named() -> None:
     defaults = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     wanted = Resources.model_validate({"requests": {"cpu": 8}})
-    assert resources(defaults, wanted) == {
+    assert container_resources(defaults, wanted) == {
         "requests": {"cpu": "8", "memory": "1Gi"},
         "limits": {"memory": "2Gi"},
     }

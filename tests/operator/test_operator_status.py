@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.conditions import Seen, status, unreadable, verdicts
-from dps_operator.diagnose import Trouble
+from dps_operator.conditions import Observed, build_status, invalid_spec_status, verdicts
+from dps_operator.diagnose import Problem
 from dps_operator.events import events
 from dps_operator.observe import Child
 from dps_operator.resources import TEMPLATE_HASH
-from dps_operator.rollout import held_back
+from dps_operator.rollout import pool_on_hold
 from dps_testkit.operator.objects import remembered_pod, replicas, workload
 from dps_testkit.operator.routers import SMALLEST, router, smallest
 
-CRASH = Trouble("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
+CRASH = Problem("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 
 
 def family(**changed: Child) -> dict[tuple[str, str], Child]:
@@ -28,10 +28,10 @@ def family(**changed: Child) -> dict[tuple[str, str], Child]:
 
 
 COMPONENTS = ("speculative", "greedy", "gateway", "redis")
-ALL_WELL = Seen(children=family())
+ALL_WELL = Observed(children=family())
 
 
-def told(seen: Seen, **spec: Any) -> dict[str, tuple[str, str]]:
+def told(seen: Observed, **spec: Any) -> dict[str, tuple[str, str]]:
     found = verdicts(router({**SMALLEST, **spec}), seen)
     return {one.type: (one.status, one.reason) for one in found}
 
@@ -48,9 +48,9 @@ def test_when_all_is_well_everything_is_said_so() -> None:
     }
 
 
-CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
+CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
     "nothing made yet": (
-        Seen(),
+        Observed(),
         {
             "Ready": ("False", "NotCreated"),
             "Progressing": ("True", "RollingOut"),
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
         },
     ),
     "a pool that crashes": (
-        Seen(
+        Observed(
             family(speculative=workload("speculative", replicas(0))), [remembered_pod("speculative", CRASH)]
         ),
         {
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
         },
     ),
     "one replica of three serves": (
-        Seen(
+        Observed(
             family(speculative=workload("speculative", replicas(1, 3))),
             [remembered_pod("speculative", CRASH)],
         ),
@@ -79,11 +79,11 @@ CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
         },
     ),
     "no pod may be made": (
-        Seen(family(greedy=workload("greedy", replicas(0, failure="exceeded quota")))),
+        Observed(family(greedy=workload("greedy", replicas(0, failure="exceeded quota")))),
         {"Ready": ("False", "PodsForbidden"), "GreedyPoolReady": ("False", "PodsForbidden")},
     ),
     "an old replica still serves": (
-        Seen(family(greedy=workload("greedy", replicas(1, settled=False)))),
+        Observed(family(greedy=workload("greedy", replicas(1, settled=False)))),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
     ),
     "the spec cannot be": (
@@ -106,18 +106,18 @@ CASES: dict[str, tuple[Seen, dict[str, tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("seen", "wanted"), CASES.values(), ids=CASES.keys())
-def test_the_conditions_tell_how_it_is(seen: Seen, wanted: dict[str, tuple[str, str]]) -> None:
+def test_the_conditions_tell_how_it_is(seen: Observed, wanted: dict[str, tuple[str, str]]) -> None:
     found = told(seen)
     assert {kind: found[kind] for kind in wanted} == wanted
 
 
 def test_a_redis_of_the_users_is_not_waited_for() -> None:
     store = {"urlSecretRef": {"name": "redis", "key": "url"}}
-    assert told(Seen(children=family()), sessionStore=store)["SessionStoreReady"] == ("True", "External")
+    assert told(Observed(children=family()), sessionStore=store)["SessionStoreReady"] == ("True", "External")
 
 
 def test_the_whole_status() -> None:
-    made = status(router(SMALLEST), ALL_WELL, {}, "2026-01-01T00:00:00Z")
+    made = build_status(router(SMALLEST), ALL_WELL, {}, "2026-01-01T00:00:00Z")
     assert made.pop("conditions")[0] == {
         "type": "Ready",
         "status": "True",
@@ -144,21 +144,21 @@ def test_the_whole_status() -> None:
 
 
 def test_the_transition_time_moves_with_the_status_alone() -> None:
-    first = status(router(SMALLEST), Seen(), {}, "t1")
-    second = status(router(SMALLEST), Seen(invalid="x"), first, "t2")
-    third = status(router(SMALLEST), ALL_WELL, second, "t3")
+    first = build_status(router(SMALLEST), Observed(), {}, "t1")
+    second = build_status(router(SMALLEST), Observed(invalid="x"), first, "t2")
+    third = build_status(router(SMALLEST), ALL_WELL, second, "t3")
     times = [made["conditions"][0]["lastTransitionTime"] for made in (first, second, third)]
     assert times == ["t1", "t1", "t3"]
 
 
 def test_the_same_sight_gives_the_same_status() -> None:
-    first = status(router(SMALLEST), ALL_WELL, {}, "t1")
-    assert status(router(SMALLEST), ALL_WELL, first, "t2") == first
+    first = build_status(router(SMALLEST), ALL_WELL, {}, "t1")
+    assert build_status(router(SMALLEST), ALL_WELL, first, "t2") == first
 
 
 def test_a_spec_that_cannot_be_read_leaves_what_was_known() -> None:
-    first = status(router(SMALLEST), ALL_WELL, {}, "t1")
-    made = unreadable("spec.pools: missing", first, 2, "t2")
+    first = build_status(router(SMALLEST), ALL_WELL, {}, "t1")
+    made = invalid_spec_status("spec.pools: missing", first, 2, "t2")
     assert [one["type"] for one in made["conditions"]] == [
         "Ready",
         "SpecValid",
@@ -180,9 +180,9 @@ def posted(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[tu
 
 
 def test_an_event_tells_each_change_of_a_reason() -> None:
-    first = status(router(SMALLEST), Seen(), {}, "t1")["conditions"]
+    first = build_status(router(SMALLEST), Observed(), {}, "t1")["conditions"]
     crashing = CASES["a pool that crashes"][0]
-    second = status(router(SMALLEST), crashing, {"conditions": first}, "t2")["conditions"]
+    second = build_status(router(SMALLEST), crashing, {"conditions": first}, "t2")["conditions"]
     assert posted([], first) == [
         ("Normal", "NotCreated"),
         ("Normal", "RollingOut"),
@@ -193,7 +193,7 @@ def test_an_event_tells_each_change_of_a_reason() -> None:
 
 
 def test_an_event_has_one_name_however_often_it_is_posted() -> None:
-    after = status(router(SMALLEST), ALL_WELL, {}, "t1")["conditions"]
+    after = build_status(router(SMALLEST), ALL_WELL, {}, "t1")["conditions"]
     names = [[one["metadata"]["name"] for one in events(METADATA, [], after, now)] for now in ("a", "b")]
     assert names[0] == names[1]
     assert len(set(names[0])) == 3
@@ -237,4 +237,4 @@ def test_one_pool_changes_at_a_time(
     for manifest in desired:
         manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
     seen = {"speculative": speculative, "greedy": greedy}
-    assert held_back(desired, {name: one for name, one in seen.items() if one}) == wanted
+    assert pool_on_hold(desired, {name: one for name, one in seen.items() if one}) == wanted

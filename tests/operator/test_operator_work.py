@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dps_operator.app import settings_from
-from dps_operator.cluster import error_of
+from dps_operator.cluster import error_from
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -15,7 +15,7 @@ from dps_operator.errors import (
     NotInstalledError,
     RejectedError,
 )
-from dps_operator.health import stuck
+from dps_operator.health import stuck_reason
 from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Key, Observations
 from dps_operator.resync import Resync
@@ -97,8 +97,8 @@ async def test_a_failed_pass_is_repeated(error: Exception) -> None:
 
 async def test_pauses_grow_to_a_limit_and_the_server_may_ask_for_longer_ones() -> None:
     queue = WorkQueue(Work())
-    assert [queue._pause(A, None) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert queue._pause(B, 90.0) == 90.0
+    assert [queue._backoff(A, None) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert queue._backoff(B, 90.0) == 90.0
 
 
 async def test_a_sooner_request_brings_a_later_one_forward() -> None:
@@ -114,19 +114,19 @@ async def test_a_sooner_request_brings_a_later_one_forward() -> None:
 
 
 def answered(status: int, **body: Any) -> ClusterError:
-    return error_of(status, "reason", json.dumps(body))
+    return error_from(status, "reason", json.dumps(body))
 
 
 ANSWERS: dict[str, tuple[ClusterError, type[ClusterError]]] = {
     "no such object": (answered(404, message="x", details={"name": "a"}), NotFoundError),
-    "no such kind": (error_of(404, "Not Found", "404 page not found\n"), NotInstalledError),
+    "no such kind": (error_from(404, "Not Found", "404 page not found\n"), NotInstalledError),
     "invalid": (answered(422, message="x"), RejectedError),
     "malformed": (answered(400, message="x"), RejectedError),
     "taken": (answered(409, reason="AlreadyExists"), AlreadyExistsError),
     "conflict": (answered(409, reason="Conflict"), ClusterError),
     "forbidden": (answered(403, message="x"), ClusterError),
     "overloaded": (answered(429), ClusterError),
-    "broken": (error_of(500, "Internal", None), ClusterError),
+    "broken": (error_from(500, "Internal", None), ClusterError),
 }
 
 
@@ -136,7 +136,7 @@ def test_an_answer_becomes_an_error(error: ClusterError, kind: type[ClusterError
 
 
 def test_an_error_carries_the_servers_words_and_its_wish_to_wait() -> None:
-    error = error_of(429, "Too Many Requests", json.dumps({"message": "later"}), "7")
+    error = error_from(429, "Too Many Requests", json.dumps({"message": "later"}), "7")
     assert (str(error), error.status, error.retry_after) == ("later", 429, 7.0)
 
 
@@ -161,12 +161,12 @@ async def test_a_kind_that_is_installed_later_is_noticed() -> None:
     await made.once()
     assert {kind.name for kind in CHILDREN} - {kind.name for kind in made.installed} == {"HTTPRoute"}
     assert made.changed.is_set()
-    assert not await made.arrived()
+    assert not await made.new_kind_installed()
     made.changed.clear()
     cluster.fail["list", "HTTPRoute"] = ClusterError("away")
-    assert not await made.arrived()
+    assert not await made.new_kind_installed()
     cluster.fail.clear()
-    assert await made.arrived()
+    assert await made.new_kind_installed()
     await made.once()
     assert made.installed == CHILDREN
     assert made.changed.is_set()
@@ -186,12 +186,12 @@ async def test_a_listing_that_fails_forgets_nothing() -> None:
 async def test_liveness_tells_a_pass_that_hangs_and_a_listing_that_is_overdue() -> None:
     made, _, queue = await resync(FakeCluster())
     settings = Settings(stuck_after=300, resync_seconds=600)
-    assert stuck(queue, made, settings) == ""
+    assert stuck_reason(queue, made, settings) == ""
     queue.running[A] = made.alive - 400
-    assert stuck(queue, made, settings).startswith("a pass has been running for")
+    assert stuck_reason(queue, made, settings).startswith("a pass has been running for")
     queue.running.clear()
     made.alive -= 1000
-    assert stuck(queue, made, settings).startswith("the listing is overdue by")
+    assert stuck_reason(queue, made, settings).startswith("the listing is overdue by")
 
 
 def test_settings_come_from_the_environment_and_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def _top_k(speculation: Speculation) -> int:
 
 
 def _draft_tokens(speculation: Speculation) -> int:
-    """By default as many as a chain or tree holds at least: steps * topK, and the token that is verified."""
+    """The default is steps * topK + 1, which fits every chain or tree: one token is the verified one."""
     if speculation.algorithm == "Ngram":
         return speculation.draft_tokens or DEFAULT_NGRAM_TOKENS
     return speculation.draft_tokens or _steps(speculation) * _top_k(speculation) + 1

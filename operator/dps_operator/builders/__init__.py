@@ -1,1 +1,1 @@
-"""Pure builders: every object that a DPSRouter stands for, as a function of its spec."""
+"""Pure builders of the child objects of a DPSRouter."""

@@ -1,4 +1,4 @@
-"""Everything that one DPSRouter stands for."""
+"""All child objects of a DPSRouter."""
 
 from dps_engines.pools import POOLS
 from dps_operator.builders.engine import engine_deployment, engine_service, models_claim
@@ -17,13 +17,14 @@ from dps_operator.settings import Settings
 
 
 def children(router: Router, settings: Settings, store_revision: str) -> list[Manifest]:
-    """All objects to apply, in an order in which each finds what it refers to.
+    """All objects to apply, ordered so that an object follows the objects that it refers to.
 
-    The Secret of a managed Redis is not among them: it is created once (`store.redis_secret`), and
-    `store_revision` is its uid, or empty where the store is the user's. SpecError where the spec cannot be.
+    The Secret of a managed Redis is not included, because it is created once (`store.redis_secret`).
+    store_revision: uid of that Secret, or empty if the store is not managed. Raises SpecError if the spec is
+    invalid.
     """
     store = managed(router)
-    made = [
+    objects = [
         *gateway_identity(router),
         gateway_config_map(router),
         *models_claim(router),
@@ -32,11 +33,11 @@ def children(router: Router, settings: Settings, store_revision: str) -> list[Ma
         *gateway_services(router),
     ]
     if store is not None:
-        made += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
-    made += [engine_deployment(router, pool) for pool in POOLS]
-    made.append(gateway_deployment(router, settings, store_revision))
+        objects += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
+    objects += [engine_deployment(router, pool) for pool in POOLS]
+    objects.append(gateway_deployment(router, settings, store_revision))
     return [
-        *made,
+        *objects,
         *autoscalers(router),
         *disruption_budgets(router),
         *ingress(router),

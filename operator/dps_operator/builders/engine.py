@@ -1,4 +1,4 @@
-"""A pool of engines: its Deployment, its Service, and the volume of models that both pools share."""
+"""A pool of engines: its Deployment and Service, and the volume for models."""
 
 from typing import Any
 
@@ -8,32 +8,32 @@ from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import engine_arguments, pool_of, runtime_of
 from dps_operator.builders.node_pool import placement
-from dps_operator.builders.pods import CONTAINER_SECURITY, pod_template, resources, spread
+from dps_operator.builders.pods import CONTAINER_SECURITY, container_resources, pod_template, spread
 from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child_name, digest, selector
 
 MODELS = "/models"
 DRAIN_SECONDS = 15
-"""From the end of a pod's readiness until it is told to stop: every gateway has heard of it by then."""
+"""Seconds between the end of a pod's readiness and SIGTERM, in which the gateways remove the endpoint."""
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "4", "memory": "32Gi"}}
 SHARED_MEMORY = "16Gi"
 
 
 def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
-    """The container's environment; a user's variable replaces ours, and the pool's the engine's."""
-    own: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec).environment})
+    """The container's environment. Variables of the engine override the operator's, those of the pool override both."""
+    defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec).environment})
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
-        own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+        defaults.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     if spec.telemetry.otlp_endpoint is not None:
-        own += plain_env(
+        defaults += plain_env(
             {
                 "OTEL_SERVICE_NAME": service_name,
                 "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": spec.telemetry.protocol,
             }
         )
-    wanted: list[EnvVar] = [*spec.engine.env, *pool.env]
-    by_name: dict[Any, Manifest] = {variable["name"]: variable for variable in own}
-    by_name |= {variable.name: to_wire(variable) for variable in wanted}
+    overrides: list[EnvVar] = [*spec.engine.env, *pool.env]
+    by_name: dict[Any, Manifest] = {variable["name"]: variable for variable in defaults}
+    by_name |= {variable.name: to_wire(variable) for variable in overrides}
     return list(by_name.values())
 
 
@@ -49,7 +49,7 @@ def _models_volume(router: Router) -> Manifest:
 
 
 def claim_spec(router: Router) -> Manifest:
-    """The claim of a volume of models that the operator makes."""
+    """Spec of the claim for a volume of models that the operator creates."""
     cache = router.spec.model.cache
     if cache is None or cache.size is None:
         return {}
@@ -63,7 +63,7 @@ def claim_spec(router: Router) -> Manifest:
 
 
 def models_claim(router: Router) -> list[Manifest]:
-    """The volume of models that all engine pods share, where the spec asks for one."""
+    """The claim of the volume of models that all engine pods share; empty if the spec has none."""
     cache = router.spec.model.cache
     if cache is None or cache.size is None or cache.access_mode != "ReadWriteMany":
         return []
@@ -85,12 +85,12 @@ def _container(router: Router, name: PoolName) -> Manifest:
         "args": engine_arguments(spec, name),
         "env": _env(spec, pool, child_name(router, name)),
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
-        "resources": resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
+        "resources": container_resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
         "startupProbe": probe(
             periodSeconds=10, timeoutSeconds=5, failureThreshold=runtime.load_seconds // 10
         ),
         "readinessProbe": probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
-        # A busy engine may be slow to answer; only one that is silent for minutes is started anew.
+        # A busy engine may respond slowly, so it is restarted only after several minutes without a response.
         "livenessProbe": probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": CONTAINER_SECURITY,
@@ -103,7 +103,7 @@ def _container(router: Router, name: PoolName) -> Manifest:
 
 
 def engine_deployment(router: Router, name: PoolName) -> Manifest:
-    """The pool's Deployment. It never has fewer ready replicas than asked for while it rolls."""
+    """The pool's Deployment. A rollout never reduces the number of ready replicas."""
     pool = pool_of(router.spec, name)
     template = pod_template(
         router,
@@ -134,7 +134,7 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
-    """The Service by whose EndpointSlices the gateway finds the pool's replicas."""
+    """The Service whose EndpointSlices list the pool's replicas for the gateway."""
     port = {"name": "http", "port": runtime_of(router.spec).port, "targetPort": "http", "protocol": "TCP"}
     return child(
         router,

@@ -1,4 +1,4 @@
-"""The gateway: its configuration file, Deployment, Services, and what it may ask the API server."""
+"""The gateway: its configuration file, Deployment, Services, and permissions."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
 from dps_operator.builders.launch import runtime_of
-from dps_operator.builders.pods import pod_template, resources, restricted, spread
+from dps_operator.builders.pods import container_resources, pod_template, restricted, spread
 from dps_operator.builders.store import redis_url_source
 from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
 from dps_operator.settings import Settings
@@ -22,21 +22,21 @@ KEYS_DIR = "/etc/dps-keys"
 CACHE_DIR = "/var/cache/dps"
 USER = 65532
 DRAIN_SECONDS = 300
-"""Streams that are under way when a replica stops have so long to end."""
+"""Seconds that in-flight streams have to finish after SIGTERM."""
 SETTLE_SECONDS = 5
-"""A replica counts once it was ready for so long: nodes learn of a Service's new endpoint a second or more later."""
+"""minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
 REDIS_TIMEOUT_SECONDS = 0.25
-"""A gateway that shares its cores is late itself at times, and must not take that for an absence of Redis."""
+"""Allows for a gateway short of CPU time, which must not mistake its own delay for a Redis outage."""
 DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
 }
 READ_AT_START = ("listen", "model", "telemetry")
-"""Sections that a gateway reads at its start alone: a change restarts it. It takes over the others as it runs."""
+"""Sections that a gateway reads only at startup, so that a change restarts it. All other sections are hot-reloaded."""
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
-    """The gateway's configuration. The URL of Redis holds a password and comes by DPS_REDIS_URL."""
+    """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
     spec = router.spec
     config: dict[str, Any] = {
         "listen": {"host": "0.0.0.0", "port": PORT, "adminPort": ADMIN_PORT},
@@ -55,7 +55,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
         "session": {
             "ttlSeconds": spec.routing.session_ttl_seconds,
             "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS,
-            # While Redis is away, replicas ask each other.
+            # While Redis is unavailable, replicas query each other's cached records.
             "peers": {
                 "service": {
                     "name": child_name(router, "metrics"),
@@ -81,7 +81,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
 
 
 def config_hash(router: Router) -> str:
-    """Digest of the whole configuration: a gateway pod that carries it was told to look at its file again."""
+    """Digest of the whole configuration. A gateway pod annotated with it has reloaded the file."""
     return digest(gateway_config(router))
 
 
@@ -109,7 +109,7 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
     cache = spec.model.cache
     if cache is not None and spec.model.name.startswith(f"{MODELS}/"):
-        # The tokenizer lies beside the weights, so the gateway reads the same volume.
+        # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
@@ -139,8 +139,8 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
             {"name": "http", "containerPort": PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": resources(DEFAULT_RESOURCES, spec.gateway.resources),
-        # The first start downloads the tokenizer.
+        "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
+        # The first start downloads the tokenizer, which can take minutes.
         "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
         "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
         "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
@@ -151,7 +151,7 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
 
 
 def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
-    """The gateway's Deployment; `store_revision` changes when its way to Redis does, and so restarts it."""
+    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
     gateway = router.spec.gateway
     mounts, volumes = _mounts(router)
     fixed = {section: value for section, value in gateway_config(router).items() if section in READ_AT_START}
@@ -183,7 +183,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
 
 
 def gateway_services(router: Router) -> list[Manifest]:
-    """The Service for clients, and one that only shows the admin port, which must never face them."""
+    """The Service for clients, and a headless one for the admin port, which clients must not reach."""
     service = router.spec.gateway.service
     clients = child(
         router,
@@ -213,7 +213,7 @@ def gateway_services(router: Router) -> list[Manifest]:
 
 
 def gateway_identity(router: Router) -> list[Manifest]:
-    """The gateway's ServiceAccount, which may watch EndpointSlices in its namespace and nothing else."""
+    """The gateway's ServiceAccount, whose only permission is to watch EndpointSlices in its namespace."""
     name = child_name(router, "gateway")
     rule = {
         "apiGroups": ["discovery.k8s.io"],

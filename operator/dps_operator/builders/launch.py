@@ -52,11 +52,11 @@ def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
         runtime.check_version(runtime.version(spec.engine.image, spec.engine.version))
     except EngineError as error:
         raise SpecError(f"spec.engine: {error}") from error
-    own = [
+    additional = [
         *_checked(spec, spec.engine.args, "spec.engine.args", speculative=speculative),
         *_checked(spec, pool.args, f"spec.pools.{name}.args", speculative=speculative),
     ]
     try:
-        return [*runtime.arguments(_launch(spec, pool)), *own]
+        return [*runtime.arguments(_launch(spec, pool)), *additional]
     except EngineError as error:
         raise SpecError(str(error)) from error

@@ -1,15 +1,15 @@
-"""What a Prometheus operator needs to scrape the deployment."""
+"""The ServiceMonitor of a DPSRouter."""
 
 from dps_engines.pools import POOLS
 from dps_operator.resources import COMPONENT_LABEL, ROUTER_LABEL, Manifest, Router, child
 
 
 def service_monitor(router: Router) -> list[Manifest]:
-    """One ServiceMonitor for the gateway's admin port and both pools, where the spec asks for one."""
-    wanted = router.spec.telemetry.service_monitor
-    if wanted is None:
+    """One ServiceMonitor for the gateway's admin port and both pools; empty if the spec has none."""
+    monitor = router.spec.telemetry.service_monitor
+    if monitor is None:
         return []
-    made = child(
+    manifest = child(
         router,
         "monitoring.coreos.com/v1",
         "ServiceMonitor",
@@ -21,12 +21,12 @@ def service_monitor(router: Router) -> list[Manifest]:
                     {"key": COMPONENT_LABEL, "operator": "In", "values": ["metrics", *POOLS]}
                 ],
             },
-            # A Service has one of the two ports: metrics the first, a pool the second.
+            # Each Service has one of these ports: `metrics` has admin, a pool has http.
             "endpoints": [
-                {"port": port, "path": "/metrics", "interval": wanted.interval} for port in ("admin", "http")
+                {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
             ],
             "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
         },
     )
-    made["metadata"]["labels"] |= wanted.labels
-    return [made]
+    manifest["metadata"]["labels"] |= monitor.labels
+    return [manifest]

@@ -1,4 +1,4 @@
-"""Which nodes an engine may run on: the A100 profiles, and what the spec adds to them."""
+"""Scheduling constraints of engine pods: the A100 profiles combined with the spec's own constraints."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from dps_operator.resources import Manifest
 
 Expression = tuple[str, tuple[str, ...]]
 
-# One GPU has several names: each row is one way of a cloud to label its nodes, and any row will do.
+# Each row is one convention for labelling nodes with a GPU; a node has to match any one row.
 # Sources: NVIDIA GPU feature discovery; GKE accelerator labels; AWS p4 instances, Karpenter and EKS Auto Mode
 # instance labels; Azure A100 sizes.
 PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
@@ -72,7 +72,7 @@ GPU_TOLERATIONS: tuple[Manifest, ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"},
 )
-"""The taint of GKE and of GPU node groups in general, and the one that AKS' documentation uses."""
+"""The taint of GKE and of most GPU node groups, and the one in the AKS documentation."""
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -84,30 +84,30 @@ def _profile_terms(profile: str) -> list[Manifest]:
     ]
 
 
-def _both(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
-    """Terms that hold where one of each side holds: Kubernetes joins terms by "or"."""
+def _conjunction(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
+    """The conjunction of two lists of terms, each of which is a disjunction."""
     if not left or not right:
         return left or right
     return [
         {
-            part: [*one.get(part, []), *other.get(part, [])]
+            part: [*first.get(part, []), *second.get(part, [])]
             for part in ("matchExpressions", "matchFields")
-            if part in one or part in other
+            if part in first or part in second
         }
-        for one in left
-        for other in right
+        for first in left
+        for second in right
     ]
 
 
 def placement(pool: NodePool) -> Manifest:
-    """`affinity`, `nodeSelector` and `tolerations` of an engine's pod spec; what is empty is left out."""
+    """`affinity`, `nodeSelector` and `tolerations` of an engine's pod spec; empty fields are omitted."""
     affinity: dict[str, Any] = dict(pool.affinity)
     node_affinity = dict(affinity.get("nodeAffinity", {}))
-    wanted = node_affinity.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
-    terms = _both(_profile_terms(pool.profile), wanted)
+    own_terms = node_affinity.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
+    terms = _conjunction(_profile_terms(pool.profile), own_terms)
     if terms:
         affinity["nodeAffinity"] = node_affinity | {_REQUIRED: {"nodeSelectorTerms": terms}}
     tolerations = [] if pool.profile == "None" else list(GPU_TOLERATIONS)
     tolerations += [to_wire(toleration) for toleration in pool.tolerations]
-    whole = {"affinity": affinity, "nodeSelector": dict(pool.node_selector), "tolerations": tolerations}
-    return {field: value for field, value in whole.items() if value}
+    fields = {"affinity": affinity, "nodeSelector": dict(pool.node_selector), "tolerations": tolerations}
+    return {field: value for field, value in fields.items() if value}

@@ -1,4 +1,4 @@
-"""Pod templates: the secure base, and what a user lays over it."""
+"""Pod templates: secure defaults, merged with the user's template."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ MERGE_KEYS = {
     "ports": "containerPort",
     "imagePullSecrets": "name",
 }
-"""Lists that merge by a key, as in a strategic merge patch of a pod spec; other lists are replaced."""
+"""Lists that merge by a key, as in a strategic merge patch of a pod spec. Other lists are replaced."""
 
 CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
@@ -23,7 +23,9 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def overlay(base: Any, over: Any, key: str = "") -> Any:
-    """`over` laid on `base`: objects by field, keyed lists by key, the rest replaced."""
+    """`base` merged with `over`: objects by field, keyed lists by key; other values are replaced.
+
+    key: name of the field that holds the two values, which selects the merge key of a list."""
     if isinstance(base, dict) and isinstance(over, dict):
         merged = dict(base)
         for field, value in over.items():
@@ -33,15 +35,15 @@ def overlay(base: Any, over: Any, key: str = "") -> Any:
     if merge_key and isinstance(base, list) and isinstance(over, list):
         by_key = {item.get(merge_key): item for item in base}
         for item in over:
-            known = by_key.get(item.get(merge_key))
-            by_key[item.get(merge_key)] = overlay(known, item) if known else item
+            existing = by_key.get(item.get(merge_key))
+            by_key[item.get(merge_key)] = overlay(existing, item) if existing else item
         return list(by_key.values())
     return over
 
 
-def resources(defaults: Manifest, wanted: Resources) -> Manifest:
-    """A container's resources: the defaults, and over them what the spec says."""
-    over = {"requests": wanted.requests or {}, "limits": wanted.limits or {}}
+def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
+    """A container's resources: the defaults, overridden by the spec."""
+    over = {"requests": overrides.requests or {}, "limits": overrides.limits or {}}
     merged = {part: {**defaults.get(part, {}), **over[part]} for part in over}
     return {part: amounts for part, amounts in merged.items() if amounts}
 
@@ -65,7 +67,7 @@ def pod_template(
     over: PodTemplate | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Manifest:
-    """The pod template of a component with the user's laid over it; the selector's labels always stay."""
+    """The pod template of a component, merged with the user's. Labels of the selector cannot be overridden."""
     template: Manifest = {
         "metadata": {"labels": labels(router, component)},
         "spec": {
@@ -83,7 +85,7 @@ def pod_template(
 
 
 def spread(router: Router, component: Component) -> list[Manifest]:
-    """Replicas on different nodes where there is room."""
+    """Prefers different nodes for the replicas of a component."""
     return [
         {
             "maxSkew": 1,

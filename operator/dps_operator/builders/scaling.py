@@ -1,4 +1,4 @@
-"""How many replicas there are, and how many a drain may take."""
+"""Horizontal autoscalers and pod disruption budgets."""
 
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
@@ -7,7 +7,7 @@ from dps_operator.resources import Component, Manifest, Router, child, child_nam
 
 
 def _autoscaler(
-    router: Router, component: Component, bounds: tuple[int, int], metric: Manifest, calm_seconds: int
+    router: Router, component: Component, bounds: tuple[int, int], metric: Manifest, scale_down_seconds: int
 ) -> Manifest:
     return child(
         router,
@@ -23,19 +23,19 @@ def _autoscaler(
             "minReplicas": bounds[0],
             "maxReplicas": bounds[1],
             "metrics": [metric],
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": calm_seconds}},
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": scale_down_seconds}},
         },
     )
 
 
 def autoscalers(router: Router) -> list[Manifest]:
-    """One HorizontalPodAutoscaler for each part that the spec scales by load."""
-    made: list[Manifest] = []
+    """One HorizontalPodAutoscaler for each component with autoscaling."""
+    manifests: list[Manifest] = []
     for name in POOLS:
         scaling = pool_of(router.spec, name).autoscaling
         if scaling is None:
             continue
-        # What the gateways have in flight at a pool, divided by its replicas.
+        # Requests in flight from all gateways to the pool, divided by the pool's replicas.
         metric = {
             "type": "Object",
             "object": {
@@ -49,19 +49,19 @@ def autoscalers(router: Router) -> list[Manifest]:
             },
         }
         bounds = (scaling.min_replicas, scaling.max_replicas)
-        # A replica takes minutes to load its model: give it up late.
-        made.append(_autoscaler(router, name, bounds, metric, 900))
+        # Loading a model takes minutes, so replicas are removed only after a long period of low load.
+        manifests.append(_autoscaler(router, name, bounds, metric, 900))
     gateway = router.spec.gateway.autoscaling
     if gateway is not None:
         target = {"type": "Utilization", "averageUtilization": gateway.target_cpu_percent}
         metric = {"type": "Resource", "resource": {"name": "cpu", "target": target}}
         bounds = (gateway.min_replicas, gateway.max_replicas)
-        made.append(_autoscaler(router, "gateway", bounds, metric, 300))
-    return made
+        manifests.append(_autoscaler(router, "gateway", bounds, metric, 300))
+    return manifests
 
 
-def fewest_replicas(router: Router, component: Component) -> int:
-    """The fewest replicas that the spec lets a component have."""
+def min_replicas(router: Router, component: Component) -> int:
+    """The minimum number of replicas of a component."""
     if component == "gateway":
         gateway = router.spec.gateway
         return (
@@ -74,7 +74,7 @@ def fewest_replicas(router: Router, component: Component) -> int:
 
 
 def disruption_budgets(router: Router) -> list[Manifest]:
-    """A drain takes one pod at a time. For a single replica there is none: it would block."""
+    """Budgets that let a drain evict one pod at a time. A single replica has none, because it would block drains."""
     components: tuple[Component, ...] = (*POOLS, "gateway")
     return [
         child(
@@ -85,5 +85,5 @@ def disruption_budgets(router: Router) -> list[Manifest]:
             spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(router, component)}},
         )
         for component in components
-        if fewest_replicas(router, component) > 1
+        if min_replicas(router, component) > 1
     ]

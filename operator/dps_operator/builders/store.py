@@ -1,4 +1,4 @@
-"""The session store: a managed Redis with its password, or a URL out of a Secret."""
+"""The session store: a managed Redis, or the URL of an external one from a Secret."""
 
 from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import to_wire
@@ -8,7 +8,7 @@ from dps_operator.settings import Settings
 
 PORT = 6379
 USER = 999
-"""The user `redis` of the official images."""
+"""UID of the user `redis` in the official images."""
 AUTH_DIR = "/etc/redis"
 AUTH_FILE = "auth.conf"
 URL_KEY = "url"
@@ -16,11 +16,11 @@ PASSWORD_KEY = "password"
 SECRET_REVISION = "dpsrouter.io/redis-secret"
 RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
 MAX_MEMORY = "384mb"
-"""Leaves room below the limit for the copy that a rewrite of the log makes. About a million sessions."""
+"""Below the memory limit, because rewriting the append-only file copies memory. Holds about a million sessions."""
 
 
 def managed(router: Router) -> ManagedStore | None:
-    """The managed Redis, or None where the spec names a Redis of the user's."""
+    """Settings of the managed Redis; None if the store is external."""
     store = router.spec.session_store
     if store.url_secret_ref is not None:
         return None
@@ -28,7 +28,7 @@ def managed(router: Router) -> ManagedStore | None:
 
 
 def redis_url_source(router: Router) -> Manifest:
-    """Where the gateway's container takes the URL of Redis from."""
+    """The `valueFrom` of the gateway's Redis URL."""
     reference = router.spec.session_store.url_secret_ref
     if reference is not None:
         return {"secretKeyRef": to_wire(reference)}
@@ -36,7 +36,7 @@ def redis_url_source(router: Router) -> Manifest:
 
 
 def redis_secret(router: Router, password: str) -> Manifest:
-    """The managed Redis' password, as server and gateway read it. Created once, never applied."""
+    """The password of the managed Redis, for the server and the gateway. It is created once and never applied."""
     host = f"{child_name(router, 'redis')}.{router.namespace}.svc"
     return child(
         router,
@@ -65,7 +65,7 @@ def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest
             *("--appendonly", "yes"),
             *("--appendfsync", "everysec"),
             *("--maxmemory", MAX_MEMORY),
-            # The sessions nearest to their end are the ones that were silent the longest.
+            # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
         "env": [{"name": "REDISCLI_AUTH", "valueFrom": password}],
@@ -84,7 +84,9 @@ def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest
 
 
 def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
-    """One Redis with its log on a volume; `revision` identifies the Secret, whose replacement restarts it."""
+    """One Redis server with its append-only file on a volume.
+
+    revision: identifies the Secret with the password; a change restarts the server."""
     secret = child_name(router, "redis")
     template = pod_template(
         router,
@@ -121,7 +123,7 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
             "replicas": 1,
             "serviceName": child_name(router, "redis"),
             "selector": {"matchLabels": selector(router, "redis")},
-            # Sessions live for an hour or so: their volume goes with the store.
+            # Session records expire within hours, so the volume is deleted with the store.
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
             "template": template,
             "volumeClaimTemplates": [

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dps_operator.diagnose import Trouble
+from dps_operator.diagnose import Problem
 from dps_operator.observe import Child, Pod, Replicas
 from dps_operator.resources import Component, labels
 from dps_testkit.operator.routers import SMALLEST, router
@@ -38,7 +38,7 @@ def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "De
         name=f"qwen-{name}",
         uid=f"uid-{name}",
         owner_uid="uid-1",
-        predecessor=True,
+        controlled_by_router=True,
         resource_version=1,
         owned="",
         owns_replicas=True,
@@ -47,6 +47,6 @@ def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "De
     )
 
 
-def remembered_pod(component: str, trouble: Trouble | None = None) -> Pod:
+def remembered_pod(component: str, problem: Problem | None = None) -> Pod:
     """The observation of a pod."""
-    return Pod(f"qwen-{component}-1", component, "", leaving=False, trouble=trouble)
+    return Pod(f"qwen-{component}-1", component, "", terminating=False, problem=problem)
