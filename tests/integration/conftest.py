@@ -1,4 +1,4 @@
-"""Engines, and a gateway before slow ones, that the tests of a module share."""
+"""Module-scoped engines, and a gateway with slow engines."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from dps_testkit.processes import Engine, Site
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Engine, Engine]]:
-    """A speculative and a greedy engine; tests that use them run with `loop_scope="module"`."""
+    """A speculative and a greedy engine. Tests that use them must set `loop_scope="module"`."""
     async with Site(tmp_path_factory.mktemp("engines")) as site:
         speculative, greedy = await site.engines("speculative", "greedy")
         yield speculative, greedy

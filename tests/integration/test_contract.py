@@ -1,4 +1,4 @@
-"""The names that others rely on: response headers, admin endpoints, metrics, `dps session`; with API keys in use."""
+"""The public contract with API keys enabled: response headers, admin endpoints, metrics and `dps session`."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ from dps_testkit.processes import Engine, Gateway, Site
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEYS = "team-a:sk-alpha\nteam-b:sk-beta\n"
-REDIS_PASSWORD_MARK = "hunter2"
+REDIS_PASSWORD = "hunter2"
 
 
 @dataclass(frozen=True)
 class Client:
-    """Requests with a tenant's key."""
+    """Sends requests with an API key."""
 
     gateway: Gateway
     key: str | None = "sk-alpha"
@@ -47,8 +47,8 @@ async def gateway(
     async with Site(folder) as site:
         redis = await site.redis()
         async with redis.client() as client:
-            await client.config_set("requirepass", REDIS_PASSWORD_MARK)
-        url = redis.url.replace("redis://", f"redis://:{REDIS_PASSWORD_MARK}@")
+            await client.config_set("requirepass", REDIS_PASSWORD)
+        url = redis.url.replace("redis://", f"redis://:{REDIS_PASSWORD}@")
         yield await site.gateway(
             [engines[0]],
             [engines[1]],
@@ -65,7 +65,7 @@ def dps_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
     }
 
 
-async def test_a_turns_headers(gateway: Gateway) -> None:
+async def test_turn_has_decision_headers(gateway: Gateway) -> None:
     response, content = await Client(gateway).post(
         CHAT, chat(), **{"x-session-id": "s", "x-request-id": "mine"}
     )
@@ -96,7 +96,7 @@ async def test_a_turns_headers(gateway: Gateway) -> None:
         ),
     ],
 )
-async def test_other_routed_endpoints_are_turns_too(
+async def test_other_routed_endpoints_count_as_turns(
     gateway: Gateway, path: str, body: Any, status: int
 ) -> None:
     response, _ = await Client(gateway).post(path, body, **{"x-session-id": f"other {body}"})
@@ -104,7 +104,7 @@ async def test_other_routed_endpoints_are_turns_too(
     assert (response.status, headers["x-dps-history"], headers["x-dps-turn"]) == (status, "new", "1")
 
 
-async def test_several_prompts_in_one_request_are_no_turn(gateway: Gateway) -> None:
+async def test_request_with_several_prompts_is_stateless(gateway: Gateway) -> None:
     response, content = await Client(gateway).post(
         "/v1/completions", {"prompt": ["one", "two"], "max_tokens": 2}
     )
@@ -114,7 +114,7 @@ async def test_several_prompts_in_one_request_are_no_turn(gateway: Gateway) -> N
     assert "x-dps-session" not in headers
 
 
-async def test_the_rest_of_the_api_is_passed_through(gateway: Gateway) -> None:
+async def test_other_endpoints_are_relayed(gateway: Gateway) -> None:
     async with (
         aiohttp.ClientSession(headers={"Authorization": "Bearer sk-alpha"}) as http,
         http.get(f"{gateway.url}/v1/models") as response,
@@ -133,7 +133,7 @@ async def test_the_rest_of_the_api_is_passed_through(gateway: Gateway) -> None:
         pytest.param([], (400, "invalid_request_error", "bad_request", None), id="a list"),
     ],
 )
-async def test_what_cannot_be_understood_is_refused(gateway: Gateway, body: Any, expected: Any) -> None:
+async def test_malformed_request_is_rejected(gateway: Gateway, body: Any, expected: Any) -> None:
     headers = {"Authorization": "Bearer sk-alpha"}
     async with (
         aiohttp.ClientSession(headers=headers) as http,
@@ -144,24 +144,24 @@ async def test_what_cannot_be_understood_is_refused(gateway: Gateway, body: Any,
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 @pytest.mark.parametrize("key", [None, "sk-wrong"])
-async def test_who_has_no_key_is_not_let_in(gateway: Gateway, path: str, key: str | None) -> None:
+async def test_request_without_valid_key_is_rejected(gateway: Gateway, path: str, key: str | None) -> None:
     response, content = await Client(gateway, key).post(path, chat())
     assert (response.status, json.loads(content)["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_tenants_do_not_share_a_session_of_the_same_name(gateway: Gateway) -> None:
+async def test_tenants_do_not_share_sessions_with_the_same_id(gateway: Gateway) -> None:
     for key in ("sk-alpha", "sk-beta"):
         response, _ = await Client(gateway, key).post(CHAT, chat(), **{"x-session-id": "shared name"})
         assert dps_headers(response)["x-dps-history"] == "new"
 
 
-async def test_a_session_can_be_looked_at_and_forgotten(gateway: Gateway) -> None:
+async def test_session_can_be_shown_and_deleted(gateway: Gateway) -> None:
     response, _ = await Client(gateway).post(CHAT, chat(), **{"x-session-id": "looked at"})
-    told = dps_headers(response)
+    headers = dps_headers(response)
     document = await gateway.document("/sessions/looked%20at?tenant=team-a")
-    assert document == await gateway.document(f"/sessions/{told['x-dps-session']}?tenant=team-a")
+    assert document == await gateway.document(f"/sessions/{headers['x-dps-session']}?tenant=team-a")
     assert (document["turn"], document["source"]) == (1, "redis")
-    assert [point["promptTokens"] for point in document["points"]] == [int(told["x-dps-prompt-tokens"])]
+    assert [point["promptTokens"] for point in document["points"]] == [int(headers["x-dps-prompt-tokens"])]
     assert "error" in await gateway.document("/sessions/looked%20at?tenant=team-b")
 
     def dps_session(action: str, tenant: str = "team-a") -> subprocess.CompletedProcess[str]:
@@ -176,17 +176,17 @@ async def test_a_session_can_be_looked_at_and_forgotten(gateway: Gateway) -> Non
     assert dps_session("show").returncode == 1
 
 
-async def test_the_admin_port_shows_no_secret(gateway: Gateway) -> None:
+async def test_admin_port_exposes_no_secret(gateway: Gateway) -> None:
     async with aiohttp.ClientSession() as http:
         for path in ("/livez", "/readyz", "/metrics", "/pools", "/config"):
             async with http.get(gateway.admin + path) as response:
                 assert response.status == 200
                 text = await response.text()
-                assert not {REDIS_PASSWORD_MARK, "sk-alpha", "sk-beta"} & set(text.replace('"', " ").split())
-                assert REDIS_PASSWORD_MARK not in text
+                assert not {REDIS_PASSWORD, "sk-alpha", "sk-beta"} & set(text.replace('"', " ").split())
+                assert REDIS_PASSWORD not in text
 
 
-async def test_metrics_have_the_contracts_names(gateway: Gateway) -> None:
+async def test_metrics_have_contract_names_types_and_labels(gateway: Gateway) -> None:
     await Client(gateway).post(CHAT, chat(stream=True))
     async with aiohttp.ClientSession() as http, http.get(f"{gateway.admin}/metrics") as response:
         families = {family.name: family for family in text_string_to_metric_families(await response.text())}

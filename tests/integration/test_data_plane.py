@@ -1,4 +1,4 @@
-"""What happens to requests on their way: clients that leave, engines that die, queues, bytes."""
+"""Requests in flight: bytes are relayed unchanged, clients disconnect, queues fill and engines crash."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ from dps_testkit.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
-def timeless(answer: bytes) -> bytes:
-    """An engine's answer without ids and times: what differs from one answer to the next."""
+def without_ids_and_times(answer: bytes) -> bytes:
+    """An answer without ids and times, which differ between equal requests."""
     without_ids = re.sub(rb'"(id|created)":("[^"]*"|\d+)', rb'"\1":0', answer)
     return re.sub(rb"\b\d+(\.\d+(e-?\d+)?|e-?\d+)\b", b"0.0", without_ids)
 
 
-# -- bytes ------------------------------------------------------------------------------------------------------
+# -- relayed bytes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,20 @@ def timeless(answer: bytes) -> bytes:
         ),
     ],
 )
-async def test_a_client_reads_the_bytes_that_the_engine_wrote(
-    plane: Plane, path: str, body: dict[str, Any]
-) -> None:
-    await read(plane.greedy.url + path, body)  # so that both find the same tokens cached
+async def test_answer_is_relayed_byte_for_byte(plane: Plane, path: str, body: dict[str, Any]) -> None:
+    await read(plane.greedy.url + path, body)  # both measured requests must find the same tokens cached
     direct = await read(plane.greedy.url + path, body)
     counted = await plane.gateway.metric("gen_ai_client_token_usage_count")
 
-    assert timeless(await read(plane.gateway.url + path, body)) == timeless(direct)
+    assert without_ids_and_times(await read(plane.gateway.url + path, body)) == without_ids_and_times(direct)
 
     async def accounted() -> bool:
         return await plane.gateway.metric("gen_ai_client_token_usage_count") == counted + 2
 
-    await wait_until(accounted, "the gateway took the usage in, whether the client sees it or not")
+    await wait_until(accounted, "the gateway has recorded the usage, whether or not the client receives it")
 
 
-async def test_the_usage_of_a_stream_is_shown_to_who_asks(plane: Plane) -> None:
+async def test_stream_usage_is_sent_only_to_clients_that_request_it(plane: Plane) -> None:
     hidden = await read(plane.gateway.url + CHAT, chat(stream=True))
     shown = await read(plane.gateway.url + CHAT, chat(stream=True, **WITH_USAGE))
 
@@ -79,15 +77,15 @@ async def test_the_usage_of_a_stream_is_shown_to_who_asks(plane: Plane) -> None:
     assert shown.count(b'"usage":{') == 1
 
 
-async def test_a_body_that_is_too_large_is_refused(plane: Plane) -> None:
+async def test_oversized_body_is_rejected(plane: Plane) -> None:
     async with posted(plane.gateway.url + CHAT, chat(user="x" * MAX_BODY_BYTES)) as response:
         assert await refusal(response) == (413, "invalid_request_error", "request_too_large", None)
 
 
-# -- clients that leave, and those who wait -----------------------------------------------------------------------
+# -- disconnecting and queued clients ------------------------------------------------------------------------
 
 
-async def test_a_client_that_leaves_in_mid_stream_ends_the_generation(plane: Plane) -> None:
+async def test_disconnect_mid_stream_cancels_generation(plane: Plane) -> None:
     aborted = await plane.aborted()
     async with posted(plane.gateway.url + CHAT, ENDLESS_STREAM) as response:
         await response.content.readuntil(b"\n\n")
@@ -98,7 +96,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_generation(plane: Pla
     assert await plane.aborted() == aborted + 1
 
 
-async def test_a_client_that_leaves_while_it_waits_for_a_whole_answer_ends_the_generation(
+async def test_disconnect_before_non_streaming_answer_cancels_generation(
     plane: Plane,
 ) -> None:
     aborted = await plane.aborted()
@@ -107,7 +105,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_whole_answer_ends_the_g
     async def generating() -> bool:
         return await plane.greedy.running() == 1
 
-    await wait_until(generating, "the engine works on the request")
+    await wait_until(generating, "the engine is running the request")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
@@ -115,7 +113,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_whole_answer_ends_the_g
     assert await plane.aborted() == aborted + 1
 
 
-async def test_one_waits_for_a_place_and_the_next_is_told_to_come_back(plane: Plane) -> None:
+async def test_request_beyond_queue_limit_is_rejected_with_retry_after(plane: Plane) -> None:
     url = plane.gateway.url + CHAT
     async with posted(url, ENDLESS_STREAM) as running:
         await running.content.readuntil(b"\n\n")
@@ -124,15 +122,15 @@ async def test_one_waits_for_a_place_and_the_next_is_told_to_come_back(plane: Pl
         async def queued() -> bool:
             return await plane.gateway.metric("dps_queued") == 1
 
-        await wait_until(queued, "the second request waits")
+        await wait_until(queued, "the second request is queued")
         async with posted(url, chat()) as third:
             assert await refusal(third) == (429, "rate_limit_error", "overloaded", "1")
 
     assert json.loads(await waiting)["usage"]["completion_tokens"] == 4
-    await wait_until(plane.idle, "nothing is left")
+    await wait_until(plane.idle, "no request is in flight")
 
 
-async def test_one_who_stops_waiting_leaves_the_queue(plane: Plane) -> None:
+async def test_disconnect_while_queued_frees_the_queue_slot(plane: Plane) -> None:
     url = plane.gateway.url + CHAT
     async with posted(url, ENDLESS_STREAM) as running:
         await running.content.readuntil(b"\n\n")
@@ -141,17 +139,17 @@ async def test_one_who_stops_waiting_leaves_the_queue(plane: Plane) -> None:
         async def queued(count: int = 1) -> bool:
             return await plane.gateway.metric("dps_queued") == count
 
-        await wait_until(queued, "the second request waits")
+        await wait_until(queued, "the second request is queued")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await wait_until(lambda: queued(0), "nobody waits any more")
-    await wait_until(plane.idle, "nothing is left")
+        await wait_until(lambda: queued(0), "the queue is empty")
+    await wait_until(plane.idle, "no request is in flight")
 
 
-# -- engines that die ---------------------------------------------------------------------------------------------
+# -- crashing engines ----------------------------------------------------------------------------------------
 
 
-async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(tmp_path: Path) -> None:
+async def test_turn_fails_over_when_engines_crash_and_returns_when_they_recover(tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         *speculative, greedy = await site.engines("speculative-1", "speculative-2", "greedy")
         gateway = await site.gateway(speculative, [greedy], {"routing": {"thresholdTokens": None}})
@@ -162,7 +160,7 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
                 headers = response.headers
                 return response.status, headers.get("x-dps-pool"), headers.get("x-dps-reason")
 
-        # The replica that has the request dies before the first byte: its neighbour answers.
+        # The replica with the request crashes before the first byte: the other replica of the pool answers.
         for engine in speculative:
             await engine.emulate(hang=True)
         first = asyncio.create_task(turn())
@@ -173,28 +171,28 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
             holders[:] = [by_url[replica["url"]] for replica in replicas if replica["inFlight"]]
             return len(holders) == 1
 
-        await wait_until(held, "a replica has the request")
+        await wait_until(held, "a replica has received the request")
         (victim,) = holders
         (survivor,) = (engine for engine in speculative if engine is not victim)
         await survivor.emulate()
         victim.child.kill()
         assert await first == (200, "speculative", "within_threshold")
 
-        # The whole pool is gone: the other one answers.
+        # All replicas of the pool are down: the other pool answers.
         survivor.child.kill()
         assert await turn() == (200, "greedy", "failover")
 
-        # Nobody is left: a refusal that says when to come back.
+        # Every engine is down: the gateway rejects the request with Retry-After.
         greedy.child.kill()
 
-        async def nobody_ready() -> bool:
+        async def none_ready() -> bool:
             return await gateway.metric("dps_ready_replicas") == 0
 
-        await wait_until(nobody_ready, "the gateway has noticed")
+        await wait_until(none_ready, "the gateway reports no ready replicas")
         async with posted(gateway.url + CHAT, chat()) as response:
             assert await refusal(response) == (503, "server_error", "no_engine_ready", "1")
 
-        # One is back: health checks find it.
+        # One replica restarts: health checks mark it ready.
         victim.child.start()
 
         async def answered() -> bool:
@@ -203,14 +201,14 @@ async def test_a_turn_goes_on_elsewhere_as_engines_die_and_comes_back_with_them(
         await wait_until(answered, "the pool answers again")
 
 
-async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Path, plane: Plane) -> None:
+async def test_stream_ends_with_error_event_when_its_engine_crashes(tmp_path: Path, plane: Plane) -> None:
     async with Site(tmp_path) as site:
-        (mortal,) = await site.engines("mortal", arguments=SLOW)
-        gateway = await site.gateway([plane.speculative], [mortal], {"routing": {"policy": "AlwaysGreedy"}})
+        (engine,) = await site.engines("crashing", arguments=SLOW)
+        gateway = await site.gateway([plane.speculative], [engine], {"routing": {"policy": "AlwaysGreedy"}})
         async with posted(gateway.url + CHAT, ENDLESS_STREAM) as response:
             assert response.status == 200
             await response.content.readuntil(b"\n\n")
-            mortal.child.kill()
+            engine.child.kill()
             events = (await response.read()).decode().split("\n\n")
 
         assert events.pop() == ""
@@ -222,4 +220,4 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Pat
         async def idle() -> bool:
             return await gateway.metric("dps_in_flight") == 0
 
-        await wait_until(idle, "the gateway has let go of the request")
+        await wait_until(idle, "the gateway has released the request")

@@ -1,4 +1,4 @@
-"""Engines that drop connections without a word: idle ones, as after a crash, or every one that brings work."""
+"""Engines that close connections without an answer: idle ones, as after a crash, or each one with a request."""
 
 import asyncio
 import json
@@ -22,12 +22,15 @@ ANSWER = {
 }
 
 
-class Forgetful:
-    """Answers the first chat request of each connection, several at a time; the second one finds it dropped."""
+class StaleConnections:
+    """Answers the first chat request on each connection and closes the connection on the second one.
+
+    The first answers are sent only when CONNECTIONS requests have arrived, so that as many connections are open.
+    """
 
     def __init__(self) -> None:
         self.chats = 0
-        self._together = asyncio.Barrier(CONNECTIONS)
+        self._all_open = asyncio.Barrier(CONNECTIONS)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         used = False
@@ -43,7 +46,7 @@ class Forgetful:
                     used = True
                     self.chats += 1
                     if self.chats <= CONNECTIONS:
-                        await self._together.wait()
+                        await self._all_open.wait()
                 body = json.dumps(ANSWER if head.startswith(b"POST") else MODELS).encode()
                 status = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                 writer.write(status % len(body) + body)
@@ -54,8 +57,8 @@ class Forgetful:
             writer.close()
 
 
-class Dying:
-    """Well by its health, but drops every connection that brings a chat request: killed, and not yet gone."""
+class Crashing:
+    """Passes health checks, but closes every connection on a chat request, like an engine about to crash."""
 
     def __init__(self) -> None:
         self.chats = 0
@@ -72,8 +75,8 @@ class Dying:
 
 
 @asynccontextmanager
-async def served(engine: Forgetful | Dying) -> AsyncIterator[Engine]:
-    """The engine, listening on a port of its own."""
+async def served(engine: StaleConnections | Crashing) -> AsyncIterator[Engine]:
+    """Serve the engine on a free port."""
 
     async def never() -> bool:
         return False
@@ -84,8 +87,8 @@ async def served(engine: Forgetful | Dying) -> AsyncIterator[Engine]:
     server.close()
 
 
-async def test_a_request_that_met_dropped_connections_is_sent_on_a_new_one(tmp_path: Path) -> None:
-    engine = Forgetful()
+async def test_request_on_stale_connections_is_retried_on_a_fresh_one(tmp_path: Path) -> None:
+    engine = StaleConnections()
     async with served(engine) as only, Site(tmp_path) as site:
         gateway = await site.gateway([only], [only])
         await asyncio.gather(*(status(gateway) for _ in range(CONNECTIONS)))
@@ -93,19 +96,19 @@ async def test_a_request_that_met_dropped_connections_is_sent_on_a_new_one(tmp_p
         assert engine.chats == CONNECTIONS + 1
 
 
-async def test_a_request_whose_engine_is_dying_is_answered_by_the_next(tmp_path: Path) -> None:
-    dying = Dying()
-    async with served(dying) as first, Site(tmp_path) as site:
+async def test_request_to_crashing_engine_fails_over(tmp_path: Path) -> None:
+    crashing = Crashing()
+    async with served(crashing) as first, Site(tmp_path) as site:
         (second,) = await site.engines("greedy")
         gateway = await site.gateway([first], [second], {"routing": {"thresholdTokens": None}})
         assert await status(gateway) == 200
-        assert dying.chats == 2, "once more on a new connection, and then elsewhere"
+        assert crashing.chats == 2, "one retry on a fresh connection before the failover"
 
 
-async def test_a_request_that_kills_engines_is_not_carried_through_all_of_them(tmp_path: Path) -> None:
-    engines = [Dying() for _ in range(3)]
+async def test_request_that_crashes_engines_is_not_sent_to_all_of_them(tmp_path: Path) -> None:
+    engines = [Crashing() for _ in range(3)]
     async with AsyncExitStack() as stack:
-        first, second, third = [await stack.enter_async_context(served(one)) for one in engines]
+        first, second, third = [await stack.enter_async_context(served(engine)) for engine in engines]
         site = await stack.enter_async_context(Site(tmp_path))
         gateway = await site.gateway([first, second], [third], {"routing": {"thresholdTokens": None}})
         assert await status(gateway) == 502

@@ -1,4 +1,4 @@
-"""A gateway's own life: how it starts, takes on a new configuration, works in several processes, and ends."""
+"""The gateway's lifecycle: start, configuration reload, several worker processes, shutdown."""
 
 import asyncio
 import json
@@ -30,12 +30,12 @@ from dps_testkit.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
-async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_every_connection(
+async def test_terminating_gateway_answers_all_requests_and_closes_connections(
     tmp_path: Path, plane: Plane
 ) -> None:
-    """Clients hear late that it goes away: what they send meanwhile is answered, and their next goes elsewhere."""
+    """Load balancers notice a terminating replica late, so requests that still arrive must be answered."""
     tokens = int(8 / STEP_SECONDS)
-    async with Site(tmp_path) as site, aiohttp.ClientSession() as kept_alive:
+    async with Site(tmp_path) as site, aiohttp.ClientSession() as session:
         gateway = await site.gateway(
             [plane.speculative],
             [plane.greedy],
@@ -43,7 +43,7 @@ async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_ever
         )
 
         async def connection(method: str, path: str, **options: Any) -> tuple[int, str | None]:
-            async with kept_alive.request(method, gateway.url + path, **options) as response:
+            async with session.request(method, gateway.url + path, **options) as response:
                 await response.read()
                 return response.status, response.headers.get("Connection")
 
@@ -55,7 +55,7 @@ async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_ever
             async def not_ready() -> bool:
                 return await status_of(f"{gateway.admin}/readyz") == 503
 
-            await wait_until(not_ready, "the gateway says that it is going away")
+            await wait_until(not_ready, "the gateway reports that it is not ready")
             answers = [
                 await connection("POST", CHAT, json=chat()),
                 await connection("POST", CHAT, json=chat(stream=True)),
@@ -73,7 +73,7 @@ async def test_a_gateway_that_is_told_to_stop_refuses_nobody_and_lets_go_of_ever
             await read(gateway.url + CHAT, chat())
 
 
-async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_refused(
+async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_rejected(
     tmp_path: Path, plane: Plane
 ) -> None:
     async with Site(tmp_path) as site:
@@ -103,7 +103,7 @@ async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_r
         async def refused() -> bool:
             return await valid() == 0
 
-        await wait_until(refused, "a file that cannot be used is told")
+        await wait_until(refused, "the invalid file is reported")
         assert await pool() == "greedy"
         assert "routing.thresholdTokens" in gateway.child.tail()
 
@@ -112,14 +112,12 @@ async def test_a_new_threshold_is_taken_on_without_a_restart_and_a_bad_file_is_r
         async def speculative() -> bool:
             return await valid() == 1 and await pool() == "speculative"
 
-        await wait_until(speculative, "a good file is taken on again")
+        await wait_until(speculative, "a valid file is applied again")
         assert gateway.child.pid == process
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_tokenizer_that_is_not_there_stops_the_start(
-    workers: int, tmp_path: Path, plane: Plane
-) -> None:
+async def test_gateway_exits_if_its_tokenizer_is_missing(workers: int, tmp_path: Path, plane: Plane) -> None:
     async with Site(tmp_path, tokenizer=tmp_path / "nowhere") as site:
         with pytest.raises(ChildError, match="ended with status 2") as error:
             await site.gateway([plane.speculative], [plane.greedy], {"listen": {"workers": workers}})
@@ -132,9 +130,9 @@ def workers_of(gateway: Gateway) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a worker is found by /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are found through /proc")
 async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Path, plane: Plane) -> None:
-    streams = 15  # odd, so that the two loads are never equal
+    streams = 15  # odd, so that the loads of two workers always differ
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
         (engine,) = await site.engines("only", arguments=SLOW)
         gateway = await site.gateway(
@@ -156,24 +154,24 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Pat
         )
         loads: set[int] = set()
 
-        async def both_told() -> bool:
+        async def both_reported() -> bool:
             loads.add((await gateway.document("/pools"))["greedy"]["inFlight"])
             return len(loads) == 2
 
-        await wait_until(both_told, "each worker has told its own load")
+        await wait_until(both_reported, "each worker has reported its own load")
         assert sum(loads) == streams
 
-        async def added_up() -> bool:
+        async def summed() -> bool:
             return await metric_over(http, gateway.admin, "dps_in_flight", pool="greedy") == streams
 
-        await wait_until(added_up, "one worker tells the load of both")
+        await wait_until(summed, "one worker reports the load of both")
 
         os.kill(workers_of(gateway)[0], signal.SIGKILL)
-        await wait_until(lambda: listening(3), "the lost worker is replaced")
+        await wait_until(lambda: listening(3), "the killed worker is replaced")
 
-        async def forgotten() -> bool:
+        async def removed() -> bool:
             return await gateway.metric("dps_in_flight", pool="greedy") in loads
 
-        await wait_until(forgotten, "the load of the lost worker is told no more")
+        await wait_until(removed, "the load of the killed worker is no longer reported")
         for response in running:
             response.close()

@@ -1,4 +1,4 @@
-"""Clients that send no session id: BFCL's sessions are recognised by their history alone."""
+"""Without session ids, BFCL sessions are recognised by their history alone."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -29,26 +29,25 @@ from dps_local.stack import MODEL
 from dps_testkit.processes import Site
 
 IDS = range(0, 200, 10)
-"""BFCL derives its categories from one another: session n of one often begins as session n of another."""
+"""BFCL derives its categories from each other, so sessions with the same number often share a beginning."""
 
 Prompt = str
 
 
-def some_sessions() -> list[Session]:
-    """The same numbers of every category."""
+def sampled_sessions() -> list[Session]:
+    """Sessions with the same numbers from every category."""
     numbers = {f"_{number}" for number in IDS}
-    everything = load_asset(bfcl())
-    return [session for session in everything if session.id[session.id.rindex("_") :] in numbers]
+    return [session for session in load_asset(bfcl()) if session.id[session.id.rindex("_") :] in numbers]
 
 
 class Fleet:
-    """Two emulated engines in virtual time and a gateway, in this process, with Redis beside it."""
+    """A gateway and two emulated engines in virtual time, all in this process, and a Redis server."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     async def replay(self, sessions: list[Session], ids: Literal["header", "none"]) -> list[TurnRecord]:
-        """One session after the other, so that what is known at each turn is plain."""
+        """Replay one session after another, so that the state at each turn is deterministic."""
         options = ReplayOptions([f"{self._url}/v1"], MODEL, session_ids=ids, max_tokens=1, attempts=1)
         result = await replay(sessions, options, ClosedLoop(1))
         assert [record for record in result.turns if record.error is not None] == []
@@ -84,17 +83,17 @@ async def fleet(tokenizer: object, folder: Path) -> AsyncIterator[Fleet]:
 
 
 def prompts(session: Session) -> Iterator[Prompt]:
-    """What each turn's prompt is rendered from: the same text, the same prompt."""
+    """A canonical text of each turn's input: equal texts render to equal prompts."""
     for messages in session.prompts():
         yield json.dumps([session.tools, messages])
 
 
 @pytest.mark.timeout(240)
-async def test_sessions_without_ids_are_routed_as_those_with_ids(tmp_path: Path) -> None:
+async def test_sessions_without_ids_are_routed_like_sessions_with_ids(tmp_path: Path) -> None:
     if bfcl().source != "registry":
-        pytest.skip("the bundled sample is not BFCL: its sessions share nothing")
+        pytest.skip("the bundled sample is not BFCL: its sessions have no common beginnings")
     tokenizer = AutoTokenizer.from_pretrained(qwen_tokenizer().path, local_files_only=True)
-    sessions = some_sessions()
+    sessions = sampled_sessions()
     async with fleet(tokenizer, tmp_path) as engines:
         named = await engines.replay(sessions, "header")
     async with fleet(tokenizer, tmp_path) as engines:
@@ -105,22 +104,21 @@ async def test_sessions_without_ids_are_routed_as_those_with_ids(tmp_path: Path)
     before_was_repeated = False
     every_prompt = [prompt for session in sessions for prompt in prompts(session)]
     for with_id, without, prompt in zip(named, unnamed, every_prompt, strict=True):
-        told, truth = without.verdict, with_id.verdict
-        assert told.prompt_tokens == truth.prompt_tokens
+        actual, expected = without.verdict, with_id.verdict
+        assert actual.prompt_tokens == expected.prompt_tokens
         if prompt not in answered:
-            # Nobody sent this prompt before: it is routed as if the client had said whose it is, also right after
-            # a history that others share.
-            assert (told.pool, told.delta_tokens) == (truth.pool, truth.delta_tokens)
+            # The prompt is new: it is routed as with a session id, even if its history is shared by other sessions.
+            assert (actual.pool, actual.delta_tokens) == (expected.pool, expected.delta_tokens)
             after_repeated += before_was_repeated and with_id.turn > 1
             before_was_repeated = False
         else:
-            # Another session began with all of this: nothing in it is new, and the pool that answered has it.
-            assert (told.pool, told.delta_tokens) == ("speculative", 0)
-            if told.pool in answered[prompt]:
+            # Another session had the same prompt: its delta is 0, and the pool that answered it has it cached.
+            assert (actual.pool, actual.delta_tokens) == ("speculative", 0)
+            if actual.pool in answered[prompt]:
                 assert without.usage.cached_tokens == without.usage.prompt_tokens - 1
                 found_cached += 1
             repeated += 1
             before_was_repeated = True
-        answered.setdefault(prompt, set()).add(told.pool)
+        answered.setdefault(prompt, set()).add(actual.pool)
     assert {record.verdict.state for record in unnamed} == {"redis"}
-    assert min(repeated, after_repeated, found_cached) > 10, "BFCL's categories share beginnings"
+    assert min(repeated, after_repeated, found_cached) > 10, "BFCL's categories must share beginnings"

@@ -1,4 +1,4 @@
-"""The `openai` SDK against a gateway: unchanged but for its base URL."""
+"""The `openai` SDK works with a gateway after changing its base URL only."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ WITH_TOOL_RESULT: list[ChatCompletionMessageParam] = [
 
 @dataclass(frozen=True)
 class Clients:
-    """Both flavours of the SDK, as an application makes them."""
+    """The synchronous and the asynchronous client, created as an application does."""
 
     sync: openai.OpenAI
     asynchronous: openai.AsyncOpenAI
@@ -75,7 +75,7 @@ async def clients(
                 yield Clients(sync, asynchronous, url)
 
 
-async def test_a_whole_answer(clients: Clients) -> None:
+async def test_non_streaming_completion_is_returned_by_both_clients(clients: Clients) -> None:
     answers = [
         clients.sync.chat.completions.create(model=MODEL, messages=HELLO, **SIX_TOKENS),
         await clients.asynchronous.chat.completions.create(model=MODEL, messages=HELLO, **SIX_TOKENS),
@@ -88,9 +88,9 @@ async def test_a_whole_answer(clients: Clients) -> None:
     assert answers[0].choices == answers[1].choices
 
 
-@pytest.mark.parametrize("ask", [True, False], ids=["usage-asked", "usage-not-asked"])
-async def test_a_stream_has_usage_only_if_it_was_asked_for(clients: Clients, ask: bool) -> None:
-    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if ask else {}
+@pytest.mark.parametrize("include_usage", [True, False], ids=["with-usage", "without-usage"])
+async def test_stream_has_usage_only_if_requested(clients: Clients, include_usage: bool) -> None:
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if include_usage else {}
     request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "stream": True, **SIX_TOKENS, **options}
     chunks = list(clients.sync.chat.completions.create(**request))
     async_chunks = [chunk async for chunk in await clients.asynchronous.chat.completions.create(**request)]
@@ -99,30 +99,30 @@ async def test_a_stream_has_usage_only_if_it_was_asked_for(clients: Clients, ask
         *content, last = stream
         assert all(chunk.usage is None for chunk in content)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in content if chunk.choices)
-        assert (last.usage is not None, last.choices == []) == (ask, ask)
+        assert (last.usage is not None, last.choices == []) == (include_usage, include_usage)
 
 
-async def test_a_conversation_with_tools_is_one_session_that_grows(clients: Clients) -> None:
-    def ask(messages: list[ChatCompletionMessageParam]) -> Any:
+async def test_conversation_with_tool_calls_is_one_growing_session(clients: Clients) -> None:
+    def send(messages: list[ChatCompletionMessageParam]) -> Any:
         return clients.sync.chat.completions.with_raw_response.create(
             model=MODEL, messages=messages, tools=TOOLS, tool_choice="auto", max_tokens=6
         )
 
-    first, second = ask(WITH_TOOL_RESULT[:2]), ask(WITH_TOOL_RESULT)
-    told = [
+    first, second = send(WITH_TOOL_RESULT[:2]), send(WITH_TOOL_RESULT)
+    decisions = [
         {name: answer.headers[f"x-dps-{name}"] for name in ("history", "turn", "session", "delta-tokens")}
         for answer in (first, second)
     ]
     lengths = [int(answer.headers["x-dps-prompt-tokens"]) for answer in (first, second)]
     assert lengths == [answer.parse().usage.prompt_tokens for answer in (first, second)]
-    session = told[0]["session"]
-    assert told == [
+    session = decisions[0]["session"]
+    assert decisions == [
         {"history": "new", "turn": "1", "session": session, "delta-tokens": str(lengths[0])},
         {"history": "grown", "turn": "2", "session": session, "delta-tokens": str(lengths[1] - lengths[0])},
     ]
 
 
-async def test_the_stream_helper_and_completions(clients: Clients) -> None:
+async def test_stream_helper_and_completions_endpoint_work(clients: Clients) -> None:
     with clients.sync.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
         assert stream.get_final_completion().choices[0].finish_reason == "stop"
     whole = await clients.asynchronous.completions.create(model=MODEL, prompt="Once", **SIX_TOKENS)
@@ -139,23 +139,23 @@ async def test_models_are_listed(clients: Clients) -> None:
     assert clients.sync.models.retrieve(MODEL).id == MODEL
 
 
-async def test_a_wrong_key_is_an_authentication_error(clients: Clients) -> None:
+async def test_wrong_key_raises_authentication_error(clients: Clients) -> None:
     with (
-        openai.OpenAI(base_url=clients.base_url, api_key="sk-of-nobody") as stranger,
+        openai.OpenAI(base_url=clients.base_url, api_key="sk-unknown") as unauthorized,
         pytest.raises(openai.AuthenticationError) as error,
     ):
-        stranger.chat.completions.create(model=MODEL, messages=HELLO)
+        unauthorized.chat.completions.create(model=MODEL, messages=HELLO)
     assert (error.value.status_code, error.value.code) == (401, "invalid_api_key")
 
 
-async def test_a_request_that_the_engine_refuses_is_a_bad_request_error(clients: Clients) -> None:
+async def test_request_rejected_by_the_engine_raises_bad_request_error(clients: Clients) -> None:
     with pytest.raises(openai.BadRequestError, match=r"max_new_tokens"):
         clients.sync.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=-1)
     with pytest.raises(openai.BadRequestError):
         await clients.asynchronous.chat.completions.create(model=MODEL, messages=[])
 
 
-async def test_a_body_that_is_no_object_is_a_bad_request_error(clients: Clients) -> None:
+async def test_body_that_is_not_an_object_raises_bad_request_error(clients: Clients) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         clients.sync.post("/chat/completions", body=[1, 2], cast_to=object)
     assert error.value.code == "bad_request"

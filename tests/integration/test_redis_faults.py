@@ -1,4 +1,4 @@
-"""Redis goes away under traffic, in every way it can: no request notices, and state comes back."""
+"""Redis fails under load in several ways: no request fails, and state is in Redis again afterwards."""
 
 import asyncio
 import signal
@@ -21,11 +21,11 @@ from dps_testkit.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 REDIS_TIMEOUT_SECONDS = 1.0
-"""Long for a store, so that a busy machine does not look like a fault."""
+"""Long for a session store, so that a busy machine does not look like a fault."""
 LONGEST_WAIT_SECONDS = 30.0
-"""A request that waited for a Redis which does not come back would wait longer."""
+"""Shorter than a request that waits for Redis during the whole outage."""
 
-BEFORE, STRUCK, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
+BEFORE, DURING_FAULT, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
 TURNS = AFTER[-1]
 
 NAMED, UNNAMED = talks(4, TURNS, "named"), talks(4, TURNS, "unnamed")
@@ -37,10 +37,10 @@ Step = Callable[[RedisServer], Coroutine[None, None, None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to Redis, how it ends, and where turns find their state meanwhile (`x-dps-state`)."""
+    """A fault of Redis, its repair, and the value of `x-dps-state` in between."""
 
     name: str
-    strike: Step
+    inject: Step
     heal: Step
     state: str
     arguments: Sequence[str] = ()
@@ -95,7 +95,7 @@ OUTAGES = [
 
 
 class Traffic:
-    """Eight sessions at once on one gateway: four say who they are, four are recognised by their history."""
+    """Eight concurrent sessions on one gateway: four with a session id, four recognised by their history."""
 
     def __init__(self, http: aiohttp.ClientSession, gateway: Gateway) -> None:
         options = ReplayOptions([f"{gateway.url}/v1"], MODEL, attempts=1, read_seconds=LONGEST_WAIT_SECONDS)
@@ -128,14 +128,14 @@ async def running(
 
 
 async def recovery(traffic: Traffic, gateway: Gateway) -> None:
-    """Wait until the gateway has found Redis again, which it does by the turns that come."""
+    """Send turns until the gateway has reconnected to Redis."""
     probe = talks(1, 1, "probe")[0]
 
     async def recovered() -> bool:
         (record,) = await play(traffic.named, probe, [1])
         return record.verdict.state == "redis" and await gateway.metric("dps_state_degraded") == 0
 
-    await wait_until(recovered, "state is in Redis again")
+    await wait_until(recovered, "the gateway uses Redis again")
 
 
 def states(records: Iterable[TurnRecord]) -> set[str | None]:
@@ -143,12 +143,12 @@ def states(records: Iterable[TurnRecord]) -> set[str | None]:
 
 
 def wrong(records: Iterable[TurnRecord]) -> list[TurnRecord]:
-    """The turns that were not decided as the oracle says."""
+    """The turns whose decision differs from the oracle's."""
     return [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]
 
 
 @pytest.mark.parametrize("fault", OUTAGES, ids=str)
-async def test_an_outage_changes_no_decision_and_is_told(
+async def test_outage_changes_no_decision_and_is_reported(
     fault: Fault, engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     newcomer = talks(1, 3, "newcomer")[0]
@@ -157,8 +157,8 @@ async def test_an_outage_changes_no_decision_and_is_told(
         assert await gateway.metric("dps_state_degraded") == 0
 
         async with asyncio.TaskGroup() as under_traffic:
-            under_traffic.create_task(traffic.run(STRUCK))
-            under_traffic.create_task(fault.strike(server))
+            under_traffic.create_task(traffic.run(DURING_FAULT))
+            under_traffic.create_task(fault.inject(server))
         errors = await gateway.metric("dps_state_errors_total")
         without = await traffic.run(WITHOUT)
         first, second = await play(traffic.unnamed, newcomer, [1, 2])
@@ -172,7 +172,7 @@ async def test_an_outage_changes_no_decision_and_is_told(
         assert await status_of(f"{gateway.admin}/readyz") == 200
         assert await gateway.metric("dps_state_errors_total") > 0
         if fault.state == "mirror":
-            # Each turn calls Redis twice. The breaker lets but a probe now and then through.
+            # Each turn would call Redis twice, but the circuit breaker allows only occasional probes.
             assert await gateway.metric("dps_state_errors_total") - errors < len(without)
 
         async with asyncio.TaskGroup() as under_traffic:
@@ -188,13 +188,13 @@ async def test_an_outage_changes_no_decision_and_is_told(
 
 
 @pytest.mark.parametrize("lose", [flush, restart_empty], ids=["flushed", "restarted-without-data"])
-async def test_lost_data_costs_a_session_one_turn_at_most(
+async def test_data_loss_affects_at_most_one_turn_per_session(
     lose: Step, engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     async with running(tmp_path, engines, ()) as (traffic, server, gateway):
         await traffic.run(BEFORE)
         async with asyncio.TaskGroup() as under_traffic:
-            under_traffic.create_task(traffic.run(STRUCK))
+            under_traffic.create_task(traffic.run(DURING_FAULT))
             under_traffic.create_task(lose(server))
         await traffic.run(WITHOUT)
         await traffic.run(HEALED)
@@ -204,11 +204,11 @@ async def test_lost_data_costs_a_session_one_turn_at_most(
         assert states(after) == {"redis"}
         assert await status_of(f"{gateway.admin}/readyz") == 200
         for session in [*NAMED, *UNNAMED]:
-            told = [decided(record) for record in traffic.records if record.session == session.id]
-            forgotten = [
+            actual = [decided(record) for record in traffic.records if record.session == session.id]
+            affected = [
                 turn
-                for turn, truth in zip(told, EXPECTED[session.id], strict=True)
+                for turn, truth in zip(actual, EXPECTED[session.id], strict=True)
                 if (turn.delta_tokens, turn.prompt_tokens) != (truth.delta_tokens, truth.prompt_tokens)
             ]
-            assert len(forgotten) <= 1
-            assert all(turn.delta_tokens == turn.prompt_tokens for turn in forgotten)
+            assert len(affected) <= 1
+            assert all(turn.delta_tokens == turn.prompt_tokens for turn in affected)

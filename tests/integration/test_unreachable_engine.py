@@ -1,4 +1,4 @@
-"""An engine whose host is gone: connections to it are not refused, they hang."""
+"""An unreachable engine: connections to it hang instead of being refused."""
 
 import socket
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def hole() -> Iterator[Engine]:
-    """An address that takes no connection and refuses none: its backlog is full."""
+def unreachable() -> Iterator[Engine]:
+    """An address where connections hang, because the listen backlog is full."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))
@@ -30,16 +30,16 @@ def hole() -> Iterator[Engine]:
         async def never() -> bool:
             return False
 
-        yield Engine(Child("hole", [], Path(), never), address)
+        yield Engine(Child("unreachable", [], Path(), never), address)
 
 
-async def test_only_the_first_request_waits_for_it(
-    engines: tuple[Engine, Engine], hole: Engine, tmp_path: Path
+async def test_only_the_first_request_waits_for_the_connect_timeout(
+    engines: tuple[Engine, Engine], unreachable: Engine, tmp_path: Path
 ) -> None:
     async with Site(tmp_path) as site:
-        # The health check is still waiting for the hole when requests come.
+        # The first health check is still in progress when the requests arrive.
         timeouts = {"connectSeconds": 0.5, "healthIntervalSeconds": 600}
-        gateway = await site.gateway([hole], [engines[1]], {"timeouts": timeouts})
+        gateway = await site.gateway([unreachable], [engines[1]], {"timeouts": timeouts})
 
         assert await reason(gateway) == "failover"
         assert [replica["ready"] for replica in await replicas(gateway)] == [False]

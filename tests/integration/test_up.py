@@ -1,4 +1,4 @@
-"""`dps up`: one command, a whole stack, and nothing left of it."""
+"""`dps up` starts a complete local stack and leaves no process behind."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ from dps_testkit.waiting import wait_until
 
 
 def children_of(pid: int) -> list[Path]:
-    """The running children of a process, as /proc shows them."""
+    """The /proc folders of a process's children."""
     return [Path("/proc") / child for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @asynccontextmanager
 async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIterator[tuple[str, int]]:
-    """URL and process id of a stack that serves; it is interrupted afterwards, and must leave no process."""
+    """Run `dps up`; yields its URL and process id. It is interrupted on exit and must leave no process behind."""
     (port,) = free_ports(1)
     with output.open("w") as out:
         up = await asyncio.create_subprocess_exec(*DPS, "up", "--port", str(port), *arguments, stdout=out)
@@ -32,7 +32,7 @@ async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIter
     try:
 
         async def serves() -> bool:
-            assert up.returncode is None, "dps up has ended"
+            assert up.returncode is None, "dps up has exited"
             return await status_of(f"{url}/v1/models") == 200
 
         await wait_until(serves, "the stack serves")
@@ -44,7 +44,7 @@ async def running(*arguments: str, output: Path = Path(os.devnull)) -> AsyncIter
     assert [process for process in children if process.exists()] == []
 
 
-async def test_the_stack_serves_until_it_is_interrupted() -> None:
+async def test_stack_serves_until_interrupted() -> None:
     async with (
         running("--speed", "100") as (url, _),
         aiohttp.ClientSession() as http,
@@ -53,21 +53,21 @@ async def test_the_stack_serves_until_it_is_interrupted() -> None:
         assert (response.status, response.headers["x-dps-state"]) == (200, "redis")
 
 
-async def test_a_process_that_ends_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_exit_of_one_process_is_reported_and_the_others_keep_running(tmp_path: Path) -> None:
     output = tmp_path / "output"
     async with running("--speed", "100", output=output) as (url, up):
         engine = next(child for child in children_of(up) if b"STANDALONE" in (child / "cmdline").read_bytes())
         os.kill(int(engine.name), signal.SIGKILL)
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return "speculative-engine has exited; see its log: " in output.read_text()
 
-        await wait_until(is_told, "the engine's end is told")
+        await wait_until(is_reported, "the exit of the engine is reported")
         async with aiohttp.ClientSession() as http, http.post(url + CHAT, json=chat()) as response:
             assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
 
 
-async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_the_stack(
+async def test_existing_engines_are_queried_for_their_model_and_keep_running(
     tmp_path: Path,
 ) -> None:
     async with Site(tmp_path) as site:
@@ -79,8 +79,10 @@ async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_th
             async with http.post(url + CHAT, json=chat()) as response:
                 answer = await response.json()
                 assert response.status == 200
-            told = {name: response.headers[f"x-dps-{name}"] for name in ("pool", "prompt-tokens", "state")}
-            assert told == {
+            decision = {
+                name: response.headers[f"x-dps-{name}"] for name in ("pool", "prompt-tokens", "state")
+            }
+            assert decision == {
                 "pool": "speculative",
                 "prompt-tokens": str(answer["usage"]["prompt_tokens"]),
                 "state": "redis",
@@ -89,12 +91,12 @@ async def test_engines_that_run_already_are_asked_what_they_serve_and_outlive_th
         assert served == [1, 0]
 
 
-async def test_an_engine_that_does_not_answer_is_named_and_nothing_is_started() -> None:
+async def test_unreachable_engine_is_named_in_the_error() -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     up = await asyncio.create_subprocess_exec(
         *DPS, "up", "--speculative-url", url, "--greedy-url", url, stderr=asyncio.subprocess.PIPE
     )
-    _, said = await up.communicate()
+    _, stderr = await up.communicate()
     assert up.returncode == 1
-    assert said.decode().startswith(f"dps up: the speculative engine at {url} is unreachable: ")
+    assert stderr.decode().startswith(f"dps up: the speculative engine at {url} is unreachable: ")
