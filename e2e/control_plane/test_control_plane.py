@@ -1,6 +1,6 @@
-"""One DPSRouter from `kubectl apply` to Ready and through all that happens to it, on a real API server.
+"""The lifecycle of a DPSRouter on a real API server: creation, changes, drift, errors and deletion.
 
-kwok plays the nodes and the kubelet. The operator runs with the rights of the chart's ServiceAccount.
+kwok simulates the nodes and kubelets. The operator runs with the permissions of the chart's ServiceAccount.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ EVERY_KIND = (
     "configmap,deployment,horizontalpodautoscaler,ingress,networkpolicy,persistentvolumeclaim,"
     "poddisruptionbudget,role,rolebinding,secret,service,serviceaccount,statefulset"
 )
-OURS = "dpsrouter.io/router=qwen"
+OWNED = "dpsrouter.io/router=qwen"
 HASH = "dpsrouter.io/template-hash"
 FATE = "dps-test/fate"
 
 
 def children(kube: Kube) -> list[str]:
-    return sorted(f"{one['kind']}/{one['metadata']['name']}" for one in kube.list(EVERY_KIND, OURS))
+    return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in kube.list(EVERY_KIND, OWNED))
 
 
 def ready(kube: Kube, **change: Any) -> None:
@@ -37,8 +37,8 @@ def ready(kube: Kube, **change: Any) -> None:
 
 
 def pods(kube: Kube, component: str) -> dict[str, Manifest]:
-    found = kube.list("pod", f"{OURS},dpsrouter.io/component={component}")
-    return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
+    found = kube.list("pod", f"{OWNED},dpsrouter.io/component={component}")
+    return {item["metadata"]["name"]: item for item in found if "deletionTimestamp" not in item["metadata"]}
 
 
 def deployment(kube: Kube, component: str) -> Manifest:
@@ -49,7 +49,7 @@ def fate(kind: str) -> Manifest:
     return {"podTemplate": {"metadata": {"annotations": {FATE: kind}}}}
 
 
-def test_the_smallest_router_becomes_ready(kube: Kube) -> None:
+def test_minimal_router_becomes_ready(kube: Kube) -> None:
     ready(kube)
     assert children(kube) == [
         "ConfigMap/qwen-gateway",
@@ -77,7 +77,7 @@ def test_the_smallest_router_becomes_ready(kube: Kube) -> None:
 
 
 NODES = {
-    # Not the node of 40 GB, nor the one whose further taint nothing tolerates.
+    # Neither the node with a 40 GB GPU nor the node with an additional taint.
     "speculative": {"a100-0", "aks-0"},
     "greedy": {"a100-0", "aks-0"},
     "gateway": {"cpu-0"},
@@ -85,16 +85,16 @@ NODES = {
 }
 
 
-def test_a_change_of_routing_reaches_the_gateways_and_restarts_nobody(kube: Kube) -> None:
+def test_routing_change_reaches_gateways_without_restarting_pods(kube: Kube) -> None:
     ready(kube)
     before = {pod["metadata"]["uid"]: pod for name in NODES for pod in pods(kube, name).values()}
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 512, "sessionTTLSeconds": 60}}})
 
-    def told() -> None:
+    def propagated() -> None:
         config = yaml.safe_load(kube.get("configmap", "qwen-gateway")["data"]["config.yaml"])
         assert config["routing"] == {"policy": "DeltaPrefill", "thresholdTokens": 512}
         assert config["session"]["ttlSeconds"] == 60
-        # A pod that is touched has its volumes looked at by the kubelet at once.
+        # The annotation makes the kubelet sync the pod's ConfigMap volume immediately.
         hashes = {
             pod["metadata"]["annotations"]["dpsrouter.io/config-hash"]
             for pod in pods(kube, "gateway").values()
@@ -104,7 +104,7 @@ def test_a_change_of_routing_reaches_the_gateways_and_restarts_nobody(kube: Kube
         assert hashes.isdisjoint(old)
         assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 512
 
-    eventually(told)
+    eventually(propagated)
     after = {pod["metadata"]["uid"] for name in NODES for pod in pods(kube, name).values()}
     assert after == set(before)
 
@@ -114,35 +114,39 @@ def gateways(found: dict[str, Manifest]) -> list[Manifest]:
 
 
 DRIFT: dict[str, tuple[str, str, Manifest]] = {
-    "how it rolls": ("deployment", "qwen-greedy", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 5}}}}),
-    "a port": ("service", "qwen-gateway", {"spec": {"ports": [{"port": 1, "targetPort": 2}]}}),
-    "a configuration": ("configmap", "qwen-gateway", {"data": {"config.yaml": "routing: {}"}}),
-    "a right": ("role", "qwen-gateway", {"rules": []}),
-    "a label": ("service", "qwen-greedy", {"metadata": {"labels": {"app.kubernetes.io/part-of": "x"}}}),
+    "rollout strategy": (
+        "deployment",
+        "qwen-greedy",
+        {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 5}}}},
+    ),
+    "port": ("service", "qwen-gateway", {"spec": {"ports": [{"port": 1, "targetPort": 2}]}}),
+    "configuration": ("configmap", "qwen-gateway", {"data": {"config.yaml": "routing: {}"}}),
+    "role rules": ("role", "qwen-gateway", {"rules": []}),
+    "label": ("service", "qwen-greedy", {"metadata": {"labels": {"app.kubernetes.io/part-of": "x"}}}),
     "replicas": ("deployment", "qwen-gateway", {"spec": {"replicas": 7}}),
-    "a budget": ("poddisruptionbudget", "qwen-gateway", {"spec": {"maxUnavailable": 2}}),
+    "disruption budget": ("poddisruptionbudget", "qwen-gateway", {"spec": {"maxUnavailable": 2}}),
 }
 
 
 def owned(live: Manifest) -> Manifest:
-    """What of an object is the operator's to decide: all but the bookkeeping and what others report."""
+    """The fields managed by the operator: everything except status and metadata other than labels."""
     kept = {key: value for key, value in live.items() if key not in ("metadata", "status")}
     return kept | {"labels": live["metadata"]["labels"]}
 
 
-def test_what_others_change_is_put_back(kube: Kube) -> None:
+def test_drift_in_managed_fields_is_reverted(kube: Kube) -> None:
     ready(kube)
     for kind, target, change in DRIFT.values():
         before = owned(kube.get(kind, target))
         kube.patch(kind, target, change)
 
-        def back(kind: str = kind, target: str = target, before: Manifest = before) -> None:
+        def reverted(kind: str = kind, target: str = target, before: Manifest = before) -> None:
             assert owned(kube.get(kind, target)) == before
 
-        eventually(back)
+        eventually(reverted)
 
 
-def test_what_others_add_is_left_alone(kube: Kube) -> None:
+def test_unmanaged_fields_are_kept(kube: Kube) -> None:
     ready(kube)
     kube.patch("deployment", "qwen-gateway", {"metadata": {"annotations": {"team": "serving"}}})
     kube.patch("service", "qwen-gateway", {"spec": {"sessionAffinity": "ClientIP"}})
@@ -152,19 +156,21 @@ def test_what_others_add_is_left_alone(kube: Kube) -> None:
     assert kube.get("service", "qwen-gateway")["spec"]["sessionAffinity"] == "ClientIP"
 
 
-def test_deleted_children_return(kube: Kube) -> None:
+def test_deleted_children_are_recreated(kube: Kube) -> None:
     ready(kube)
     before = children(kube)
-    kube.kubectl("delete", "deployment,service,configmap,poddisruptionbudget,role,serviceaccount", "-l", OURS)
+    kube.kubectl(
+        "delete", "deployment,service,configmap,poddisruptionbudget,role,serviceaccount", "-l", OWNED
+    )
 
-    def back() -> None:
+    def recreated() -> None:
         assert children(kube) == before
 
-    eventually(back)
+    eventually(recreated)
     kube.until("qwen", Ready="True", Progressing="Settled")
 
 
-def test_a_deleted_password_is_made_anew_and_both_ends_take_it(kube: Kube) -> None:
+def test_deleted_password_is_regenerated_and_redis_and_gateways_restart(kube: Kube) -> None:
     ready(kube)
     old = kube.get("secret", "qwen-redis")["data"]
     before = set(pods(kube, "gateway")), kube.get("pod", "qwen-redis-0")["metadata"]["uid"]
@@ -190,7 +196,7 @@ OPTIONS: Manifest = {
 }
 
 
-def test_options_that_are_removed_remove_their_children(kube: Kube) -> None:
+def test_removing_an_option_removes_its_children(kube: Kube) -> None:
     ready(kube)
     plain = children(kube)
     ready(kube, **OPTIONS)
@@ -214,7 +220,7 @@ def test_options_that_are_removed_remove_their_children(kube: Kube) -> None:
     kube.until("qwen", Ready="True", Progressing="Settled")
 
 
-def test_a_redis_of_the_users_takes_the_place_of_the_managed_one(kube: Kube) -> None:
+def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
     kube.kubectl("create", "secret", "generic", "redis", "--from-literal", "url=redis://redis:6379")
     ready(kube)
     ready(kube, sessionStore={"urlSecretRef": {"name": "redis", "key": "url"}})
@@ -226,7 +232,7 @@ def test_a_redis_of_the_users_takes_the_place_of_the_managed_one(kube: Kube) -> 
     assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
 
 
-def test_an_autoscaler_takes_the_replicas_over_where_they_are(kube: Kube) -> None:
+def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
     ready(kube, pools={"greedy": {"replicas": 3}})
     before = set(pods(kube, "greedy"))
     ready(kube, pools={"greedy": {"autoscaling": {"minReplicas": 1, "maxReplicas": 5}}})
@@ -236,7 +242,7 @@ def test_an_autoscaler_takes_the_replicas_over_where_they_are(kube: Kube) -> Non
     assert before <= set(pods(kube, "greedy"))
 
 
-def test_engines_change_one_pool_after_the_other_and_a_broken_one_stops_at_the_first(kube: Kube) -> None:
+def test_rollout_changes_one_pool_at_a_time_and_stops_at_a_broken_one(kube: Kube) -> None:
     ready(kube)
     old = deployment(kube, "greedy")["metadata"]["annotations"][HASH]
     broken = {"args": ["--mem-fraction-static", "0.99"]}
@@ -244,18 +250,18 @@ def test_engines_change_one_pool_after_the_other_and_a_broken_one_stops_at_the_f
     kube.until("qwen", Progressing="RollingOut", Ready="True")
     message = "the greedy pool changes when the speculative pool has finished changing"
 
-    def waits() -> None:
+    def second_pool_waits() -> None:
         assert kube.condition("qwen", "Progressing")["message"] == message
         assert len(pods(kube, "speculative")) == 2
 
-    eventually(waits)
+    eventually(second_pool_waits)
     assert deployment(kube, "greedy")["metadata"]["annotations"][HASH] == old
     kube.apply(router(engine=broken))
     kube.until("qwen", Ready="True", Progressing="Settled")
     assert deployment(kube, "greedy")["metadata"]["annotations"][HASH] != old
 
 
-def test_arguments_that_the_operator_sets_are_refused_and_what_runs_stays(kube: Kube) -> None:
+def test_reserved_engine_arguments_are_rejected_and_workloads_keep_running(kube: Kube) -> None:
     ready(kube)
     before = {name: deployment(kube, name)["metadata"]["generation"] for name in ("speculative", "greedy")}
     kube.apply(router(engine={"args": ["--port=1"]}))
@@ -268,13 +274,13 @@ def test_arguments_that_the_operator_sets_are_refused_and_what_runs_stays(kube: 
     ready(kube)
 
 
-def test_what_the_api_server_refuses_in_a_pod_template_is_told(kube: Kube) -> None:
+def test_pod_template_rejected_by_the_api_server_is_reported(kube: Kube) -> None:
     kube.apply(router(gateway={"podTemplate": {"spec": {"restartPolicy": "Sometimes"}}}))
     kube.until("qwen", SpecValid="InvalidSpec")
     assert "Deployment qwen-gateway" in kube.condition("qwen", "SpecValid")["message"]
 
 
-def test_a_kind_that_is_not_installed_is_named(kube: Kube) -> None:
+def test_missing_resource_kind_is_named_in_the_condition(kube: Kube) -> None:
     kube.apply(router(telemetry={"serviceMonitor": {}}))
     kube.until("qwen", SpecValid="InvalidSpec", SpeculativePoolReady="True")
     assert kube.condition("qwen", "SpecValid")["message"].startswith(
@@ -282,7 +288,7 @@ def test_a_kind_that_is_not_installed_is_named(kube: Kube) -> None:
     )
 
 
-def test_an_object_of_somebody_else_is_not_taken_over(kube: Kube) -> None:
+def test_object_with_another_owner_is_not_adopted(kube: Kube) -> None:
     kube.kubectl("create", "configmap", "qwen-gateway", "--from-literal", "mine=yes")
     kube.apply(router())
     kube.until("qwen", SpecValid="InvalidSpec")
@@ -291,23 +297,27 @@ def test_an_object_of_somebody_else_is_not_taken_over(kube: Kube) -> None:
 
 
 TROUBLES: dict[str, tuple[Manifest, str, str]] = {
-    "no such GPU": (
+    "no matching GPU node": (
         {"nodePool": {"nodeSelector": {"team": "nobody"}}},
         "WaitingForGPU",
         "add a node with a free GPU",
     ),
-    "a crash": ({"pools": {"speculative": fate("crash")}}, "CrashLooping", "increase --mem-fraction-static"),
-    "no image": (
+    "crash loop": (
+        {"pools": {"speculative": fate("crash")}},
+        "CrashLooping",
+        "increase --mem-fraction-static",
+    ),
+    "image pull failure": (
         {"pools": {"speculative": fate("pull")}},
         "ImagePullFailed",
         "cannot pull lmsysorg",
     ),
-    "loading": ({"pools": {"speculative": fate("loading")}}, "LoadingModel", "is loading its model"),
+    "model loading": ({"pools": {"speculative": fate("loading")}}, "LoadingModel", "is loading its model"),
 }
 
 
 @pytest.mark.parametrize(("change", "reason", "words"), TROUBLES.values(), ids=TROUBLES.keys())
-def test_what_keeps_a_pool_from_serving_is_told(
+def test_pool_condition_gives_the_reason_for_not_serving(
     kube: Kube, change: Manifest, reason: str, words: str
 ) -> None:
     kube.apply(router(**change))
@@ -328,26 +338,26 @@ def test_events_are_posted_once(kube: Kube, operator: Operator) -> None:
     assert posted["Serving"] == 1
 
 
-def test_a_settled_router_is_written_to_no_more(kube: Kube, operator: Operator) -> None:
+def test_settled_router_causes_no_writes(kube: Kube, operator: Operator) -> None:
     ready(kube)
 
-    def calm() -> int:
+    def idle() -> int:
         before = operator.writes()
-        versions = {one["metadata"]["resourceVersion"] for one in kube.list(EVERY_KIND, OURS)}
-        kube.patch("pod", "qwen-redis-0", {"metadata": {"annotations": {"look": str(before)}}})
-        eventually(lambda: _passed(operator), 10)
+        versions = {item["metadata"]["resourceVersion"] for item in kube.list(EVERY_KIND, OWNED)}
+        kube.patch("pod", "qwen-redis-0", {"metadata": {"annotations": {"probe": str(before)}}})
+        eventually(lambda: _queue_is_empty(operator), 10)
         assert operator.writes() == before
-        assert {one["metadata"]["resourceVersion"] for one in kube.list(EVERY_KIND, OURS)} == versions
+        assert {item["metadata"]["resourceVersion"] for item in kube.list(EVERY_KIND, OWNED)} == versions
         return before
 
-    eventually(calm)
+    eventually(idle)
 
 
-def _passed(operator: Operator) -> None:
+def _queue_is_empty(operator: Operator) -> None:
     assert "dps_operator_queue_length 0.0" in operator.get("/metrics")
 
 
-def test_a_deleted_router_takes_everything_with_it(kube: Kube) -> None:
+def test_deleting_a_router_deletes_all_children(kube: Kube) -> None:
     ready(kube, model={"cache": {"size": "10Gi"}}, networkPolicy={})
     kube.kubectl("delete", "dpsrouter", "qwen", "--timeout", "30s")
 
@@ -357,51 +367,51 @@ def test_a_deleted_router_takes_everything_with_it(kube: Kube) -> None:
     eventually(gone)
 
 
-def test_a_router_made_again_at_once_gets_children_of_its_own(kube: Kube) -> None:
+def test_router_recreated_immediately_gets_new_children(kube: Kube) -> None:
     ready(kube)
     kube.kubectl("delete", "dpsrouter", "qwen", "--timeout", "30s")
     ready(kube)
     uid = kube.get("dpsrouter", "qwen")["metadata"]["uid"]
     owners = {
         owner["uid"]
-        for one in kube.list("deployment,service,configmap,secret", OURS)
-        for owner in one["metadata"]["ownerReferences"]
+        for item in kube.list("deployment,service,configmap,secret", OWNED)
+        for owner in item["metadata"]["ownerReferences"]
     }
     assert owners == {uid}
 
 
-def test_the_gateway_may_watch_endpoints_and_nothing_else(kube: Kube) -> None:
+def test_gateway_may_only_watch_endpoints(kube: Kube) -> None:
     ready(kube)
     account = f"system:serviceaccount:{kube.namespace}:qwen-gateway"
 
-    def may(verb: str, what: str) -> bool:
+    def may(verb: str, resource: str) -> bool:
         try:
-            return kube.kubectl("auth", "can-i", verb, what, "--as", account).strip() == "yes"
+            return kube.kubectl("auth", "can-i", verb, resource, "--as", account).strip() == "yes"
         except RefusedError:
             return False
 
     assert may("watch", "endpointslices.discovery.k8s.io")
-    assert not any(may(*asked) for asked in (("get", "secrets"), ("list", "pods"), ("create", "pods")))
+    assert not any(may(*access) for access in (("get", "secrets"), ("list", "pods"), ("create", "pods")))
 
 
-def test_what_is_ours_satisfies_the_restricted_pod_security_standard(kube: Kube) -> None:
+def test_gateway_and_redis_satisfy_the_restricted_pod_security_standard(kube: Kube) -> None:
     kube.kubectl("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=baseline")
     ready(kube)
     kube.kubectl(
         "label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite"
     )
     before = {**pods(kube, "gateway"), **pods(kube, "redis")}
-    # At once: what is tested is whether their successors are admitted, not how a kubelet says goodbye.
+    # Graceful termination is irrelevant here: only the admission of the new pods is tested.
     kube.kubectl("delete", "pod", *before, "--force", "--grace-period=0", "--wait=false")
 
-    def succeeded() -> None:
+    def replaced() -> None:
         after = {**pods(kube, "gateway"), **pods(kube, "redis")}
         assert len(after) == len(before) == 3
-        assert not {one["metadata"]["uid"] for one in before.values()} & {
-            one["metadata"]["uid"] for one in after.values()
+        assert not {item["metadata"]["uid"] for item in before.values()} & {
+            item["metadata"]["uid"] for item in after.values()
         }
 
-    eventually(succeeded)
+    eventually(replaced)
 
 
 def test_two_routers_share_a_namespace(kube: Kube) -> None:
@@ -410,12 +420,12 @@ def test_two_routers_share_a_namespace(kube: Kube) -> None:
     kube.until("qwen-gateway", Ready="True")
     assert kube.get("service", "qwen-gateway")["metadata"]["labels"]["dpsrouter.io/router"] == "qwen"
     kube.kubectl("delete", "dpsrouter", "qwen-gateway")
-    eventually(lambda: _only(kube, "qwen"))
+    eventually(lambda: _only_owner(kube, "qwen"))
 
 
-def _only(kube: Kube, name: str) -> None:
+def _only_owner(kube: Kube, name: str) -> None:
     owners = {
-        one["metadata"]["labels"]["dpsrouter.io/router"]
-        for one in kube.list(EVERY_KIND, "dpsrouter.io/router")
+        item["metadata"]["labels"]["dpsrouter.io/router"]
+        for item in kube.list(EVERY_KIND, "dpsrouter.io/router")
     }
     assert owners == {name}

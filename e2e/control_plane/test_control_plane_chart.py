@@ -1,4 +1,4 @@
-"""The chart by real helm, and the manifests, on a real API server."""
+"""The chart with real helm, and the generated manifests, on a real API server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,33 +65,33 @@ def values(tmp_path: Path) -> Path:
 
 def rendered(kube: Kube, *arguments: str) -> dict[tuple[str, str], Manifest]:
     text = kube.helm("template", "dps", CHART, *arguments)
-    found = [one for one in yaml.safe_load_all(text) if one]
-    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+    found = [item for item in yaml.safe_load_all(text) if item]
+    return {(item["kind"], item["metadata"]["name"]): item for item in found}
 
 
-def test_every_value_has_an_effect_and_none_is_unknown(whole: Kube, values: Path) -> None:
+def test_values_file_with_every_value_is_rendered(whole: Kube, values: Path) -> None:
     assert set(EVERY_VALUE) == set(yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text()))
     whole.helm("lint", CHART, "--strict", "--values", str(values))
-    made = rendered(whole, "--values", str(values))
-    pod = made["Deployment", "dps-dps-router"]["spec"]["template"]
+    objects = rendered(whole, "--values", str(values))
+    pod = objects["Deployment", "dps-dps-router"]["spec"]["template"]
     assert pod["spec"]["containers"][0]["image"] == f"reg/operator@{DIGEST}"
     assert pod["spec"]["serviceAccountName"] == "robot"
     text = yaml.safe_dump(pod)
     for expected in ("reg/gateway:2", "reg/valkey:8", "HTTPS_PROXY", "/ca", "--verbose", "priorityClassName"):
         assert expected in text
-    assert {kind for kind, _ in made} >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
-    assert "annotations" not in made["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
+    assert {kind for kind, _ in objects} >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    assert "annotations" not in objects["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
 
 
-def test_each_value_by_itself_changes_what_is_rendered(whole: Kube, tmp_path: Path) -> None:
-    alone = EVERY_VALUE | {
+def test_each_value_changes_the_rendered_manifests(whole: Kube, tmp_path: Path) -> None:
+    values = EVERY_VALUE | {
         "watchNamespaces": ["a"],
         "rbac": {"aggregate": False},
         "serviceAccount": {"name": "robot"},
     }
     plain = rendered(whole)
     without_effect = []
-    for name, value in alone.items():
+    for name, value in values.items():
         (tmp_path / "values.yaml").write_text(yaml.safe_dump({name: value}))
         if rendered(whole, "--values", str(tmp_path / "values.yaml")) == plain:
             without_effect.append(name)
@@ -101,21 +101,21 @@ def test_each_value_by_itself_changes_what_is_rendered(whole: Kube, tmp_path: Pa
 @pytest.mark.parametrize(
     "argument", ["workers=0", "image.pullPolicy=Sometimes", "imagePullSecret=x", "monitoring.grafana=true"]
 )
-def test_a_value_that_cannot_be_is_refused(whole: Kube, argument: str) -> None:
+def test_invalid_value_is_rejected(whole: Kube, argument: str) -> None:
     with pytest.raises(RefusedError, match="values don't meet the specifications of the schema"):
         whole.helm("template", "dps", CHART, "--set", argument)
 
 
-def test_for_named_namespaces_there_is_no_right_beyond_them(whole: Kube) -> None:
-    made = rendered(whole, "--set", "watchNamespaces={a,b}", "--set", "rbac.aggregate=false")
-    assert not [kind for kind, _ in made if kind.startswith("ClusterRole")]
-    operator = made["Deployment", "dps-dps-router"]["spec"]["template"]["spec"]["containers"][0]
+def test_watching_named_namespaces_needs_no_cluster_role(whole: Kube) -> None:
+    objects = rendered(whole, "--set", "watchNamespaces={a,b}", "--set", "rbac.aggregate=false")
+    assert not [kind for kind, _ in objects if kind.startswith("ClusterRole")]
+    operator = objects["Deployment", "dps-dps-router"]["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DPS_OPERATOR_NAMESPACES", "value": "a,b"} in operator["env"]
 
 
-def test_the_charts_crd_is_the_models(whole: Kube) -> None:
-    made = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
-    assert made["spec"] == yaml.safe_load(crd_text())["spec"]
+def test_chart_crd_matches_the_api_models(whole: Kube) -> None:
+    objects = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+    assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
 def test_install_yaml_is_what_helm_renders(whole: Kube) -> None:
@@ -132,8 +132,8 @@ def test_install_yaml_passes_a_dry_run(installed: Kube) -> None:
         installed.run("kubectl", "apply", *flags, "--filename", str(manifest))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
-def test_an_example_passes_a_dry_run(kube: Kube, example: Path) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.stem for example in EXAMPLES])
+def test_example_passes_a_dry_run(kube: Kube, example: Path) -> None:
     kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
 
 
@@ -145,35 +145,35 @@ SECRETS = {
         "llm-example-com": "tls.crt=x",
     }
 }
-"""What an example takes for granted, by name and content."""
-PLACES = {"gke": {"gke-0"}, "eks": {"eks-0"}, "aks": {"aks-0"}}
-"""Where the engines of a cloud's example have to be."""
+"""Secrets that the examples refer to: content by name."""
+NODES = {"gke": {"gke-0"}, "eks": {"eks-0"}, "aks": {"aks-0"}}
+"""Nodes on which the engines of each cloud's example must run."""
 
 
 @pytest.mark.usefixtures("operator")
-@pytest.mark.parametrize("example", EXAMPLES, ids=[one.stem for one in EXAMPLES])
-def test_an_example_becomes_ready(kube: Kube, example: Path) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.stem for example in EXAMPLES])
+def test_example_becomes_ready(kube: Kube, example: Path) -> None:
     for name, content in SECRETS.get(example.stem, {}).items():
         kube.kubectl("create", "secret", "generic", name, "--from-literal", content)
     kube.kubectl("apply", "-f", str(example))
-    for one in yaml.safe_load_all(example.read_text()):
-        if one["kind"] == "DPSRouter":
-            kube.until(one["metadata"]["name"], Ready="True", Progressing="Settled")
-    if example.stem in PLACES:
+    for item in yaml.safe_load_all(example.read_text()):
+        if item["kind"] == "DPSRouter":
+            kube.until(item["metadata"]["name"], Ready="True", Progressing="Settled")
+    if example.stem in NODES:
         engines = kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
-        assert {one["spec"]["nodeName"] for one in engines} == PLACES[example.stem]
+        assert {item["spec"]["nodeName"] for item in engines} == NODES[example.stem]
 
 
 @pytest.mark.usefixtures("operator")
-def test_the_production_example_has_all_that_it_speaks_of(kube: Kube) -> None:
+def test_production_example_has_all_optional_children(kube: Kube) -> None:
     for name, content in SECRETS["production"].items():
         kube.kubectl("create", "secret", "generic", name, "--from-literal", content)
     kube.kubectl("apply", "-f", str(ROOT / "manifests/examples/production.yaml"))
     kinds = "horizontalpodautoscaler,networkpolicy,poddisruptionbudget,ingress"
 
-    def made() -> None:
+    def created() -> None:
         assert {
-            kind: sorted(one["metadata"]["name"] for one in kube.list(kind)) for kind in kinds.split(",")
+            kind: sorted(item["metadata"]["name"] for item in kube.list(kind)) for kind in kinds.split(",")
         } == {
             "horizontalpodautoscaler": ["llama-gateway", "llama-greedy", "llama-speculative"],
             "networkpolicy": ["llama-gateway", "llama-greedy", "llama-speculative"],
@@ -181,11 +181,11 @@ def test_the_production_example_has_all_that_it_speaks_of(kube: Kube) -> None:
             "ingress": ["llama-gateway"],
         }
 
-    eventually(made)
-    # The autoscalers have no metrics here, and see to their minimum all the same.
+    eventually(created)
+    # Autoscalers enforce their minimum even without metrics, which this cluster does not have.
     eventually(lambda: _scaled(kube, {"speculative": 2, "greedy": 2, "gateway": 3}))
     volumes = kube.get("deployment", "llama-gateway")["spec"]["template"]["spec"]["volumes"]
-    mounted = {one["secret"]["secretName"] for one in volumes if "secret" in one}
+    mounted = {item["secret"]["secretName"] for item in volumes if "secret" in item}
     assert "llama-api-keys" in mounted
 
 
@@ -196,7 +196,7 @@ def _scaled(kube: Kube, wanted: dict[str, int]) -> None:
 
 @pytest.fixture
 def elsewhere(whole: Kube, installed: Kube) -> Iterator[Kube]:
-    """A namespace for a second release, which leaves the CRD to the first."""
+    """A namespace for a second release, which must not install the CRD again."""
     with whole.scratch() as scratch:
         yield scratch
 
@@ -216,19 +216,19 @@ def test_install_upgrade_rollback_and_uninstall(elsewhere: Kube, tmp_path: Path)
 
 def operator_env(kube: Kube) -> dict[str, Any]:
     container = kube.get("deployment", "second-dps-router")["spec"]["template"]["spec"]["containers"][0]
-    return {one["name"]: one.get("value") for one in container["env"]}
+    return {item["name"]: item.get("value") for item in container["env"]}
 
 
 def _gone(kube: Kube) -> None:
     assert kube.list("deployment,service,serviceaccount", "app.kubernetes.io/instance=second") == []
 
 
-def test_uninstalling_keeps_the_crd(whole: Kube) -> None:
-    made = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
-    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+def test_crd_is_kept_on_uninstall(whole: Kube) -> None:
+    objects = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+    assert objects["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_what_the_operator_may_do_is_enough_and_the_notes_are_printed(installed: Kube) -> None:
+def test_operator_has_required_permissions_only_and_notes_are_printed(installed: Kube) -> None:
     system = Kube(installed.kubeconfig, "dps-system")
     assert "kubectl get dps --watch" in system.helm("get", "notes", "dps")
     operator = "system:serviceaccount:dps-system:dps-dps-router"

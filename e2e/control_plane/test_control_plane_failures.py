@@ -1,4 +1,4 @@
-"""Bad days: the API server fails, operators die, two of them run. Nothing is left or doubled."""
+"""Reconciliation survives a failing API server, killed operators and two operators at the same time."""
 
 import itertools
 import time
@@ -26,16 +26,16 @@ def children(kube: Kube) -> list[Manifest]:
 
 
 def settled(kube: Kube, seconds: float = 120) -> None:
-    def look() -> None:
-        names = [(one["kind"], one["metadata"]["name"]) for one in children(kube)]
+    def check() -> None:
+        names = [(item["kind"], item["metadata"]["name"]) for item in children(kube)]
         assert len(names) == len(set(names)) == 16
 
-    eventually(look, seconds)
+    eventually(check, seconds)
     kube.until("qwen", seconds, Ready="True", Progressing="Settled")
 
 
 def every(nth: int, status: int) -> Fault:
-    """Every nth request but the endless ones fails."""
+    """Fail every nth request, except watches."""
     count = itertools.count(1)
     return lambda request: status if "watch" not in request.query and next(count) % nth == 0 else None
 
@@ -61,7 +61,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_an_api_server_that_fails_now_and_then(
+def test_router_becomes_ready_despite_intermittent_api_server_errors(
     kube: Kube, start_operator: StartOperator, fault: Fault
 ) -> None:
     with FaultyServer(kube).running() as server:
@@ -72,9 +72,7 @@ def test_an_api_server_that_fails_now_and_then(
         assert server.answered.total() > 0
 
 
-def test_an_api_server_that_takes_half_a_second_for_everything(
-    kube: Kube, start_operator: StartOperator
-) -> None:
+def test_router_becomes_ready_with_a_slow_api_server(kube: Kube, start_operator: StartOperator) -> None:
     with FaultyServer(kube).running() as server:
         server.delay = 0.5
         operator = start_operator(server=server.url)
@@ -85,7 +83,9 @@ def test_an_api_server_that_takes_half_a_second_for_everything(
         assert operator.get("/healthz") == "ok"
 
 
-def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: StartOperator) -> None:
+def test_changes_during_an_api_server_outage_are_applied_afterwards(
+    kube: Kube, start_operator: StartOperator
+) -> None:
     with FaultyServer(kube).running() as server:
         operator = start_operator(server=server.url)
         kube.apply(router())
@@ -93,28 +93,28 @@ def test_an_api_server_that_is_away_for_a_while(kube: Kube, start_operator: Star
         server.fault = lambda _: 0
         kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 7}}})
         kube.kubectl("delete", "service", "qwen-greedy")
-        eventually(lambda: _met(server, 20), 120)
+        eventually(lambda: _has_failed(server, 20), 120)
         assert operator.get("/healthz") == "ok"
         server.fault = lambda _: None
         settled(kube)
         assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 7
 
 
-def _met(server: FaultyServer, calls: int) -> None:
+def _has_failed(server: FaultyServer, calls: int) -> None:
     assert server.answered.total() > calls
 
 
 @pytest.mark.parametrize("calls", [3, 9, 15, 21])
-def test_an_operator_killed_in_the_middle_of_a_pass(
+def test_operator_killed_during_reconciliation_is_replaced_by_its_successor(
     kube: Kube, start_operator: StartOperator, calls: int
 ) -> None:
     written = itertools.count(1)
     with FaultyServer(kube).running() as server:
-        # From that write on the operator hears nothing more: it is in the middle of the pass when it dies.
+        # All later writes fail, so the operator is killed in the middle of a reconciliation.
         server.fault = lambda request: 0 if request.method != "GET" and next(written) > calls else None
         operator = start_operator(server=server.url)
         kube.apply(router())
-        eventually(lambda: _met(server, 0), 60)
+        eventually(lambda: _has_failed(server, 0), 60)
         operator.kill()
     start_operator()
     settled(kube)
@@ -122,33 +122,37 @@ def test_an_operator_killed_in_the_middle_of_a_pass(
     assert password
 
 
-def test_two_operators_agree(kube: Kube, start_operator: StartOperator) -> None:
+def test_two_operators_do_not_conflict(kube: Kube, start_operator: StartOperator) -> None:
     first, second = start_operator(), start_operator()
     kube.apply(router())
     settled(kube)
-    time.sleep(1.1)  # an event tells the second only: what comes now is to have another one
+    time.sleep(
+        1.1
+    )  # event timestamps have a resolution of a second, and the next events must be distinguishable
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 9}}})
     kube.kubectl("delete", "deployment", "qwen-greedy")
     settled(kube)
 
-    def calm() -> None:
+    def idle() -> None:
         before = first.writes(), second.writes()
         kube.get("dpsrouter", "qwen")
-        eventually(lambda: _idle(first.get("/metrics")), 10)
+        eventually(lambda: _queue_is_empty(first.get("/metrics")), 10)
         assert (first.writes(), second.writes()) == before
 
-    eventually(calm)
-    events = [one for one in kube.get("events")["items"] if one["involvedObject"]["kind"] == "DPSRouter"]
-    posted = Counter((one["reason"], one["message"], one["firstTimestamp"]) for one in events)
+    eventually(idle)
+    events = [item for item in kube.get("events")["items"] if item["involvedObject"]["kind"] == "DPSRouter"]
+    posted = Counter((item["reason"], item["message"], item["firstTimestamp"]) for item in events)
     assert posted
-    assert max(posted.values()) <= 2, "each of them may tell of what both saw at once, and no more"
+    assert max(posted.values()) <= 2, "each operator may post an event once"
 
 
-def _idle(metrics: str) -> None:
+def _queue_is_empty(metrics: str) -> None:
     assert "dps_operator_queue_length 0.0" in metrics
 
 
-def test_a_router_deleted_while_the_operator_is_down(kube: Kube, start_operator: StartOperator) -> None:
+def test_router_deleted_while_the_operator_is_down_leaves_no_children(
+    kube: Kube, start_operator: StartOperator
+) -> None:
     operator = start_operator()
     kube.apply(router())
     settled(kube)
@@ -161,7 +165,7 @@ def test_a_router_deleted_while_the_operator_is_down(kube: Kube, start_operator:
     eventually(gone)
 
 
-def test_what_happened_while_the_operator_was_down_is_mended(
+def test_changes_made_while_the_operator_was_down_are_reconciled(
     kube: Kube, start_operator: StartOperator
 ) -> None:
     operator = start_operator()
@@ -179,7 +183,7 @@ def test_what_happened_while_the_operator_was_down_is_mended(
     )
 
 
-def test_an_operator_that_is_told_to_stop_ends_at_once(kube: Kube, start_operator: StartOperator) -> None:
+def test_operator_exits_cleanly_on_sigterm(kube: Kube, start_operator: StartOperator) -> None:
     operator = start_operator()
     kube.apply(router())
     settled(kube)

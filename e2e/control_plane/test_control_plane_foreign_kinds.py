@@ -1,4 +1,4 @@
-"""HTTPRoute, ServiceMonitor and PrometheusRule by their real CRDs: there, not there yet, and no longer there."""
+"""HTTPRoute, ServiceMonitor and PrometheusRule: their CRDs are present, installed later, or removed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 
 CRDS = BIN / "crds"
 ROUTE = {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}
-WANTED: Manifest = {
+OPTIONS: Manifest = {
     "gateway": {"httpRoute": ROUTE},
     "telemetry": {"serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}}},
 }
@@ -23,7 +23,7 @@ WANTED: Manifest = {
 
 @contextmanager
 def crds(kube: Kube) -> Iterator[None]:
-    """The CRDs are installed for a while."""
+    """Install the CRDs until the block exits."""
     try:
         kube.kubectl("apply", "--server-side", "--filename", str(CRDS))
         eventually(lambda: _established(kube))
@@ -33,7 +33,7 @@ def crds(kube: Kube) -> Iterator[None]:
 
 
 def _established(kube: Kube) -> None:
-    # Refused where a CRD has no status at all yet.
+    # kubectl fails as long as a CRD has no status.
     kube.kubectl("wait", "--for=condition=Established", "--filename", str(CRDS), "--timeout", "60s")
 
 
@@ -52,28 +52,28 @@ def unknown(kube: Kube) -> None:
 
 def parts(kube: Kube) -> list[str]:
     found = kube.list("httproute,servicemonitor", "dpsrouter.io/router=qwen")
-    return sorted(f"{one['kind']}/{one['metadata']['name']}" for one in found)
+    return sorted(f"{item['kind']}/{item['metadata']['name']}" for item in found)
 
 
-def test_an_operator_older_than_the_crds_takes_them_up_and_outlives_them(
+def test_operator_handles_crds_installed_and_removed_while_it_runs(
     kube: Kube, start_operator: StartOperator
 ) -> None:
     operator = start_operator(everywhere=True)
-    kube.apply(router(**WANTED))
+    kube.apply(router(**OPTIONS))
     unknown(kube)
     with crds(kube):
         kube.until("qwen", 120, Ready="True", Progressing="Settled")
         route, monitor = kube.get("httproute", "qwen-gateway"), kube.get("servicemonitor", "qwen-metrics")
-        # It watches them as well: what others change is put back.
+        # These kinds are watched too: drift is reverted.
         kube.patch("httproute", "qwen-gateway", {"spec": {"hostnames": ["other.example.com"]}})
         kube.patch("servicemonitor", "qwen-metrics", {"metadata": {"labels": {"release": "other"}}})
 
-        def back() -> None:
+        def reverted() -> None:
             assert kube.get("httproute", "qwen-gateway")["spec"] == route["spec"]
             labels = kube.get("servicemonitor", "qwen-metrics")["metadata"]["labels"]
             assert labels == monitor["metadata"]["labels"]
 
-        eventually(back)
+        eventually(reverted)
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 5}}})
     unknown(kube)
     kube.apply(router())
@@ -82,8 +82,8 @@ def test_an_operator_older_than_the_crds_takes_them_up_and_outlives_them(
 
 
 @pytest.mark.usefixtures("known", "operator")
-def test_what_is_asked_for_is_made_as_their_schemas_want_it_and_goes_when_it_is_not(kube: Kube) -> None:
-    kube.apply(router(**WANTED))
+def test_objects_match_their_schemas_and_are_removed_with_their_fields(kube: Kube) -> None:
+    kube.apply(router(**OPTIONS))
     kube.until("qwen", Ready="True", Progressing="Settled")
     assert kube.get("httproute", "qwen-gateway")["spec"] == {
         "parentRefs": [
@@ -106,7 +106,7 @@ def test_what_is_asked_for_is_made_as_their_schemas_want_it_and_goes_when_it_is_
     }
     monitor = kube.get("servicemonitor", "qwen-metrics")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert [one["interval"] for one in monitor["spec"]["endpoints"]] == ["15s", "15s"]
+    assert [item["interval"] for item in monitor["spec"]["endpoints"]] == ["15s", "15s"]
     assert parts(kube) == ["HTTPRoute/qwen-gateway", "ServiceMonitor/qwen-metrics"]
     kube.apply(router())
 
@@ -117,7 +117,7 @@ def test_what_is_asked_for_is_made_as_their_schemas_want_it_and_goes_when_it_is_
 
 
 @pytest.mark.usefixtures("known", "operator")
-def test_what_their_schemas_refuse_is_told(kube: Kube) -> None:
+def test_object_rejected_by_its_schema_is_reported(kube: Kube) -> None:
     kube.apply(router(gateway={"httpRoute": {**ROUTE, "hostnames": ["not a host"]}}))
     kube.until("qwen", SpecValid="InvalidSpec", GatewayReady="True")
     assert "HTTPRoute qwen-gateway: " in kube.condition("qwen", "SpecValid")["message"]
@@ -126,17 +126,17 @@ def test_what_their_schemas_refuse_is_told(kube: Kube) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_the_chart_makes_its_own_where_they_are_switched_on(kube: Kube) -> None:
+def test_chart_creates_monitoring_objects_only_if_enabled(kube: Kube) -> None:
     chart = str(ROOT / "charts/dps-router")
     common = ("monitored", chart, "--set", "crds.enabled=false", "--wait", "--timeout", "60s")
     switches = [f"monitoring.{name}.enabled" for name in ("serviceMonitor", "prometheusRule", "dashboard")]
     kube.helm("install", *common, *(word for name in switches for word in ("--set", f"{name}=true")))
-    kinds, ours = "servicemonitor,prometheusrule,configmap", "app.kubernetes.io/instance=monitored"
-    assert sorted(one["kind"] for one in kube.list(kinds, ours)) == [
+    kinds, release = "servicemonitor,prometheusrule,configmap", "app.kubernetes.io/instance=monitored"
+    assert sorted(item["kind"] for item in kube.list(kinds, release)) == [
         "ConfigMap",
         "PrometheusRule",
         "ServiceMonitor",
     ]
     kube.helm("upgrade", *common)
-    assert kube.list(kinds, ours) == []
+    assert kube.list(kinds, release) == []
     kube.helm("uninstall", "monitored", "--wait", "--timeout", "60s")

@@ -1,4 +1,4 @@
-"""Every rule of the CRD on a real API server: what breaks it is refused with a message that helps."""
+"""Every validation rule of the CRD on a real API server: a violation is rejected with a helpful message."""
 
 from typing import Any
 
@@ -12,27 +12,27 @@ from e2e.cluster.routers import GONE, router, speculation
 pytest_plugins = ["e2e.cluster.fixtures"]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a draft model is missing": (
+    "missing draft model": (
         speculation(algorithm="Eagle"),
         "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram",
     ),
-    "a draft model for n-grams": (
+    "draft model with Ngram": (
         speculation(algorithm="Ngram", draftModel="m"),
         "Ngram drafts from the prompt and needs no draft model; remove speculation.draftModel",
     ),
-    "steps for n-grams": (
+    "steps with Ngram": (
         speculation(algorithm="Ngram", steps=3),
         "Ngram does not use draft steps or top-k; remove speculation.steps and speculation.topK",
     ),
-    "a chain of the wrong length": (
+    "draftTokens do not match steps": (
         speculation(algorithm="Standalone", draftModel="m", steps=3, draftTokens=8),
         "with topK 1 speculation.draftTokens must be steps + 1; change or remove it",
     ),
-    "more draft tokens than the tree has": (
+    "more draftTokens than the draft tree has": (
         speculation(algorithm="Eagle", draftModel="m", steps=2, topK=2, draftTokens=8),
         "the draft tree has at most 1 + topK + (steps - 1) * topK^2 tokens",
     ),
-    "replicas and autoscaling of a pool": (
+    "replicas and autoscaling of the greedy pool": (
         {"pools": {"greedy": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
         "set either replicas or autoscaling, not both",
     ),
@@ -44,11 +44,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gateway": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}},
         "set either replicas or autoscaling, not both",
     ),
-    "a pool's minimum above its maximum": (
+    "minReplicas above maxReplicas": (
         {"pools": {"greedy": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}}},
         "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
     ),
-    "the gateway's default minimum above its maximum": (
+    "default minReplicas of the gateway above maxReplicas": (
         {"gateway": {"autoscaling": {"maxReplicas": 1}}},
         "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
     ),
@@ -56,85 +56,85 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"sessionStore": {"managed": {}, "urlSecretRef": {"name": "redis", "key": "url"}}},
         "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
     ),
-    "a cache of two kinds": (
+    "cache with size and existing claim": (
         {"model": {"cache": {"size": "1Gi", "existingClaim": "models"}}},
         "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
     ),
-    "a cache of no kind": (
+    "empty cache": (
         {"model": {"cache": {}}},
         "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
     ),
-    "a class for an existing claim": (
+    "storage class of an existing claim": (
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
         "cache.storageClassName requires cache.size; an existing claim already has a storage class",
     ),
-    "no replica": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
-    "an unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
-    "a negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
-    "a session key of no kind": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
-    "a credential as a session key": (
+    "zero replicas": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
+    "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
+    "negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
+    "malformed session key": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
+    "credential as session key": (
         {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
         "a credential is shared by many sessions and cannot identify one",
     ),
-    "a sampling ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
-    "an endpoint without a scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
-    "no speculation": ({"pools": {"speculative": {"speculation": GONE}}}, "Required value"),
-    "no model": ({"model": GONE}, "Required value"),
-    "a size that is none": ({"sessionStore": {"managed": {"size": "big"}}}, "should match"),
-    "an unknown field": ({"routing": {"treshold": 1}}, "unknown field"),
+    "sample ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
+    "endpoint without scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
+    "missing speculation": ({"pools": {"speculative": {"speculation": GONE}}}, "Required value"),
+    "missing model": ({"model": GONE}, "Required value"),
+    "malformed size": ({"sessionStore": {"managed": {"size": "big"}}}, "should match"),
+    "unknown field name": ({"routing": {"treshold": 1}}, "unknown field"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_an_object_that_breaks_a_rule_is_refused(kube: Kube, change: dict[str, Any], message: str) -> None:
+def test_violation_of_a_rule_is_rejected(kube: Kube, change: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError) as refused:
         kube.apply(router(**change), dry_run=True)
     assert message in str(refused.value)
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "the smallest": {},
-    "n-grams": speculation(algorithm="Ngram", draftTokens=8),
-    "a tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
-    "no bound": {"routing": {"thresholdTokens": None}},
-    "a whole number as a size": {"sessionStore": {"managed": {"size": 1073741824}}},
-    "numbers as resources": {"pools": {"greedy": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}}}},
-    "a ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},
+    "minimal": {},
+    "Ngram": speculation(algorithm="Ngram", draftTokens=8),
+    "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
+    "null threshold": {"routing": {"thresholdTokens": None}},
+    "size as an integer": {"sessionStore": {"managed": {"size": 1073741824}}},
+    "resources as numbers": {"pools": {"greedy": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}}}},
+    "sample ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},
 }
 
 
 @pytest.mark.parametrize("change", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_a_good_object_is_taken(kube: Kube, change: dict[str, Any]) -> None:
+def test_valid_object_is_accepted(kube: Kube, change: dict[str, Any]) -> None:
     kube.apply(router(**change), dry_run=True)
 
 
-UNCHANGEABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "the class of the cache": (
+IMMUTABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "storage class of the cache": (
         {"model": {"cache": {"size": "10Gi", "storageClassName": "slow"}}},
         {"model": {"cache": {"size": "10Gi", "storageClassName": "fast"}}},
         "cache.storageClassName cannot be changed",
     ),
-    "a class for a cache that has none": (
+    "storage class for a cache without one": (
         {"model": {"cache": {"size": "10Gi"}}},
         {"model": {"cache": {"size": "10Gi", "storageClassName": "fast"}}},
         "cache.storageClassName cannot be changed",
     ),
-    "the access mode of the cache": (
+    "access mode of the cache": (
         {"model": {"cache": {"size": "10Gi"}}},
         {"model": {"cache": {"size": "10Gi", "accessMode": "ReadWriteOnce"}}},
         "cache.accessMode cannot be changed",
     ),
-    "a smaller cache": (
+    "smaller cache": (
         {"model": {"cache": {"size": "10Gi"}}},
         {"model": {"cache": {"size": "9Gi"}}},
         "cache.size can only grow",
     ),
-    "the size of the managed store": (
+    "size of the managed store": (
         {"sessionStore": {"managed": {"size": "1Gi"}}},
         {"sessionStore": {"managed": {"size": "2Gi"}}},
         "sessionStore.managed.size cannot be changed",
     ),
-    "the class of the managed store": (
+    "storage class of the managed store": (
         {"sessionStore": {"managed": {}}},
         {"sessionStore": {"managed": {"storageClassName": "fast"}}},
         "sessionStore.managed.storageClassName cannot be changed",
@@ -142,8 +142,8 @@ UNCHANGEABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "message"), UNCHANGEABLE.values(), ids=UNCHANGEABLE.keys())
-def test_what_cannot_be_changed_is_refused(
+@pytest.mark.parametrize(("before", "after", "message"), IMMUTABLE.values(), ids=IMMUTABLE.keys())
+def test_change_of_immutable_field_is_rejected(
     kube: Kube, before: dict[str, Any], after: dict[str, Any], message: str
 ) -> None:
     kube.apply(router(**before))
@@ -152,12 +152,12 @@ def test_what_cannot_be_changed_is_refused(
     assert message in str(refused.value)
 
 
-def test_a_larger_cache_is_taken(kube: Kube) -> None:
+def test_cache_can_grow(kube: Kube) -> None:
     kube.apply(router(model={"cache": {"size": "900Mi"}}))
     kube.apply(router(model={"cache": {"size": "1Gi"}}))
 
 
-def test_a_field_left_out_stays_unset_so_that_its_alternative_can_be_set_later(kube: Kube) -> None:
+def test_omitted_field_stays_unset_so_that_its_alternative_can_be_set_later(kube: Kube) -> None:
     kube.apply(router())
     kube.apply(router(gateway={"autoscaling": {"maxReplicas": 5}}))
 
@@ -170,14 +170,14 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("name", "message"), NAMES.items())
-def test_a_name_that_the_children_could_not_carry_is_refused(kube: Kube, name: str, message: str) -> None:
+def test_name_invalid_for_children_is_rejected(kube: Kube, name: str, message: str) -> None:
     with pytest.raises(RefusedError) as refused:
         kube.apply(router(name), dry_run=True)
     assert message in str(refused.value)
 
 
 def rules(schema: Any) -> list[str]:
-    """The messages of every rule in a schema."""
+    """The messages of all rules in a schema."""
     if isinstance(schema, list):
         return [message for part in schema for message in rules(part)]
     if not isinstance(schema, dict):
@@ -186,16 +186,16 @@ def rules(schema: Any) -> list[str]:
     return own + [message for part in schema.values() for message in rules(part)]
 
 
-def test_every_rule_is_broken_here() -> None:
-    tried = [message for _, message in REFUSED.values()]
-    tried += [message for _, _, message in UNCHANGEABLE.values()]
-    tried += NAMES.values()
+def test_every_rule_has_a_test_case() -> None:
+    tested = [message for _, message in REFUSED.values()]
+    tested += [message for _, _, message in IMMUTABLE.values()]
+    tested += NAMES.values()
     found = rules(crd())
     assert len(found) > 15
-    assert [rule for rule in found if not any(one in rule for one in tried)] == []
+    assert [rule for rule in found if not any(message in rule for message in tested)] == []
 
 
-def test_defaults_stand_in_the_stored_object(kube: Kube) -> None:
+def test_defaults_are_stored_in_the_object(kube: Kube) -> None:
     kube.apply(router(routing={"thresholdTokens": None}), server_side=True)
     spec = kube.get("dpsrouter", "qwen")["spec"]
     assert spec["routing"] == {
@@ -207,7 +207,7 @@ def test_defaults_stand_in_the_stored_object(kube: Kube) -> None:
     assert spec["nodePool"]["profile"] == "A100-80GB"
 
 
-def test_the_gateway_can_be_scaled_and_is_found_by_its_category(kube: Kube) -> None:
+def test_scale_subresource_and_category_work(kube: Kube) -> None:
     kube.apply(router(gateway={"replicas": 2}))
     kube.kubectl("scale", "dps/qwen", "--replicas", "3")
     assert "qwen" in kube.kubectl("get", "inference")

@@ -1,4 +1,4 @@
-"""helm upgrade from an older chart, rollback, uninstall and install again, under DPSRouters that live through it."""
+"""DPSRouters survive helm upgrade from an older chart, rollback, uninstall and reinstallation."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ FLAGS = ("--wait", "--timeout", "100s")
 
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
-    """The chart as it may have been: another version, no `networkPolicy` in the CRD, a right no longer needed."""
+    """An older chart: another version, no `networkPolicy` in the CRD, and an additional permission."""
     chart = tmp_path / "dps-router"
     shutil.copytree(CHART, chart)
     described = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -42,7 +42,7 @@ def older(tmp_path: Path) -> Path:
 
 
 def fields(crd: Manifest) -> Manifest:
-    """The fields of spec."""
+    """The schema of the fields of spec."""
     found: Manifest = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"][
         "properties"
     ]
@@ -51,7 +51,7 @@ def fields(crd: Manifest) -> Manifest:
 
 @pytest.fixture
 def system(installed: Kube) -> Iterator[Kube]:
-    """The operator's namespace; the release is as other tests expect it afterwards."""
+    """The operator's namespace. The current release is restored for other tests afterwards."""
     kube = Kube(installed.kubeconfig, SYSTEM)
     yield kube
     kube.helm("upgrade", "--install", RELEASE, str(CHART), *FLAGS)
@@ -69,27 +69,27 @@ def may_list_crds(system: Kube) -> bool:
         return False
 
 
-def versions(system: Kube) -> tuple[bool, bool]:
-    """What tells the newer release from the older: the CRD's field, and the right."""
+def features(system: Kube) -> tuple[bool, bool]:
+    """What distinguishes the releases: the field in the CRD, and the permission."""
     return has_policies(system), may_list_crds(system)
 
 
 def uids(kube: Kube) -> dict[str, str]:
     kinds = "dpsrouter,deployment,statefulset,service,secret,configmap,persistentvolumeclaim"
     return {
-        f"{one['kind']}/{one['metadata']['name']}": one["metadata"]["uid"]
-        for one in kube.list(kinds)
-        if one["metadata"]["name"].startswith(("qwen", "data-qwen"))
+        f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"]
+        for item in kube.list(kinds)
+        if item["metadata"]["name"].startswith(("qwen", "data-qwen"))
     }
 
 
 @pytest.mark.timeout(400)
-def test_routers_live_through_upgrade_rollback_uninstall_and_install(
+def test_routers_survive_upgrade_rollback_uninstall_and_reinstall(
     kube: Kube, system: Kube, older: Path, start_operator: StartOperator
 ) -> None:
-    # The release is taken back to the older version; an operator of the time makes a router.
+    # Start from the older release, whose operator creates a router.
     system.helm("upgrade", RELEASE, str(older), *FLAGS)
-    eventually(lambda: _is(system, OLDER))
+    eventually(lambda: _has_features(system, OLDER))
     operator = start_operator()
     kube.apply(router())
     kube.until("qwen", 120, Ready="True", Progressing="Settled")
@@ -97,7 +97,7 @@ def test_routers_live_through_upgrade_rollback_uninstall_and_install(
     operator.stop()
 
     system.helm("upgrade", RELEASE, str(CHART), *FLAGS)
-    eventually(lambda: _is(system, NEWER))
+    eventually(lambda: _has_features(system, NEWER))
     operator = start_operator()
     eventually(lambda: kube.apply(router(networkPolicy={})))
     kube.until("qwen", 120, Ready="True", Progressing="Settled")
@@ -105,9 +105,9 @@ def test_routers_live_through_upgrade_rollback_uninstall_and_install(
     assert uids(kube) == before
     operator.stop()
 
-    # Back again with the new field set: the old CRD does not know it, and nothing that runs is touched.
+    # Roll back while the new field is set: the older CRD drops it, and running pods are not touched.
     system.helm("rollback", RELEASE, *FLAGS)
-    eventually(lambda: _is(system, OLDER))
+    eventually(lambda: _has_features(system, OLDER))
     operator = start_operator()
     kube.apply(router(routing={"thresholdTokens": 64}))
     kube.until("qwen", 120, Ready="True")
@@ -121,20 +121,20 @@ def test_routers_live_through_upgrade_rollback_uninstall_and_install(
     start_operator()
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 32}}})
 
-    def told() -> None:
+    def observed() -> None:
         assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 32
 
-    eventually(told)
+    eventually(observed)
     kube.until("qwen", 120, Ready="True", Progressing="Settled")
     assert uids(kube) == before
 
 
-def _is(system: Kube, wanted: tuple[bool, bool]) -> None:
-    assert versions(system) == wanted
+def _has_features(system: Kube, expected: tuple[bool, bool]) -> None:
+    assert features(system) == expected
 
 
-def test_helm_test_asks_the_operator_by_its_service(system: Kube) -> None:
-    """kwok's pods run for ever, so that the pod of `helm test` is looked at while it waits for its end."""
+def test_helm_test_queries_the_operator_through_its_service(system: Kube) -> None:
+    """Pods simulated by kwok never exit, so `helm test` times out; its pod's command is checked instead."""
     with pytest.raises(RefusedError, match="timed out"):
         system.helm("test", RELEASE, "--timeout", "5s")
     pod = system.get("pod", f"{OPERATOR}-test")["spec"]["containers"][0]
@@ -143,5 +143,5 @@ def test_helm_test_asks_the_operator_by_its_service(system: Kube) -> None:
     assert f"http://{OPERATOR}:{port}{operator['readinessProbe']['httpGet']['path']}" in pod["args"][0]
     assert pod["image"] == operator["image"]
     slices = system.list("endpointslice", f"kubernetes.io/service-name={OPERATOR}")
-    assert [len(one["endpoints"]) for one in slices] == [1]
+    assert [len(item["endpoints"]) for item in slices] == [1]
     system.kubectl("delete", "pod", f"{OPERATOR}-test", "--wait=false")

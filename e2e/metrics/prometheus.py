@@ -41,7 +41,7 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}"
         configuration = folder / "prometheus.yaml"
         static = [
-            {"targets": [one.url.removeprefix("http://")], "labels": dict(one.labels)} for one in targets
+            {"targets": [item.url.removeprefix("http://")], "labels": dict(item.labels)} for item in targets
         ]
         configuration.write_text(
             yaml.safe_dump(
@@ -88,7 +88,7 @@ class Prometheus:
 
     async def alerts(self) -> list[dict[str, str]]:
         """The labels of all alerts that wait for their time or fire."""
-        return [one["labels"] for one in (await self._ask("/api/v1/alerts"))["alerts"]]
+        return [item["labels"] for item in (await self._ask("/api/v1/alerts"))["alerts"]]
 
     async def rules(self) -> dict[str, str]:
         """Whether each rule could be evaluated, by the alert's name: `ok`, or why not."""

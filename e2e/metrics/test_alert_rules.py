@@ -41,7 +41,7 @@ def rendered(what: str) -> dict[str, Any]:
     command = [str(BIN / "helm"), "template", "dps", str(ROOT / "charts/dps-router")]
     command += ["--show-only", "templates/monitoring.yaml", "--set", f"monitoring.{what}.enabled=true"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS)
-    (made,) = [one for one in yaml.safe_load_all(done.stdout) if one]
+    (made,) = [item for item in yaml.safe_load_all(done.stdout) if item]
     result: dict[str, Any] = made
     return result
 

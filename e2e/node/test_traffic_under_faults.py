@@ -97,7 +97,7 @@ class Stage:
         def calm() -> None:
             for pod in self.pods().values():
                 assert "deletionTimestamp" not in pod["metadata"]
-                ready = {one["type"]: one["status"] for one in pod["status"]["conditions"]}["Ready"]
+                ready = {item["type"]: item["status"] for item in pod["status"]["conditions"]}["Ready"]
                 assert ready == "True", pod["metadata"]["name"]
 
         eventually(calm, READY_SECONDS)

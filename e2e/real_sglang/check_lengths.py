@@ -71,9 +71,11 @@ async def main(url: str) -> int:
     """Check every request against the gateway at ``url``; the exit status."""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         checks = [await check(session, case) for case in (*prompt_cases(), *bfcl_cases())]
-    for one in checks:
-        print(f"{one.verdict:10} gateway {one.gateway or '-':>6} engine {one.engine or '-':>6}  {one.name}")
-    verdicts = Counter(one.verdict for one in checks)
+    for result in checks:
+        print(
+            f"{result.verdict:10} gateway {result.gateway or '-':>6} engine {result.engine or '-':>6}  {result.name}"
+        )
+    verdicts = Counter(result.verdict for result in checks)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
     return 0 if verdicts.keys() <= {"equal", "refused"} else 1
 

@@ -128,5 +128,5 @@ def test_sglang_reads_what_was_meant(version: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     read = json.loads((tmp_path / "read.json").read_text())
     assert {
-        case.name: {name: one[name] for name in case.wanted} for case, one in zip(cases, read, strict=True)
+        case.name: {name: item[name] for name in case.wanted} for case, item in zip(cases, read, strict=True)
     } == {case.name: case.wanted for case in cases}

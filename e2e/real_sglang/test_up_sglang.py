@@ -87,7 +87,7 @@ def descendants(pid: int) -> list[int]:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # gone
         return []
-    return [one for child in children for one in (child, *descendants(child))]
+    return [item for child in children for item in (child, *descendants(child))]
 
 
 def runs(pid: int) -> bool:
@@ -185,7 +185,7 @@ async def test_the_gateway_learns_what_was_cached(up: Up, turns: list[Turn]) -> 
         pool: await metric(up.told("admin"), "dps_cached_tokens_total", pool=pool) for pool in set(POOLS)
     }
     assert learnt == {
-        pool: sum(turn.cached_tokens for turn, one in zip(turns, POOLS, strict=True) if one == pool)
+        pool: sum(turn.cached_tokens for turn, item in zip(turns, POOLS, strict=True) if item == pool)
         for pool in set(POOLS)
     }
 

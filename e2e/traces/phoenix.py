@@ -47,28 +47,28 @@ class Phoenix:
         found = await self._pages(f"/v1/projects/{PROJECT}/spans", {"limit": "1000", **filters})
         return [
             Span(
-                one["name"],
-                one["context"]["trace_id"],
-                one["context"]["span_id"],
-                one["parent_id"],
-                one["start_time"],
-                one["attributes"],
+                item["name"],
+                item["context"]["trace_id"],
+                item["context"]["span_id"],
+                item["parent_id"],
+                item["start_time"],
+                item["attributes"],
             )
-            for one in found
+            for item in found
         ]
 
     async def conversation(self, conversation_id: str) -> list[str]:
         """The ids of a conversation's traces, from the first turn to the last; none if it is not known."""
         sessions = await self._pages(f"/v1/projects/{PROJECT}/sessions", {"limit": "1000"})
         traces = [
-            trace for one in sessions if one["session_id"] == conversation_id for trace in one["traces"]
+            trace for item in sessions if item["session_id"] == conversation_id for trace in item["traces"]
         ]
         return [trace["trace_id"] for trace in sorted(traces, key=lambda trace: str(trace["start_time"]))]
 
     async def page_of(self, span: Span) -> str:
         """The URL of the page that shows a span in its trace."""
         projects = await self._get("/v1/projects", {})
-        project = next(one["id"] for one in projects["data"] if one["name"] == PROJECT)
+        project = next(item["id"] for item in projects["data"] if item["name"] == PROJECT)
         filters = {"trace_id": span.trace_id, "span_id": span.span_id}
         (found,) = await self._pages(f"/v1/projects/{PROJECT}/spans", filters)
         return f"{self.url}/projects/{project}/traces/{span.trace_id}?selectedSpanNodeId={found['id']}"
