@@ -1,4 +1,4 @@
-"""Three operators on a control plane: one that works, one that may only look, one that may do nothing."""
+"""Three operators on a control plane: with the chart's permissions, with read access only, and without any."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,62 +10,62 @@ from dps_testkit.cluster.operator import Operator, service_account_kubeconfig
 from e2e.metrics.prometheus import Target
 
 SYSTEM, ACCOUNT = "dps-system", "dps-dps-router"
-"""Whose rights the chart gives to its operator, where the fixtures install it."""
+"""Namespace and ServiceAccount of the chart's operator, as installed by the fixtures."""
 READY, WAITING = "qwen", "waiting"
 
 
 @dataclass(frozen=True)
 class Operators:
-    """The processes by their names; the namespace of their DPSRouters."""
+    """The operator processes by name, and the namespace of their DPSRouters."""
 
     running: dict[str, Operator]
     kube: Kube
 
     def targets(self) -> list[Target]:
-        """What the chart's ServiceMonitor selects, had each a namespace of its own."""
+        """The targets of the chart's ServiceMonitor, with a separate namespace for each operator."""
         return [
             Target(f"http://127.0.0.1:{operator.port}", {"namespace": name, "pod": f"{name}-0"})
             for name, operator in self.running.items()
         ]
 
     def change(self) -> None:
-        """Give them something to do."""
+        """Change a DPSRouter, so that every operator reconciles it."""
         self.kube.patch("dpsrouter", READY, {"spec": {"routing": {"thresholdTokens": 512}}})
 
     def stop(self) -> None:
-        """End them all."""
+        """Stop all operators."""
         for operator in self.running.values():
             operator.stop()
 
 
 @contextmanager
 def operators(installed: Kube, folder: Path) -> Iterator[Operators]:
-    """They run, one DPSRouter will be Ready, and one waits for a volume that never comes."""
+    """Run the operators with two DPSRouters: one becomes ready, one waits for a volume that does not exist."""
     with installed.scratch() as kube:
-        looker, nobody = f"{kube.namespace}-looker", f"{kube.namespace}-nobody"
-        for account in (looker, nobody):
+        reader, unprivileged = f"{kube.namespace}-reader", f"{kube.namespace}-unprivileged"
+        for account in (reader, unprivileged):
             kube.kubectl("create", "serviceaccount", account)
-        kube.kubectl("create", "clusterrole", looker, "--verb=get,list,watch", "--resource=*.*")
+        kube.kubectl("create", "clusterrole", reader, "--verb=get,list,watch", "--resource=*.*")
         kube.kubectl(
-            "create", "clusterrolebinding", looker, f"--clusterrole={looker}",
-            f"--serviceaccount={kube.namespace}:{looker}",
+            "create", "clusterrolebinding", reader, f"--clusterrole={reader}",
+            f"--serviceaccount={kube.namespace}:{reader}",
         )  # fmt: skip
         running: dict[str, Operator] = {}
-        made = Operators(running, kube)
+        started = Operators(running, kube)
         try:
             for name, owner, account in (
-                ("works", Kube(kube.kubeconfig, SYSTEM), ACCOUNT),
-                ("looks", kube, looker),
-                ("may-nothing", kube, nobody),
+                ("working", Kube(kube.kubeconfig, SYSTEM), ACCOUNT),
+                ("read-only", kube, reader),
+                ("unprivileged", kube, unprivileged),
             ):
                 kubeconfig = service_account_kubeconfig(owner, account, folder / f"{name}.yaml")
                 log = folder / f"operator-{name}.log"
                 running[name] = Operator(kubeconfig, log, "--namespace", kube.namespace)
             kube.apply(_router(READY), _router(WAITING, cache={"size": "1Gi", "storageClassName": "none"}))
-            yield made
+            yield started
         finally:
-            made.stop()
-            kube.kubectl("delete", "clusterrolebinding,clusterrole", looker)
+            started.stop()
+            kube.kubectl("delete", "clusterrolebinding,clusterrole", reader)
 
 
 def _router(name: str, **model: Manifest) -> Manifest:

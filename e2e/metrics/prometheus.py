@@ -1,4 +1,4 @@
-"""A real Prometheus: its binaries, and one server that scrapes fixed targets every second."""
+"""Prometheus: its binaries, and a server that scrapes fixed targets every second."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,25 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RULES = ROOT / "charts/dps-router/files/rules.yaml"
 SECONDS = 60.0
-"""A query, a promtool run or a download that takes longer is stuck."""
+"""Time limit for a query or a run of promtool."""
 
 
 def binary(name: str) -> Path:
-    """`prometheus` or `promtool`; downloaded where the machine has none."""
+    """The path of `prometheus` or `promtool`, which is installed if necessary."""
     done = subprocess.run([HERE / "install"], check=True, stdout=subprocess.PIPE, text=True, timeout=300)
     return Path(done.stdout.strip()) / name
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something with /metrics, and the labels that a ServiceMonitor's discovery would give it."""
+    """A scrape target, with the labels that a ServiceMonitor would attach."""
 
     url: str
     labels: Mapping[str, str]
 
 
 class Prometheus:
-    """An async context manager: a server with the chart's alert rules, evaluated every second."""
+    """An async context manager that runs a server with the chart's alert rules, evaluated every second."""
 
     def __init__(self, folder: Path, targets: Sequence[Target]) -> None:
         (port,) = free_ports(1)
@@ -75,24 +75,24 @@ class Prometheus:
         await self._child.stop()
 
     async def query(self, expression: str) -> list[dict[str, str]]:
-        """The labels of the series that an expression has now, NaN left out. ValueError where it is none."""
-        data = await self._ask("/api/v1/query", query=expression)
+        """The labels of all current series of an expression, except NaN. Raises ValueError if it is invalid."""
+        data = await self._get("/api/v1/query", query=expression)
         if data["resultType"] != "vector":
             raise ValueError(f"{expression}: a {data['resultType']}, not a vector")
         return [series["metric"] for series in data["result"] if series["value"][1] != "NaN"]
 
     async def values(self, label: str, match: str = "") -> set[str]:
-        """The values of a label, of all series or of those that match."""
-        found = await self._ask(f"/api/v1/label/{label}/values", **({"match[]": match} if match else {}))
+        """The values of a label in all series, or in those that match a selector."""
+        found = await self._get(f"/api/v1/label/{label}/values", **({"match[]": match} if match else {}))
         return set(found)
 
     async def alerts(self) -> list[dict[str, str]]:
-        """The labels of all alerts that wait for their time or fire."""
-        return [item["labels"] for item in (await self._ask("/api/v1/alerts"))["alerts"]]
+        """The labels of all pending and firing alerts."""
+        return [item["labels"] for item in (await self._get("/api/v1/alerts"))["alerts"]]
 
     async def rules(self) -> dict[str, str]:
-        """Whether each rule could be evaluated, by the alert's name: `ok`, or why not."""
-        groups = (await self._ask("/api/v1/rules"))["groups"]
+        """The health of each rule by alert name: `ok` or the evaluation error."""
+        groups = (await self._get("/api/v1/rules"))["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         return {rule["name"]: rule.get("lastError") or rule["health"] for rule in rules}
 
@@ -104,10 +104,10 @@ class Prometheus:
         except aiohttp.ClientError:
             return False
 
-    async def _ask(self, path: str, **parameters: str) -> Any:
+    async def _get(self, path: str, **parameters: str) -> Any:
         assert self._http is not None
         async with self._http.get(path, params=parameters) as answer:
-            told = await answer.json()
-        if told["status"] != "success":
-            raise ValueError(f"{parameters}: {told['error']}")
-        return told["data"]
+            document = await answer.json()
+        if document["status"] != "success":
+            raise ValueError(f"{parameters}: {document['error']}")
+        return document["data"]

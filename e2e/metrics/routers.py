@@ -1,4 +1,4 @@
-"""Two routers on this machine, each with engines, a Redis and a gateway: one in health, one with every fault."""
+"""Two local routers with engines, Redis and a gateway each: a healthy one, and one with every fault."""
 
 import asyncio
 import json
@@ -17,14 +17,14 @@ from dps_testkit.processes import Engine, Gateway, RedisServer, Site
 from e2e.metrics.prometheus import Target
 
 NAMESPACE = "llm"
-HEALTHY, FAULTY = "well", "faulty"
+HEALTHY, FAULTY = "healthy", "faulty"
 SPEED = ("--emulate-speed", "200")
-USELESS_DRAFTS = ("--emulate-acceptance-length", "1")
+REJECTED_DRAFTS = ("--emulate-acceptance-length", "1")
 
 
 @dataclass(frozen=True)
 class LocalRouter:
-    """One router's processes, named as a DPSRouter would be."""
+    """The processes of one router, labelled like a DPSRouter."""
 
     name: str
     gateway: Gateway
@@ -33,7 +33,7 @@ class LocalRouter:
     redis: RedisServer
 
     def targets(self) -> list[Target]:
-        """What the ServiceMonitor of such a DPSRouter selects, and with which labels."""
+        """The targets that the ServiceMonitor of a DPSRouter would select, with their labels."""
         found = {
             "metrics": self.gateway.admin,
             "speculative": self.speculative.url,
@@ -44,8 +44,8 @@ class LocalRouter:
             for component, url in found.items()
         ]
 
-    async def talk(self, topic: str) -> None:
-        """One session of some turns, long and short ones, streaming and not. It ends with the first error."""
+    async def send_session(self, topic: str) -> None:
+        """Send a session with long and short turns, streaming or not. Stops at the first error."""
         messages: list[dict[str, str]] = []
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
             for turn in range(6):
@@ -68,12 +68,12 @@ class LocalRouter:
                 messages.append({"role": "assistant", "content": f"Answer {turn}."})
 
     async def cut_streams(self) -> None:
-        """From now on every stream breaks off after some events."""
+        """Make the engines cut every stream after a few events."""
         for engine in (self.speculative, self.greedy):
             await engine.emulate(disconnect_after_chunks=3)
 
-    def lose_everything(self) -> None:
-        """No Redis, no engines, and a configuration file that the gateway refuses."""
+    def break_everything(self) -> None:
+        """Kill Redis and the engines, and write an invalid configuration file."""
         for child in (self.redis.child, self.speculative.child, self.greedy.child):
             child.kill()
         self.gateway.configure(_misspell)
@@ -81,26 +81,26 @@ class LocalRouter:
 
 @asynccontextmanager
 async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
-    """The healthy router and the faulty one, whose faults so far are useless drafts and another chat template."""
+    """Run the healthy and the faulty router. The latter starts with rejected drafts and another chat template."""
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
         yield await asyncio.gather(
             _router(HEALTHY, site, site, ()),
-            _router(FAULTY, site, other, USELESS_DRAFTS),
+            _router(FAULTY, site, other, REJECTED_DRAFTS),
         )
 
 
 @asynccontextmanager
 async def traffic(*routers: LocalRouter) -> AsyncIterator[None]:
-    """Sessions at all of them, one after another, for a while."""
+    """Send sessions to all routers until the block exits."""
 
-    async def for_ever(router: LocalRouter) -> None:
+    async def send_sessions(router: LocalRouter) -> None:
         number = 0
         while True:
-            await router.talk(f"Talk {number}")
+            await router.send_session(f"Session {number}")
             await asyncio.sleep(0.5)
             number += 1
 
-    tasks = [asyncio.create_task(for_ever(router)) for router in routers]
+    tasks = [asyncio.create_task(send_sessions(router)) for router in routers]
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ async def traffic(*routers: LocalRouter) -> AsyncIterator[None]:
 
 
 def other_template(folder: Path) -> Path:
-    """The bundled tokenizer with a chat template that says a word more."""
+    """The bundled tokenizer with a chat template that adds a word to every prompt."""
     shutil.copytree(bundled_tokenizer(), folder)
     file = folder / "tokenizer_config.json"
     settings: dict[str, Any] = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The alert rules by promtool: their unit tests (alerts.yaml); and what helm makes of them and the dashboard."""
+"""The alert rules pass their promtool tests (alerts.yaml), and helm renders rules and dashboard unchanged."""
 
 import json
 import subprocess
@@ -21,11 +21,11 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_comes_in_its_time_with_its_words_and_not_in_health() -> None:
+def test_alerts_pass_their_promtool_unit_tests() -> None:
     promtool("test", "rules", UNIT_TESTS)
 
 
-def test_every_alert_has_a_unit_test_in_which_it_comes_and_one_in_which_it_does_not() -> None:
+def test_every_alert_has_a_firing_and_a_silent_unit_test() -> None:
     alerts = {
         rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
     }
@@ -36,23 +36,23 @@ def test_every_alert_has_a_unit_test_in_which_it_comes_and_one_in_which_it_does_
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
 
 
-def rendered(what: str) -> dict[str, Any]:
-    """What helm makes of one of the chart's values under `monitoring`; its one object."""
+def rendered(name: str) -> dict[str, Any]:
+    """The object that helm renders for one of the values under `monitoring`."""
     command = [str(BIN / "helm"), "template", "dps", str(ROOT / "charts/dps-router")]
-    command += ["--show-only", "templates/monitoring.yaml", "--set", f"monitoring.{what}.enabled=true"]
+    command += ["--show-only", "templates/monitoring.yaml", "--set", f"monitoring.{name}.enabled=true"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS)
-    (made,) = [item for item in yaml.safe_load_all(done.stdout) if item]
-    result: dict[str, Any] = made
+    (manifest,) = [document for document in yaml.safe_load_all(done.stdout) if document]
+    result: dict[str, Any] = manifest
     return result
 
 
-def test_helm_hands_the_rules_on_as_they_are(tmp_path: Path) -> None:
-    made = rendered("prometheusRule")["spec"]
-    assert made == yaml.safe_load(RULES.read_text())
+def test_helm_renders_the_rules_unchanged(tmp_path: Path) -> None:
+    rules = rendered("prometheusRule")["spec"]
+    assert rules == yaml.safe_load(RULES.read_text())
     file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump(made))
+    file.write_text(yaml.safe_dump(rules))
     promtool("check", "rules", file)
 
 
-def test_helm_hands_the_dashboard_on_as_it_is() -> None:
+def test_helm_renders_the_dashboard_unchanged() -> None:
     assert json.loads(rendered("dashboard")["data"]["dps-router.json"]) == dashboard()

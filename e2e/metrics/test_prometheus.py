@@ -1,6 +1,6 @@
 """The dashboard and the alert rules in a real Prometheus that scrapes gateways, engines and operators.
 
-One router is well and one has every fault. What Prometheus then says is written down once; the tests read it.
+One router is healthy and one has every fault. A fixture records what Prometheus reports; the tests check the record.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from e2e.metrics.routers import FAULTY, HEALTHY, NAMESPACE, local_routers, traff
 pytest_plugins = ["e2e.cluster.fixtures"]
 
 Alert = tuple[str, ...]
-"""An alert's name, and what it is about."""
+"""An alert's name and its identifying labels."""
 
-ABOUT = ("namespace", "dpsrouter_io_router", "pool", "router_namespace", "router")
+IDENTIFYING_LABELS = ("namespace", "dpsrouter_io_router", "pool", "router_namespace", "router")
 PATIENCE_SECONDS = 90.0
 QUERIES = queries()
-MISFITS: set[Alert] = {
+MISCONFIGURED: set[Alert] = {
     ("DPSSpeculationNotAccepted", NAMESPACE, FAULTY),
     ("DPSTokenCountMismatch", NAMESPACE, FAULTY),
 }
-"""Of a draft model and a chat template that do not fit. Only answers that have ended show it."""
+"""Caused by the draft model and the chat template; they need complete answers."""
 CUT_STREAMS: set[Alert] = {
     ("DPSEngineFailures", NAMESPACE, FAULTY, "greedy"),
     ("DPSEngineFailures", NAMESPACE, FAULTY, "speculative"),
 }
-LOST: set[Alert] = {
+BROKEN: set[Alert] = {
     ("DPSSessionStateDegraded", NAMESPACE, FAULTY),
     ("DPSPoolEmpty", NAMESPACE, FAULTY, "greedy"),
     ("DPSPoolEmpty", NAMESPACE, FAULTY, "speculative"),
@@ -46,9 +46,9 @@ OPERATORS_DOWN: set[Alert] = {("DPSOperatorDown",)}
 
 
 def of_operators(namespace: str) -> set[Alert]:
-    """Alerts about an operator that may not list, one that may not write, and a DPSRouter without a volume."""
+    """Alerts for an operator without list permission, one without write permission, and an unbound volume."""
     return {
-        ("DPSOperatorCannotList", "may-nothing"),
+        ("DPSOperatorCannotList", "unprivileged"),
         ("DPSReconcileFailing", namespace, READY),
         ("DPSReconcileFailing", namespace, WAITING),
         ("DPSRouterNotReady", namespace, WAITING),
@@ -56,13 +56,13 @@ def of_operators(namespace: str) -> set[Alert]:
 
 
 @dataclass
-class Seen:
-    """What Prometheus said while more and more was wrong with one router."""
+class Record:
+    """What Prometheus reported while faults were added to one router."""
 
     faults: set[Alert]
-    """The alerts that there should be."""
+    """The expected alerts."""
     raised: set[Alert] = field(default_factory=set)
-    """Every alert that there was at some time, and those at the end."""
+    """Every alert reported at any time; `alerts` are those of the last check."""
     alerts: set[Alert] = field(default_factory=set)
     series: dict[Query, list[dict[str, str]]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -70,10 +70,10 @@ class Seen:
     routers: set[str] = field(default_factory=set)
     rules: dict[str, str] = field(default_factory=dict)
 
-    async def look(self, prometheus: Prometheus) -> None:
-        """Look at alerts and panels."""
+    async def update(self, prometheus: Prometheus) -> None:
+        """Query all alerts and panels."""
         self.alerts = {
-            (labels["alertname"], *(labels[name] for name in ABOUT if name in labels))
+            (labels["alertname"], *(labels[name] for name in IDENTIFYING_LABELS if name in labels))
             for labels in await prometheus.alerts()
         }
         self.raised |= self.alerts
@@ -82,64 +82,68 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(installed: Kube, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def record(installed: Kube, tmp_path_factory: pytest.TempPathFactory) -> Record:
     folder = tmp_path_factory.mktemp("metrics")
     with operators(installed, folder) as control:
         return asyncio.run(watch(control, folder))
 
 
-async def watch(control: Operators, folder: Path) -> Seen:
-    """Let things go wrong, one kind after the other, and write down what Prometheus says."""
-    seen = Seen(faults=MISFITS | CUT_STREAMS | LOST | OPERATORS_DOWN | of_operators(control.kube.namespace))
+async def watch(control: Operators, folder: Path) -> Record:
+    """Inject one fault after another and record what Prometheus reports."""
+    record = Record(
+        faults=MISCONFIGURED | CUT_STREAMS | BROKEN | OPERATORS_DOWN | of_operators(control.kube.namespace)
+    )
     async with local_routers(folder) as (healthy, faulty):
         targets = [*healthy.targets(), *faulty.targets(), *control.targets()]
         async with Prometheus(folder, targets) as prometheus, traffic(healthy, faulty):
 
             async def until(reached: Callable[[], bool]) -> None:
-                """Look again and again, but not for ever: the tests say what is missing."""
+                """Poll until `reached`, with a time limit; the tests report what is missing."""
                 deadline = time.monotonic() + PATIENCE_SECONDS
-                await seen.look(prometheus)
+                await record.update(prometheus)
                 while not reached() and time.monotonic() < deadline:
                     await asyncio.sleep(0.5)
-                    await seen.look(prometheus)
+                    await record.update(prometheus)
 
-            await until(lambda: seen.raised >= MISFITS)
+            await until(lambda: record.raised >= MISCONFIGURED)
             await faulty.cut_streams()
-            await until(lambda: seen.raised >= CUT_STREAMS)
-            faulty.lose_everything()
+            await until(lambda: record.raised >= CUT_STREAMS)
+            faulty.break_everything()
             control.change()
-            await until(lambda: seen.raised >= seen.faults - OPERATORS_DOWN and all(seen.series.values()))
-            chosen = f'dps_in_flight{{namespace=~"{NAMESPACE}"}}'
-            seen.names = await prometheus.values("__name__")
-            seen.namespaces = await prometheus.values("namespace", "dps_in_flight")
-            seen.routers = await prometheus.values("dpsrouter_io_router", chosen)
-            seen.rules = await prometheus.rules()
+            await until(
+                lambda: record.raised >= record.faults - OPERATORS_DOWN and all(record.series.values())
+            )
+            selector = f'dps_in_flight{{namespace=~"{NAMESPACE}"}}'
+            record.names = await prometheus.values("__name__")
+            record.namespaces = await prometheus.values("namespace", "dps_in_flight")
+            record.routers = await prometheus.values("dpsrouter_io_router", selector)
+            record.rules = await prometheus.rules()
             control.stop()
-            await until(lambda: seen.raised >= seen.faults and seen.alerts <= seen.faults)
-    return seen
+            await until(lambda: record.raised >= record.faults and record.alerts <= record.faults)
+    return record
 
 
-def test_every_fault_raises_its_alert(seen: Seen) -> None:
-    assert seen.faults - seen.raised == set()
+def test_every_fault_raises_its_alert(record: Record) -> None:
+    assert record.faults - record.raised == set()
 
 
-def test_what_is_well_has_none(seen: Seen) -> None:
-    assert seen.alerts - seen.faults == set()
+def test_healthy_components_raise_no_alert(record: Record) -> None:
+    assert record.alerts - record.faults == set()
 
 
-def test_every_rule_can_be_evaluated(seen: Seen) -> None:
-    assert set(seen.rules.values()) == {"ok"}
+def test_every_rule_can_be_evaluated(record: Record) -> None:
+    assert set(record.rules.values()) == {"ok"}
 
 
-def test_every_metric_that_a_rule_or_a_panel_names_is_scraped(seen: Seen) -> None:
-    assert metrics(RULES.read_text() + DASHBOARD.read_text()) - seen.names == set()
+def test_every_metric_in_rules_and_panels_is_scraped(record: Record) -> None:
+    assert metrics(RULES.read_text() + DASHBOARD.read_text()) - record.names == set()
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.panel}: {query.legend}")
-def test_a_panel_shows_something_with_every_label_of_its_legend(query: Query, seen: Seen) -> None:
-    assert seen.series[query]
-    assert [labels for labels in seen.series[query] if not query.labels <= set(labels)] == []
+def test_panel_has_data_with_every_label_of_its_legend(query: Query, record: Record) -> None:
+    assert record.series[query]
+    assert [labels for labels in record.series[query] if not query.labels <= set(labels)] == []
 
 
-def test_the_dashboards_variables_offer_what_there_is(seen: Seen) -> None:
-    assert (seen.namespaces, seen.routers) == ({NAMESPACE}, {HEALTHY, FAULTY})
+def test_dashboard_variables_list_namespaces_and_routers(record: Record) -> None:
+    assert (record.namespaces, record.routers) == ({NAMESPACE}, {HEALTHY, FAULTY})

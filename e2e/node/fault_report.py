@@ -1,4 +1,4 @@
-"""A pytest plugin: the table of fault cases, at the end of the run and in the file that FAULTS_TABLE names."""
+"""A pytest plugin that prints the table of fault cases and writes it to the file named by FAULTS_TABLE."""
 
 import os
 from pathlib import Path
@@ -16,18 +16,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Report:
-    """Where a test of a fault case puts its row."""
+    """The report to which tests of fault cases add their rows."""
     return pytestconfig.stash[REPORT]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    told = config.stash[REPORT]
-    if not told.rows:
+    report = config.stash[REPORT]
+    if not report.rows:
         return
     terminalreporter.section("fault cases")
-    terminalreporter.write(told.text())
-    for row in told.rows:
+    terminalreporter.write(report.text())
+    for row in report.rows:
         for trouble in sorted(set(row.troubles)):
             terminalreporter.write_line(f"{row.case}: {trouble}")
     if path := os.environ.get("FAULTS_TABLE"):
-        Path(path).write_text(told.text(), encoding="utf-8")
+        Path(path).write_text(report.text(), encoding="utf-8")

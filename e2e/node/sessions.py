@@ -1,4 +1,4 @@
-"""Sessions of an unmodified client, and what each turn was told about its routing."""
+"""Sessions of an unmodified OpenAI client, with the routing decision of each turn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-LITTLE, MUCH = "And then?", "Consider all of this, point by point, and compare it with what was said. " * 40
+SHORT, LONG = "And then?", "Consider all of this, point by point, and compare it with what was said. " * 40
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: what the headers say, and what the engine counted."""
+    """The decision for one turn, and the token counts reported by the engine."""
 
     pool: str
     reason: str
@@ -23,11 +23,11 @@ class Turn:
 
 
 def turns(url: str, model: str, count: int = 4, answer_tokens: int = 16) -> Iterator[Turn]:
-    """A session in which every other turn adds little; it sends its history as any client does, and no id."""
+    """Send a session without a session id; every second turn is short."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are brief."}]
     for number in range(count):
-        messages.append({"role": "user", "content": f"{number}. {LITTLE if number % 2 else MUCH}"})
+        messages.append({"role": "user", "content": f"{number}. {SHORT if number % 2 else LONG}"})
         raw = client.chat.completions.with_raw_response.create(
             model=model, messages=messages, max_tokens=answer_tokens, temperature=0
         )

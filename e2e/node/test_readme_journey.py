@@ -24,7 +24,7 @@ def script() -> str:
 
 
 @pytest.mark.timeout(900)
-def test_a_new_user_gets_an_answer(node: Cluster) -> None:
+def test_readme_commands_lead_to_an_answer(node: Cluster) -> None:
     environment = {
         **os.environ,
         "KUBECONFIG": str(node.kube.kubeconfig),

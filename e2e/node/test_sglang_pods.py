@@ -1,6 +1,6 @@
-"""Real SGLang in pods, on the CPU: the operator's own command line starts it, and it counts as the gateway does.
+"""Real SGLang in pods on the CPU, started with the operator's command line.
 
-The pods' image is Debian with Python and nothing else; SGLang and a tiny model come from this machine by hostPath.
+The image contains only Debian and Python; SGLang and a tiny model are mounted from this machine by hostPath.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 IMAGE = "localhost/python:bookworm"
 LOAD_SECONDS = 900.0
-"""Two engines on two cores; a minute and a half where nobody else uses them."""
+"""Time limit for loading two engines on a busy machine; an idle one with two cores needs 90 s."""
 MODEL = "/opt/tiny"
 CPU = [
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
@@ -56,7 +56,7 @@ def mounted(container: str, **folders: Path) -> Manifest:
 
 
 def sglang(model: Path) -> Manifest:
-    """A DPSRouter whose engines are the real ones."""
+    """A DPSRouter with real SGLang engines."""
     engine = mounted(
         "engine",
         **{VENV.name: VENV, "shim": HERE / "shim", Path(MODEL).name: model},
@@ -81,7 +81,7 @@ def sglang(model: Path) -> Manifest:
             "pools": {
                 "speculative": {
                     "speculation": {"algorithm": "Standalone", "draftModel": MODEL},
-                    # The path without AMX looks at --attention-backend only; these two take the shim's operators.
+                    # Without AMX, SGLang reads --attention-backend only; these two flags select the shim's operators.
                     "args": [
                         *("--prefill-attention-backend", "intel_amx"),
                         *("--decode-attention-backend", "intel_amx"),
@@ -101,9 +101,9 @@ def sglang(model: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
-    """A session through both pools."""
+    """The turns of a session that uses both pools."""
     if node.state is None:
-        pytest.skip("the node of this cluster does not see this machine's folders")
+        pytest.skip("the nodes of this cluster cannot mount this machine's folders")
     install()
     archive = node.state / "python.tar"
     subprocess.run(
@@ -117,13 +117,13 @@ def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
     kube.kubectl("delete", "dpsrouter", "real")
 
 
-def test_the_operators_command_line_starts_it_and_it_is_routed_to(session: list[Turn]) -> None:
+def test_turns_are_routed_to_engines_started_by_the_operator(session: list[Turn]) -> None:
     assert [(turn.number, turn.pool) for turn in session] == [
         (number, "speculative" if number % 2 == 0 else "greedy") for number in range(1, 7)
     ]
 
 
-def test_the_gateway_counts_as_the_engine_does(session: list[Turn]) -> None:
+def test_prompt_lengths_match_the_engines_count(session: list[Turn]) -> None:
     lengths = [turn.prompt_tokens for turn in session]
     assert [turn.engine_prompt_tokens for turn in session] == lengths
     assert [turn.delta_tokens for turn in session] == [
@@ -132,7 +132,7 @@ def test_the_gateway_counts_as_the_engine_does(session: list[Turn]) -> None:
     ]
 
 
-def test_each_engine_has_cached_what_it_saw_of_the_session(session: list[Turn]) -> None:
+def test_each_engine_has_cached_the_turns_it_served(session: list[Turn]) -> None:
     assert [turn.cached_tokens for turn in session[:2]] == [0, 0]
     for before, after in zip(session, session[2:], strict=False):
         assert before.pool == after.pool

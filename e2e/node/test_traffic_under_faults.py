@@ -1,9 +1,10 @@
-"""Faults on a real node under traffic that never stops: what clients of the gateway's Service see of each.
+"""Faults on a real node under continuous load: what clients of the gateway's Service observe of each.
 
-One DPSRouter with emulated engines and one traffic for all cases; each leaves them as it found them. An engine lost in
-mid-stream, as an error event, and a gateway that dies without a word are all that a client may see.
+All cases share one DPSRouter with emulated engines and one load generator; each case restores the initial state.
+Clients may observe only error events, if an engine crashes during a stream, and broken connections, if a gateway is
+killed.
 
-The last of the node's modules: its last case leaves a controller manager behind that collects no garbage for minutes.
+This must be the last module on a node: after its last case the controller manager collects no garbage for minutes.
 """
 
 import asyncio
@@ -30,29 +31,29 @@ pytest_plugins = ["e2e.node.fault_report"]
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 ROUTER = "emulated"
-OURS = f"dpsrouter.io/router={ROUTER}"
+OWNED = f"dpsrouter.io/router={ROUTER}"
 UNDISTURBED_TURNS = 200
 OUTAGE_SECONDS = 60.0
 LONGEST_CHANGE_SECONDS = 30.0
-"""Until a new τ decides. A kubelet that nobody hurries looks at its volumes every minute or so."""
+"""Time limit for a new τ. Without the operator's annotation the kubelet would sync the ConfigMap only every minute."""
 FORCE = ("--force", "--grace-period=0")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where it all happens: a DPSRouter that serves, and the release that installed its operator."""
+    """The DPSRouter under test, and the namespace of the operator's release."""
 
     node: Cluster
     system: Kube
     kube: Kube
 
     def pods(self, component: str = "") -> dict[str, Manifest]:
-        """The router's pods by uid, those that are going away included."""
-        labels = f"{OURS},dpsrouter.io/component={component}" if component else OURS
+        """The router's pods by UID, including terminating ones."""
+        labels = f"{OWNED},dpsrouter.io/component={component}" if component else OWNED
         return {pod["metadata"]["uid"]: pod for pod in self.kube.list("pod", labels)}
 
     def delete(self, component: str, *flags: str, count: int | None = None) -> None:
-        """Delete so many of a component's pods, or all, and wait until others serve in their place."""
+        """Delete `count` pods of a component, or all, and wait until replacements serve."""
         before = self.pods(component)
         deleted = dict(list(before.items())[:count])
         names = [pod["metadata"]["name"] for pod in deleted.values()]
@@ -67,12 +68,12 @@ class Stage:
         self.settled()
 
     def containerd(self, *command: str) -> None:
-        """Something that only the node's owner can do."""
+        """Run `ctr` on the node's containerd."""
         address = ("--address", f"{self.node.state}/containerd.sock", "--namespace", "k8s.io")
         subprocess.run(["ctr", *address, *command], check=True, timeout=60)
 
     def crash(self, component: str) -> None:
-        """SIGKILL a container's process, in the middle of whatever it does, and wait until it is back."""
+        """Kill a container's process with requests in flight, and wait until it has restarted."""
         uid, pod = next(iter(self.pods(component).items()))
         (container,) = pod["status"]["containerStatuses"]
         name = container["containerID"].removeprefix("containerd://")
@@ -86,45 +87,45 @@ class Stage:
         self.settled()
 
     def change(self, spec: Manifest) -> None:
-        """Change the DPSRouter and wait until that is what runs."""
+        """Change the DPSRouter's spec and wait until the rollout is complete."""
         self.kube.patch("dpsrouter", ROUTER, {"spec": spec})
         self.settled()
 
     def settled(self) -> None:
-        """Wait until all is as the DPSRouter wants it, and what it wants no more has gone."""
+        """Wait until the DPSRouter is ready and settled and no pod is terminating."""
         self.kube.until(ROUTER, READY_SECONDS, Ready="True", Progressing="Settled")
 
-        def calm() -> None:
+        def all_ready() -> None:
             for pod in self.pods().values():
                 assert "deletionTimestamp" not in pod["metadata"]
                 ready = {item["type"]: item["status"] for item in pod["status"]["conditions"]}["Ready"]
                 assert ready == "True", pod["metadata"]["name"]
 
-        eventually(calm, READY_SECONDS)
+        eventually(all_ready, READY_SECONDS)
 
 
 @pytest.fixture(scope="module")
 def stage(node: Cluster, system: Kube, kube: Kube) -> Iterator[Stage]:
-    """A DPSRouter that is Ready, on a cluster whose parts are ours to break."""
+    """A ready DPSRouter on a self-built cluster, whose processes can be stopped."""
     if node.state is None:
-        pytest.skip("faults need a cluster that was built here")
+        pytest.skip("faults need a self-built cluster")
     kube.apply(emulated(ROUTER))
-    made = Stage(node, system, kube)
-    made.settled()
-    yield made
+    stage = Stage(node, system, kube)
+    stage.settled()
+    yield stage
     kube.kubectl("delete", "dpsrouter", ROUTER)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def flow(stage: Stage, report: Report) -> AsyncIterator[Traffic]:
-    """Traffic for all cases, which knows what undisturbed turns take."""
+    """The load for all cases, after an undisturbed baseline."""
     with stage.node.reach(stage.kube, f"{ROUTER}-gateway", 8000) as url:
-        async with traffic(Flow(f"{url}/v1", ROUTER)) as under_way:
-            await under_way.observe(UNDISTURBED_TURNS)
-            calm = await under_way.checkpoint("undisturbed")
-            report.rows.append(calm)
-            judged(calm)
-            yield under_way
+        async with traffic(Flow(f"{url}/v1", ROUTER)) as running:
+            await running.observe(UNDISTURBED_TURNS)
+            baseline = await running.checkpoint("undisturbed")
+            report.rows.append(baseline)
+            check(baseline)
+            yield running
 
 
 Fault = Callable[[Stage], None]
@@ -132,10 +133,10 @@ Fault = Callable[[Stage], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A fault, and what of it clients may see besides a longer wait."""
+    """A fault, and the errors that clients may observe besides higher latency."""
 
     name: str
-    strike: Fault
+    inject: Fault
     retries: bool = False
     events: bool = False
 
@@ -156,7 +157,7 @@ def scale_gateways(stage: Stage) -> None:
 
 
 def kill_operator(stage: Stage) -> None:
-    """While it has something to do: its successor carries on."""
+    """Kill the operator during a reconciliation; its successor completes it."""
     stage.kube.patch("dpsrouter", ROUTER, {"spec": {"gateway": {"replicas": 3}}})
     stage.system.kubectl("delete", "pod", "--all", "--wait=false", *FORCE)
     stage.settled()
@@ -164,7 +165,7 @@ def kill_operator(stage: Stage) -> None:
 
 
 def lose_redis(stage: Stage) -> None:
-    """Its volume outlives it, and so do the sessions."""
+    """Delete the Redis pod; its volume and the sessions must survive."""
 
     def sessions() -> int:
         return int(stage.kube.kubectl("exec", f"{ROUTER}-redis-0", "--", "redis-cli", "dbsize"))
@@ -184,7 +185,7 @@ def scale_engines(stage: Stage) -> None:
 
 
 def upgrade_and_roll_back(stage: Stage) -> None:
-    """To a release with another gateway image, so that gateways roll after the operator, there and back."""
+    """Upgrade to a release with another gateway image and roll back; the operator and the gateways restart twice."""
     image = "dps-router/gateway"
     stage.containerd("images", "tag", "--force", *(f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next")))
 
@@ -203,18 +204,18 @@ def upgrade_and_roll_back(stage: Stage) -> None:
 
 
 def lose_api_server(stage: Stage) -> None:
-    """Until the node is seen again: pods that were called not ready meanwhile are called ready."""
+    """Stop the API server for a minute, then wait until the node's lease is renewed and all pods are ready."""
     with stage.node.without_api_server():
         time.sleep(OUTAGE_SECONDS)
     back = datetime.now(UTC)
     leases = Kube(stage.kube.kubeconfig, "kube-node-lease")
 
-    def seen() -> None:
+    def lease_renewed() -> None:
         renewed = [datetime.fromisoformat(lease["spec"]["renewTime"]) for lease in leases.list("lease")]
         assert renewed
         assert min(renewed) > back
 
-    eventually(seen, READY_SECONDS)
+    eventually(lease_renewed, READY_SECONDS)
     stage.settled()
 
 
@@ -238,34 +239,34 @@ CASES = [
     Case("engines rolled", roll_engines),
     Case("engines scaled 1 → 3 → 1", scale_engines),
     Case("the chart upgraded and rolled back", upgrade_and_roll_back),
-    # When it is back it has not seen the node for a minute, and takes every pod out of every Service until it has.
+    # After the outage the node's lease has expired, so every pod is removed from its Services until it is renewed.
     Case("the API server away for a minute", lose_api_server, retries=True),
 ]
 
 
-def judged(row: Row, *, retries: bool = False, events: bool = False) -> None:
-    """No request fails and no session is forgotten; nothing else is seen than what may be."""
+def check(row: Row, *, retries: bool = False, events: bool = False) -> None:
+    """Assert that no request failed, no session state was lost, and only allowed errors occurred."""
     assert (row.failures, row.forgotten) == (0, 0), row.troubles
     assert retries or row.retries == 0, row.troubles
     assert events or row.events == 0, row.troubles
 
 
 async def in_force(flow: Traffic, change: Callable[[], None], new: Callable[[Verdict], bool]) -> float:
-    """Seconds from a change of the DPSRouter until the last turn that was decided as before it."""
-    changed, seen = time.monotonic(), len(flow.turns)
+    """Seconds from a change of the DPSRouter until the last turn that was decided by the old setting."""
+    changed, before = time.monotonic(), len(flow.turns)
     await asyncio.to_thread(change)
     while True:
         await flow.observe(3 * flow.flow.agents)
-        old = [turn for turn in flow.turns[seen:] if turn.verdict is not None and not new(turn.verdict)]
+        old = [turn for turn in flow.turns[before:] if turn.verdict is not None and not new(turn.verdict)]
         newest = flow.turns[-3 * flow.flow.agents :]
         if not any(turn in old for turn in newest):
             return max([0.0, *(turn.began - changed for turn in old)])
 
 
-async def test_a_new_threshold_or_policy_is_in_force_within_seconds_and_restarts_no_pod(
+async def test_routing_change_takes_effect_within_seconds_without_restarts(
     stage: Stage, flow: Traffic, report: Report
 ) -> None:
-    before = await asyncio.to_thread(running, stage)
+    before = await asyncio.to_thread(restart_counts, stage)
     routing = (await asyncio.to_thread(stage.kube.get, "dpsrouter", ROUTER))["spec"].get("routing", {})
     changes: dict[str, tuple[Manifest, Callable[[Verdict], bool]]] = {
         "τ = 0": ({"thresholdTokens": 0}, lambda verdict: verdict.reason == "over_threshold"),
@@ -281,22 +282,22 @@ async def test_a_new_threshold_or_policy_is_in_force_within_seconds_and_restarts
     await asyncio.to_thread(stage.change, {"routing": restored})
     row = await flow.checkpoint("τ and policy changed")
     report.rows.append(row)
-    judged(row)
-    assert await asyncio.to_thread(running, stage) == before
+    check(row)
+    assert await asyncio.to_thread(restart_counts, stage) == before
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_clients_see_no_more_of_a_fault_than_they_must(
+async def test_clients_observe_only_allowed_errors(
     case: Case, stage: Stage, flow: Traffic, report: Report
 ) -> None:
-    await asyncio.to_thread(case.strike, stage)
+    await asyncio.to_thread(case.inject, stage)
     row = await flow.checkpoint(case.name)
     report.rows.append(row)
-    judged(row, retries=case.retries, events=case.events)
+    check(row, retries=case.retries, events=case.events)
 
 
-def running(stage: Stage) -> set[tuple[str, int]]:
-    """Every pod of the router by uid, and how often its containers were started anew."""
+def restart_counts(stage: Stage) -> set[tuple[str, int]]:
+    """The UIDs of the router's pods, with the restart counts of their containers."""
     return {
         (uid, container["restartCount"])
         for uid, pod in stage.pods().items()

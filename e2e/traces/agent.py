@@ -1,4 +1,4 @@
-"""A client as people write one: the `openai` SDK, and a span of its own around each turn."""
+"""A traced client: it uses the `openai` SDK and creates a span for each turn."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,26 +23,26 @@ TURNS = [
     (False, LONG),
     (True, SHORT),
 ]
-"""Streamed or not, and what is asked: more than τ = 128 tokens are added in the first and third turn."""
+"""Per turn: streaming or not, and the user message. Only the first and third turn add more than τ = 128 tokens."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn, as its client saw it."""
+    """One turn as observed by the client."""
 
     trace_id: str
     headers: dict[str, str]
-    """The answer's."""
+    """Response headers."""
     response_id: str
     usage: CompletionUsage
     streamed: bool
 
 
 class Agent:
-    """Plays turns of one conversation; each is a trace."""
+    """Sends the turns of one conversation, each as a trace."""
 
     def __init__(self, model: str, otlp_endpoint: str, conversation_id: str | None = None) -> None:
-        """conversation_id: sent as x-session-id. Without it the gateway knows the session by its history."""
+        """conversation_id: sent as x-session-id. Without it the gateway recognises the session by its history."""
         self._model = model
         self._conversation_id = conversation_id
         self._messages: list[Any] = []
@@ -53,11 +53,11 @@ class Agent:
         self._tracer = self._provider.get_tracer("agent")
 
     def close(self) -> None:
-        """End the exporter."""
+        """Flush and stop the exporter."""
         self._provider.shutdown()
 
-    def take(self, base_url: str, text: str, *, stream: bool) -> Turn:
-        """Ask for one answer at this gateway, and remember it. Raises openai.OpenAIError."""
+    def send(self, base_url: str, text: str, *, stream: bool) -> Turn:
+        """Send one turn to a gateway and add the answer to the history. Raises openai.OpenAIError."""
         self._messages.append({"role": "user", "content": text})
         with (
             openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=300) as client,
@@ -74,7 +74,7 @@ class Agent:
                 "temperature": 0,
                 "extra_headers": headers,
             }
-            answer = _streamed(client, request) if stream else _whole(client, request)
+            answer = _streaming(client, request) if stream else _non_streaming(client, request)
             self._messages.append({"role": "assistant", "content": answer.text})
             trace_id = f"{span.get_span_context().trace_id:032x}"
             return Turn(trace_id, answer.headers, answer.id, answer.usage, stream)
@@ -88,7 +88,7 @@ class _Answer:
     usage: CompletionUsage
 
 
-def _whole(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
+def _non_streaming(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
     raw = client.chat.completions.with_raw_response.create(**request, stream=False)
     completion = raw.parse()
     assert completion.usage is not None
@@ -96,7 +96,7 @@ def _whole(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
     return _Answer(dict(raw.headers), completion.id, text, completion.usage)
 
 
-def _streamed(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
+def _streaming(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
     request |= {"stream_options": {"include_usage": True}}
     raw = client.chat.completions.with_raw_response.create(**request, stream=True)
     chunks: list[ChatCompletionChunk] = list(raw.parse())

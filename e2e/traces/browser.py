@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, by its DevTools protocol: to read what is on it and to take a picture of it."""
+"""A page in headless Chromium, controlled through the DevTools protocol."""
 
 import asyncio
 import base64
@@ -18,32 +18,32 @@ ANSWER_SECONDS = 60.0
 
 
 class Page:
-    """A page that is open."""
+    """An open page."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
 
     async def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression on the page. Raises RuntimeError where it has none."""
+        """Evaluate a JavaScript expression on the page. Raises RuntimeError if it throws."""
         answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    async def picture(self, area: dict[str, float], scale: float) -> bytes:
-        """A PNG of an area (x, y, width, height: the page's pixels), so many times as large."""
+    async def capture(self, area: dict[str, float], scale: float) -> bytes:
+        """A PNG of an area (x, y, width and height in CSS pixels), enlarged by `scale`."""
         clip = {**area, "scale": scale}
         answer = await self.call("Page.captureScreenshot", format="png", clip=clip)
         return base64.b64decode(answer["data"])
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What Chromium answers to a command. Raises RuntimeError where it refuses, TimeoutError if it hangs."""
+        """Send a DevTools command and return its result. Raises RuntimeError if it fails, TimeoutError if it hangs."""
         number = next(self._numbers)
         async with asyncio.timeout(ANSWER_SECONDS):
             await self._socket.send_json({"id": number, "method": method, "params": parameters})
             while (message := await self._socket.receive_json()).get("id") != number:
-                pass  # an event, which nobody asked for
+                pass  # an event, not the answer
         if "error" in message:
             raise RuntimeError(f"{method}: {message['error']['message']}")
         result: dict[str, Any] = message["result"]
@@ -52,14 +52,14 @@ class Page:
 
 @asynccontextmanager
 async def opened(url: str, width: int, height: int) -> AsyncIterator[Page]:
-    """A browser with this page, in a window of so many pixels. What is on it comes when it comes.
+    """Open a URL in a browser window of this size in pixels. Does not wait until the page is rendered.
 
     Raises ChildError if Chromium does not start.
     """
     with tempfile.TemporaryDirectory(prefix="dps-chromium-", ignore_cleanup_errors=True) as folder:
         port = free_ports(1)[0]
         command = ["chromium", "--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-        command += ["--no-sandbox"]  # root cannot have it, and the page is our own
+        command += ["--no-sandbox"]  # the sandbox does not work for root, and the page is trusted
         command += [f"--window-size={width},{height}", f"--remote-debugging-port={port}"]
         command += [f"--user-data-dir={folder}/profile", url]
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:

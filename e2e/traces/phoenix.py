@@ -1,4 +1,4 @@
-"""Arize Phoenix as a process of ours, and what it has been told, by its REST API."""
+"""Arize Phoenix as a child process, and the spans in it, through its REST API."""
 
 import os
 import tempfile
@@ -21,16 +21,16 @@ _QUIET = {
     "PHOENIX_ENABLE_MCP_SERVER": "false",
     "PHOENIX_TELEMETRY_ENABLED": "false",
 }
-"""It asks nobody else for anything, and offers no more than it is here for."""
+"""Disables outgoing requests and features that the tests do not use."""
 
 
 class Phoenix:
-    """One server on loopback, with a working directory of its own."""
+    """A server on loopback with its own working directory."""
 
     def __init__(self, folder: Path) -> None:
         port, grpc_port = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
-        """Its pages, its API, and OTLP/HTTP."""
+        """Base URL of the user interface, the REST API and OTLP/HTTP."""
         self.grpc_url = f"http://127.0.0.1:{grpc_port}"
         """OTLP/gRPC."""
         environment = _QUIET | {
@@ -43,7 +43,7 @@ class Phoenix:
         self.child = Child("phoenix", command, folder / "phoenix.log", self._answers, environment)
 
     async def spans(self, **filters: str) -> list[Span]:
-        """The spans that the filters let through: `trace_id=…`, `name=…`, `attribute="key:value"`."""
+        """The spans that match all filters: `trace_id=…`, `name=…`, `attribute="key:value"`."""
         found = await self._pages(f"/v1/projects/{PROJECT}/spans", {"limit": "1000", **filters})
         return [
             Span(
@@ -58,7 +58,7 @@ class Phoenix:
         ]
 
     async def conversation(self, conversation_id: str) -> list[str]:
-        """The ids of a conversation's traces, from the first turn to the last; none if it is not known."""
+        """The trace ids of a conversation, ordered by time; empty if the conversation is unknown."""
         sessions = await self._pages(f"/v1/projects/{PROJECT}/sessions", {"limit": "1000"})
         traces = [
             trace for item in sessions if item["session_id"] == conversation_id for trace in item["traces"]
@@ -66,7 +66,7 @@ class Phoenix:
         return [trace["trace_id"] for trace in sorted(traces, key=lambda trace: str(trace["start_time"]))]
 
     async def page_of(self, span: Span) -> str:
-        """The URL of the page that shows a span in its trace."""
+        """The URL of the page that shows a span within its trace."""
         projects = await self._get("/v1/projects", {})
         project = next(item["id"] for item in projects["data"] if item["name"] == PROJECT)
         filters = {"trace_id": span.trace_id, "span_id": span.span_id}
@@ -89,7 +89,7 @@ class Phoenix:
             aiohttp.ClientSession(self.url, timeout=timeout) as http,
             http.get(path, params=query) as answer,
         ):
-            if answer.status == 404:  # nothing has come yet: the project is made by the first span
+            if answer.status == 404:  # the project is created by the first span
                 return {"data": []}
             answer.raise_for_status()
             return await answer.json()
@@ -107,7 +107,7 @@ class Phoenix:
 
 @asynccontextmanager
 async def phoenix() -> AsyncIterator[Phoenix]:
-    """A server that takes spans. Raises ChildError if it does not get so far."""
+    """Run a server. Raises ChildError if it does not become ready."""
     with tempfile.TemporaryDirectory(prefix="dps-phoenix-", ignore_cleanup_errors=True) as folder:
         server = Phoenix(Path(folder))
         server.child.start()

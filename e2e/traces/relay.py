@@ -1,4 +1,4 @@
-"""An OTLP/gRPC receiver that keeps what it is sent and sends it on: for what a backend does not store."""
+"""An OTLP/gRPC receiver that records spans and forwards them, for data that the backend does not store."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +16,10 @@ SECONDS = 60.0
 
 
 class Relay(trace_service_pb2_grpc.TraceServiceServicer):
-    """Between a gateway and a backend. Phoenix keeps no links of spans, so they are read here."""
+    """Relays spans from a gateway to a backend and records span links, which Phoenix does not store."""
 
-    def __init__(self, onward: trace_service_pb2_grpc.TraceServiceStub) -> None:
-        self._onward = onward
+    def __init__(self, backend: trace_service_pb2_grpc.TraceServiceStub) -> None:
+        self._backend = backend
         self._spans: list[Span] = []
         self.url = ""
 
@@ -30,11 +30,11 @@ class Relay(trace_service_pb2_grpc.TraceServiceServicer):
             for scope in resource.scope_spans
             for span in scope.spans
         ]
-        answer: ExportTraceServiceResponse = self._onward.Export(request, timeout=SECONDS)
+        answer: ExportTraceServiceResponse = self._backend.Export(request, timeout=SECONDS)
         return answer
 
     def links(self) -> dict[str, list[str]]:
-        """Span ids that a span links to, by its own id; spans without links are left out."""
+        """The ids of linked spans, by span id; spans without links are omitted."""
         return {
             span.span_id.hex(): [link.span_id.hex() for link in span.links]
             for span in list(self._spans)
@@ -44,7 +44,7 @@ class Relay(trace_service_pb2_grpc.TraceServiceServicer):
 
 @contextmanager
 def relay_to(url: str) -> Iterator[Relay]:
-    """A relay on a free port of loopback, to an OTLP/gRPC receiver."""
+    """Run a relay on a free port of loopback, to an OTLP/gRPC receiver."""
     with grpc.insecure_channel(url.removeprefix("http://")) as channel:
         relay = Relay(trace_service_pb2_grpc.TraceServiceStub(channel))  # type: ignore[no-untyped-call]
         server = grpc.server(ThreadPoolExecutor(2))

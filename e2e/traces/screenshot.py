@@ -1,6 +1,6 @@
-"""`python -m e2e.traces.screenshot FILE`: how a turn looks in Phoenix, as a PNG for people who have not seen it.
+"""`python -m e2e.traces.screenshot FILE`: write a PNG of one turn's trace in Phoenix, for the documentation.
 
-Headless Chromium on a real session: SGLang's engines where they are installed, else emulated ones.
+It sends a session to SGLang engines on the CPU and opens the trace in headless Chromium.
 """
 
 import argparse
@@ -22,62 +22,62 @@ from e2e.traces.spans import Span
 
 WINDOW = (1400, 930)
 WIDTH = 1400
-"""Of the picture. More than the page's own pixels, so that letters stay sharp where it is shown smaller."""
+"""Width of the PNG. It is scaled up, so that text stays sharp when it is shown smaller."""
 TRACE = """(() => {
   const {x, y, width, height} = document.querySelector('[role="dialog"]').getBoundingClientRect();
   return {x, y, width, height};
 })()"""
-"""Where on the page the trace is; Phoenix's own menu and lists are around and under it."""
+"""The area of the trace, without Phoenix's navigation and lists."""
 
 
-async def photograph(url: str, file: Path, wanted: set[str]) -> None:
-    """Write the part of Phoenix's page that shows a trace, as a PNG, once all that is wanted is to be read there.
+async def screenshot(url: str, file: Path, wanted: set[str]) -> None:
+    """Write a PNG of the trace on a page of Phoenix, as soon as the page shows all texts in `wanted`.
 
-    Raises AssertionError if it does not come, ChildError if there is no Chromium.
+    Raises AssertionError if a text does not appear, and ChildError if Chromium does not start.
     """
     async with opened(url, *WINDOW) as page:
 
-        async def look() -> None:
-            seen = await page.evaluate("document.body?.innerText ?? ''")
-            assert {text for text in wanted if text not in seen} == set()
+        async def rendered() -> None:
+            text_on_page = await page.evaluate("document.body?.innerText ?? ''")
+            assert {text for text in wanted if text not in text_on_page} == set()
 
-        await eventually_async(look, START_SECONDS)
+        await eventually_async(rendered, START_SECONDS)
         area = await page.evaluate(TRACE)
-        png = await page.picture(area, WIDTH / area["width"])
+        png = await page.capture(area, WIDTH / area["width"])
     with Image.open(io.BytesIO(png)) as picture:
         picture.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
 
 
 async def route_of(server: Phoenix, turn: Turn) -> Span:
-    """The span of a turn's decision, once it and the client's, which is sent last, have come to the backend."""
+    """The `dps.route` span of a turn, once it and the client's span, which is exported last, have arrived."""
 
-    async def look() -> Span:
+    async def arrived() -> Span:
         spans = {span.name: span for span in await server.spans(trace_id=turn.trace_id)}
         assert {AGENT_SPAN, "dps.route", f"chat {MODEL}"} <= spans.keys()
         return spans["dps.route"]
 
-    return await eventually_async(look, START_SECONDS)
+    return await eventually_async(arrived, START_SECONDS)
 
 
-async def take(file: Path) -> None:
-    """Play a session and photograph its second turn: it grew by little, so it was speculated on."""
+async def run(file: Path) -> None:
+    """Send a session and take a screenshot of its second turn, which grew little and was routed to speculation."""
     local_sglang.install()
     async with phoenix() as server, site("sglang", server) as running:
         agent = Agent(MODEL, server.grpc_url, "fix-the-build")
         turns = [
-            await asyncio.to_thread(agent.take, running.stack.urls[0], text, stream=stream)
+            await asyncio.to_thread(agent.send, running.stack.urls[0], text, stream=stream)
             for stream, text in TURNS
         ]
         await asyncio.to_thread(agent.close)
         route = await route_of(server, turns[1])
-        await photograph(await server.page_of(route), file, set(route.said()))
+        await screenshot(await server.page_of(route), file, set(route.stable_attributes()))
 
 
 def main() -> None:
     """Take the screenshot."""
     parser = argparse.ArgumentParser(prog="python -m e2e.traces.screenshot", description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=Path("docs/images/trace.png"))
-    asyncio.run(take(parser.parse_args().file))
+    asyncio.run(run(parser.parse_args().file))
 
 
 if __name__ == "__main__":

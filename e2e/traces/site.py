@@ -1,4 +1,4 @@
-"""All that makes traces, on this machine: a client, two gateways, Redis, two engines, and Phoenix."""
+"""All processes that produce traces: two gateways, Redis, two engines and Phoenix."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +13,15 @@ from e2e.traces.phoenix import Phoenix
 from e2e.traces.relay import Relay, relay_to
 
 Engines = Literal["emulated", "sglang"]
-SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "200"}
-"""Milliseconds; both wait for seconds unless told otherwise."""
-LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
-"""SGLang's spans without one for each round of decoding, which is level 3."""
+EXPORT_INTERVALS = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "200"}
+"""Export intervals in milliseconds; the defaults are several seconds."""
+TRACE_LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
+"""Level 2 omits the span for each decoding step, which level 3 adds."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What runs. The first gateway's spans go by gRPC through the relay, the second's by HTTP to Phoenix itself."""
+    """The running processes. The first gateway exports by gRPC through the relay, the second by HTTP to Phoenix."""
 
     phoenix: Phoenix
     relay: Relay
@@ -30,17 +30,17 @@ class Site:
 
 @asynccontextmanager
 async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
-    """Everything up and ready, and nothing left of it afterwards."""
+    """Start all processes, wait until they are ready, and stop them on exit."""
     with relay_to(phoenix.grpc_url) as relay:
         stack = LocalStack(_options(engines, phoenix.grpc_url))
         first, second = stack.gateways
-        first.environment |= SOON | {"OTEL_EXPORTER_OTLP_ENDPOINT": relay.url}
-        second.environment |= SOON | {
+        first.environment |= EXPORT_INTERVALS | {"OTEL_EXPORTER_OTLP_ENDPOINT": relay.url}
+        second.environment |= EXPORT_INTERVALS | {
             "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix.url,
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
         for engine in stack.engines.values():
-            engine.environment |= SOON | LEVEL
+            engine.environment |= EXPORT_INTERVALS | TRACE_LEVEL
         async with stack:
             yield Site(phoenix, relay, stack)
 

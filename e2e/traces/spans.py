@@ -1,4 +1,4 @@
-"""Spans as a tracing backend gives them back, put together to the tree that they are. Pure."""
+"""Spans as returned by a tracing backend, and the tree that they form. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _OURS = ("dps.", "error.", "gen_ai.", "http.", "server.")
-"""What gateway and SGLang say; what Phoenix makes of it (`llm.*`, `session.id`) is its own business."""
+"""Attributes set by the gateway and SGLang; Phoenix derives others, such as `llm.*` and `session.id`."""
 _TIMES = ("gen_ai.latency.", "gen_ai.response.time_to_first_chunk")
 _CHANGING = re.compile(r"(?<=^Req ).*|(?<=^Tokenizer).*|(?<=^Scheduler).*")
 
 
 @dataclass(frozen=True)
 class Span:
-    """One span. `started`: an ISO 8601 time."""
+    """One span. started: time in ISO 8601 format."""
 
     name: str
     trace_id: str
@@ -22,8 +22,8 @@ class Span:
     started: str
     attributes: Mapping[str, Any]
 
-    def said(self) -> dict[str, Any]:
-        """What it says but for times, which nobody can know beforehand."""
+    def stable_attributes(self) -> dict[str, Any]:
+        """The attributes set by the gateway and SGLang, except for durations."""
         return {
             name: value
             for name, value in self.attributes.items()
@@ -33,24 +33,24 @@ class Span:
 
 @dataclass(frozen=True)
 class Node:
-    """A span with what it says and the spans under it, in the order of their beginnings."""
+    """A span with its stable attributes and its child spans, ordered by start time."""
 
     name: str
-    said: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     children: tuple["Node", ...] = ()
 
 
 def tree(spans: Iterable[Span]) -> tuple[Node, ...]:
-    """The spans that have no parent among these, each with all that is under it.
+    """The spans whose parent is not among `spans`, each with its descendants.
 
-    Of SGLang's names that carry a request's or a process's id only the beginning is kept.
+    Request and process ids are removed from the names of SGLang's spans.
     """
     ordered = sorted(spans, key=lambda span: span.started)
     known = {span.span_id for span in ordered}
 
     def under(parent: str | None) -> tuple[Node, ...]:
         return tuple(
-            Node(_CHANGING.sub("", span.name.strip()).strip(), span.said(), under(span.span_id))
+            Node(_CHANGING.sub("", span.name.strip()).strip(), span.stable_attributes(), under(span.span_id))
             for span in ordered
             if (span.parent_id if span.parent_id in known else None) == parent
         )

@@ -1,4 +1,4 @@
-"""One trace a turn, from the client's span to the engine's own, as a tracing backend has it."""
+"""Each turn is one trace in Phoenix, from the client's span to SGLang's own spans."""
 
 import asyncio
 import subprocess
@@ -18,17 +18,17 @@ from dps_testkit.waiting import eventually_async
 from e2e.real_sglang import local_sglang
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
 from e2e.traces.phoenix import Phoenix, phoenix
-from e2e.traces.screenshot import WIDTH, photograph, route_of
+from e2e.traces.screenshot import WIDTH, route_of, screenshot
 from e2e.traces.site import Engines, Site, site
 from e2e.traces.spans import Node, tree
 
 THRESHOLD = 128
 SERVER_SPAN = "POST /v1/chat/completions"
 SEARCHED = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
-"""What a request's own span repeats of the decision."""
+"""Attributes of the decision that the SERVER span repeats."""
 BY_GRPC, BY_HTTP = 0, 1
 GATEWAYS = (BY_HTTP, BY_GRPC, BY_GRPC, BY_HTTP)
-"""Which gateway takes which turn."""
+"""The gateway for each turn."""
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -49,31 +49,31 @@ async def running(request: pytest.FixtureRequest, backend: Phoenix) -> AsyncIter
     engines: Engines = request.param
     if engines == "sglang":
         await asyncio.to_thread(local_sglang.install)
-    async with site(engines, backend) as everything:
-        yield everything, engines
+    async with site(engines, backend) as started:
+        yield started, engines
 
 
 async def play(site: Site, topic: str, conversation_id: str | None) -> list[Turn]:
-    """All turns of a session, each at its gateway. topic: what no other session begins with."""
+    """Send all turns of a session, each to its gateway. topic: a beginning that no other session has."""
     agent = Agent(MODEL, site.phoenix.grpc_url, conversation_id)
     try:
         return [
-            await asyncio.to_thread(agent.take, site.stack.urls[gateway], f"{topic}: {text}", stream=stream)
+            await asyncio.to_thread(agent.send, site.stack.urls[gateway], f"{topic}: {text}", stream=stream)
             for gateway, (stream, text) in zip(GATEWAYS, TURNS, strict=True)
         ]
     finally:
         await asyncio.to_thread(agent.close)
 
 
-async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tuple[Site, Engines]) -> None:
+async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[Site, Engines]) -> None:
     site, engines = running
     conversation = f"conversation with {engines} engines"
     turns = await play(site, conversation, conversation)
     assert [turn.headers["x-dps-pool"] for turn in turns] == ["greedy", "speculative"] * 2
-    seen: dict[str, int] = {}
+    cached: dict[str, int] = {}
     for turn in turns:
-        decision = decided(turn.headers, seen)
-        seen[decision["dps.pool"]] = decision["dps.prompt_tokens"]
+        decision = route_attributes(turn.headers, cached)
+        cached[decision["dps.pool"]] = decision["dps.prompt_tokens"]
         expected = (
             Node(
                 SPAN,
@@ -92,8 +92,8 @@ async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tu
                             Node("dps.route", decision),
                             Node(
                                 f"chat {MODEL}",
-                                called(turn, conversation, decision, site.stack.engine_urls),
-                                engines_own(turn) if engines == "sglang" else (),
+                                call_attributes(turn, conversation, decision, site.stack.engine_urls),
+                                engine_spans(turn) if engines == "sglang" else (),
                             ),
                         ),
                     ),
@@ -112,16 +112,16 @@ async def test_every_turn_is_one_trace_from_the_client_to_the_engine(running: tu
         for turn in turns
         for span in await site.phoenix.spans(trace_id=turn.trace_id, name=SERVER_SPAN)
     ]
-    # The relay sees the gateway of the second and third turn. The first was taken by the other one.
-    links = {span: linked for span, linked in site.relay.links().items() if span in servers}
+    # Only the gateway of the second and third turn exports through the relay.
+    links = {span: targets for span, targets in site.relay.links().items() if span in servers}
     assert links == {servers[1]: [servers[0]], servers[2]: [servers[1]]}
 
 
-async def test_turns_of_a_client_that_names_no_conversation_are_found_by_the_gateways_session(
+async def test_turns_without_conversation_id_are_found_by_gateway_session(
     running: tuple[Site, Engines],
 ) -> None:
     site, engines = running
-    turns = await play(site, f"no name, {engines} engines", None)
+    turns = await play(site, f"no conversation id, {engines} engines", None)
     (session,) = {turn.headers["x-dps-session"] for turn in turns}
 
     async def found() -> None:
@@ -132,12 +132,12 @@ async def test_turns_of_a_client_that_names_no_conversation_are_found_by_the_gat
     await eventually_async(found, START_SECONDS)
 
 
-async def test_what_its_caller_does_not_sample_is_in_no_span_of_anybody(
+async def test_unsampled_request_produces_no_spans(
     running: tuple[Site, Engines],
 ) -> None:
     site, engines = running
     unsampled = uuid.uuid4().hex
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Not this one."}], "max_tokens": 4}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Do not sample this."}], "max_tokens": 4}
     headers = {"traceparent": f"00-{unsampled}-00f067aa0ba902b7-00"}
     for url in site.stack.urls:
         async with (
@@ -147,17 +147,20 @@ async def test_what_its_caller_does_not_sample_is_in_no_span_of_anybody(
             assert answer.status == 200, await answer.text()
     turns = await play(site, f"after it, {engines} engines", None)
 
-    async def later_ones_have_come() -> None:
+    async def later_turns_have_arrived() -> None:
         for turn in turns:
             names = {span.name for span in await site.phoenix.spans(trace_id=turn.trace_id)}
             assert {SPAN, SERVER_SPAN, *(["decode_forward"] if engines == "sglang" else [])} <= names
 
-    await eventually_async(later_ones_have_come, START_SECONDS)
+    await eventually_async(later_turns_have_arrived, START_SECONDS)
     assert await site.phoenix.spans(trace_id=unsampled) == []
 
 
-def decided(headers: Mapping[str, str], seen: Mapping[str, int]) -> dict[str, Any]:
-    """What `dps.route` must say: the response's headers, τ, and what each pool has not seen of the prompt."""
+def route_attributes(headers: Mapping[str, str], cached: Mapping[str, int]) -> dict[str, Any]:
+    """The expected attributes of `dps.route`: the response headers, τ, and the uncached tokens of each pool.
+
+    cached: the prompt length that each pool has seen so far, in tokens.
+    """
     numbers = ("prompt-tokens", "delta-tokens", "turn")
     words = ("pool", "reason", "state", "history", "session")
     length = int(headers["x-dps-prompt-tokens"])
@@ -166,14 +169,14 @@ def decided(headers: Mapping[str, str], seen: Mapping[str, int]) -> dict[str, An
         "dps.threshold_tokens": THRESHOLD,
         **{f"dps.{name.replace('-', '_')}": int(headers[f"x-dps-{name}"]) for name in numbers},
         **{f"dps.{name}": headers[f"x-dps-{name}"] for name in words},
-        **{f"dps.uncached_tokens.{pool}": length - seen.get(pool, 0) for pool in ("speculative", "greedy")},
+        **{f"dps.uncached_tokens.{pool}": length - cached.get(pool, 0) for pool in ("speculative", "greedy")},
     }
 
 
-def called(
+def call_attributes(
     turn: Turn, conversation: str, decision: Mapping[str, Any], engine_urls: Mapping[Any, str]
 ) -> dict[str, Any]:
-    """What the gateway's call of an engine must say."""
+    """The expected attributes of the gateway's CLIENT span."""
     engine = urlsplit(engine_urls[decision["dps.pool"]])
     return {
         "dps.pool": decision["dps.pool"],
@@ -198,14 +201,14 @@ def called(
 
 
 def cached_tokens(turn: Turn) -> int:
-    """Tokens of the prompt that the engine had in its KV cache, as the client was told."""
+    """The cached prompt tokens reported in the answer's usage."""
     details = turn.usage.prompt_tokens_details
     assert details is not None
     return details.cached_tokens or 0
 
 
-def engines_own(turn: Turn) -> tuple[Node, ...]:
-    """What SGLang 0.5.23 adds, at level 2."""
+def engine_spans(turn: Turn) -> tuple[Node, ...]:
+    """The expected spans of SGLang 0.5.23 at trace level 2."""
     request = {
         "gen_ai.request.id": turn.response_id,
         "gen_ai.request.max_tokens": MAX_TOKENS,
@@ -224,12 +227,12 @@ def engines_own(turn: Turn) -> tuple[Node, ...]:
     return (Node("Req", request, (Node("Tokenizer", {}, tokenizer), Node("Scheduler", {}, scheduler))),)
 
 
-async def test_a_decision_is_seen_in_the_backends_pages_and_in_a_screenshot(
+async def test_decision_is_visible_in_phoenix_and_in_a_screenshot(
     running: tuple[Site, Engines], tmp_path: Path
 ) -> None:
     site, engines = running
-    (turn, *_) = await play(site, f"to be seen, {engines} engines", None)
+    (turn, *_) = await play(site, f"screenshot, {engines} engines", None)
     page = await site.phoenix.page_of(await route_of(site.phoenix, turn))
-    await photograph(page, tmp_path / "trace.png", set(decided(turn.headers, {})))
+    await screenshot(page, tmp_path / "trace.png", set(route_attributes(turn.headers, {})))
     with Image.open(tmp_path / "trace.png") as picture:
         assert picture.width == WIDTH
