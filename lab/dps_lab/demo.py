@@ -1,4 +1,4 @@
-"""`dps demo`: real sessions through two gateways, one of them killed in mid-run, next to the static policies."""
+"""`dps demo`: replay sessions through two gateways, kill one of them, and compare DPS with the static policies."""
 
 import argparse
 import asyncio
@@ -29,12 +29,13 @@ THRESHOLD_TOKENS = 128
 CONCURRENCY = 8
 GATEWAYS = 2
 KILLED = 1
-"""The index of the gateway that is killed."""
+"""Index of the gateway that is killed."""
 KILL_AT = 0.25
-"""How far into the run, as a share of its turns."""
+"""Share of the turns after which the gateway is killed."""
 OUTAGE_SECONDS = 0.5
-LONGEST_ANSWER = 256
-"""Tokens of an answer at most, so that one very long recorded answer does not decide a run."""
+"""Time between the kill and the restart."""
+MAX_ANSWER_TOKENS = 256
+"""Limit on the length of answers, so that a single very long one does not dominate a run."""
 
 POLICIES = {
     f"DPS, τ = {THRESHOLD_TOKENS}": "DeltaPrefill",
@@ -45,13 +46,16 @@ POLICIES = {
 
 @dataclass
 class _Fault:
-    """Kills a gateway when enough turns are done and starts it again; knows when, and what it did afterwards."""
+    """Kills a gateway after a share of the turns, restarts it, and records the outage.
+
+    answered_after_restart: turns that the gateway answered after its restart.
+    """
 
     stack: LocalStack
     progress: Progress
     turns: int
     done: int = 0
-    answered_since: int = 0
+    answered_after_restart: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     outage: Outage | None = None
 
@@ -61,23 +65,23 @@ class _Fault:
         if self.done >= self.turns * KILL_AT:
             self.reached.set()
         if self.outage is not None and record.url == self.outage.url:
-            self.answered_since += 1
+            self.answered_after_restart += 1
 
-    async def strike(self) -> None:
+    async def inject(self) -> None:
         began = time.perf_counter()
         await self.reached.wait()
         name = f"gateway {KILLED + 1}"
         killed = time.perf_counter() - began
         self.stack.kill_gateway(KILLED)
-        self.progress.event(f"{name} killed with SIGKILL, after {self.done} of {self.turns} turns")
+        self.progress.event(f"{name}: killed with SIGKILL after {self.done} of {self.turns} turns")
         await asyncio.sleep(OUTAGE_SECONDS)
         await self.stack.start_gateway(KILLED)
         self.outage = Outage(self.stack.urls[KILLED], killed, time.perf_counter() - began)
-        self.progress.event(f"{name} is back, {self.outage.ended - killed:.1f} s later")
+        self.progress.event(f"{name}: restarted, ready {self.outage.ended - killed:.1f} s after the kill")
 
 
 def choose(sessions: Sequence[Session], count: int, counter: PromptCounter) -> list[Session]:
-    """So many sessions, spread evenly over all of them, each turn asking for as many tokens as its answer has."""
+    """Select `count` sessions, evenly spread. Each turn requests as many tokens as its recorded answer has."""
     count = min(count, len(sessions))
     chosen = [sessions[index * len(sessions) // count] for index in range(count)]
     return [
@@ -87,23 +91,23 @@ def choose(sessions: Sequence[Session], count: int, counter: PromptCounter) -> l
 
 
 def _bounded(turn: Turn, counter: PromptCounter) -> Turn:
-    return turn.model_copy(update={"max_tokens": min(LONGEST_ANSWER, counter.answer_tokens(turn.answer))})
+    return turn.model_copy(update={"max_tokens": min(MAX_ANSWER_TOKENS, counter.answer_tokens(turn.answer))})
 
 
 def verdict(result: ReplayResult, comparison: Comparison, lost: int) -> tuple[bool, list[str]]:
-    """Whether the demo went as it must, and the lines that say so."""
+    """Whether the demo succeeded, and the lines that report it."""
     decided = comparison.same + len(comparison.repeated) + len(comparison.differing)
     lines = [
-        f"decisions that differ from an uninterrupted run: {len(comparison.differing)} of {decided}",
+        f"routing decisions that differ from the offline oracle: {len(comparison.differing)} of {decided}",
         f"requests lost after client retries: {lost} of {result.planned_turns}",
     ]
     if comparison.repeated:
         lines.append(
-            f"decisions that the killed gateway took with it, answered on repetition with ΔL = 0: "
+            "retries with ΔL = 0, because the killed gateway had committed the turn but not answered it: "
             f"{len(comparison.repeated)}"
         )
-    for record, truth in comparison.differing[:5]:
-        lines.append(f"  {record.session}, turn {record.turn}: {record.verdict}, expected {truth}")
+    for record, expectation in comparison.differing[:5]:
+        lines.append(f"  {record.session}, turn {record.turn}: {record.verdict}, expected {expectation}")
     return lost == 0 and not comparison.differing, lines
 
 
@@ -114,14 +118,14 @@ async def _run(
     async with LocalStack(options) as stack:
         request = ReplayOptions(urls=stack.urls, model=options.model, extra_body={"ignore_eos": True})
         with Progress(console, label, turns) as progress:
-            observer = _Fault(stack, progress, turns)
+            gateway_fault = _Fault(stack, progress, turns)
             async with asyncio.TaskGroup() as tasks:
                 if fault:
-                    tasks.create_task(observer.strike())
+                    tasks.create_task(gateway_fault.inject())
                 result = await replay(
-                    sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=observer.turn_ended
+                    sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=gateway_fault.turn_ended
                 )
-    return result, observer
+    return result, gateway_fault
 
 
 async def _demo(arguments: argparse.Namespace) -> int:
@@ -131,13 +135,13 @@ async def _demo(arguments: argparse.Namespace) -> int:
     sessions = choose(load_asset(data), arguments.sessions, counter)
     name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
     serialized = "one request at a time" if arguments.serialized_speculation else "in batches"
-    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} times as fast as in reality"
+    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} times faster than real time"
     for line in (
         f"sessions: {len(sessions)} of {data.description}",
         f"tokenizer: {tokenizer.description}",
-        "engines: emulated, no GPU; timed like Qwen2.5-7B-Instruct on one A100 80 GB each, drafting with "
-        f"Qwen2.5-1.5B-Instruct {serialized}; {pace}",
-        f"load: {CONCURRENCY} sessions at once through {GATEWAYS} gateways that share one Redis",
+        "engines: emulated, without a GPU; timing of Qwen2.5-7B-Instruct on an A100 80 GB per pool, with "
+        f"Qwen2.5-1.5B-Instruct as draft model; speculation {serialized}; {pace}",
+        f"load: {CONCURRENCY} concurrent sessions through {GATEWAYS} gateways that share one Redis",
     ):
         console.print(line, markup=False)
 
@@ -160,12 +164,10 @@ async def _demo(arguments: argparse.Namespace) -> int:
     summaries = [summarize(result, arguments.speed) for result in results]
     console.print()
     console.print(routes_table(summaries[0]), lengths_table(summaries[0]))
+    console.print(runs_table(summaries, "the same sessions under each policy; times in emulated seconds"))
     console.print(
-        runs_table(summaries, "the same sessions by each policy, in seconds of the emulated hardware")
-    )
-    console.print(
-        "The pools share no KV cache: a session that moves from one to the other has its prompt prefilled there "
-        "again, which is what a static τ costs where sessions are short.\n"
+        "These pools do not share a KV cache: when a session moves to the other pool, its whole prompt is prefilled "
+        "again. With short sessions and a static τ, this costs more than speculation gains.\n"
     )
     draw_demo(
         DemoPlot(
@@ -174,37 +176,55 @@ async def _demo(arguments: argparse.Namespace) -> int:
             time_scale=arguments.speed,
             urls=faults[0].stack.urls,
             outage=faults[0].outage,
-            subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} at once, on emulated engines "
-            f"(A100 80 GB, Qwen2.5-7B-Instruct, speculation {serialized})",
+            subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} concurrent; emulated engines without a common "
+            f"prefix cache (Qwen2.5-7B-Instruct on A100 80 GB, speculation {serialized})",
         ),
         arguments.plot,
     )
-    fine, lines = verdict(results[0], compare(results[0].turns, expected), sum(s.lost for s in summaries))
-    console.print(f"gateway {KILLED + 1} answered again after it was back: {faults[0].answered_since} turns")
+    success, lines = verdict(results[0], compare(results[0].turns, expected), sum(s.lost for s in summaries))
+    console.print(
+        f"turns answered by gateway {KILLED + 1} after its restart: {faults[0].answered_after_restart}"
+    )
     for line in lines:
         console.print(line, markup=False)
     console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)
-    return 0 if fine else 1
+    return 0 if success else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `dps demo`."""
-    result = argparse.ArgumentParser(prog="dps demo", description=__doc__)
-    result.add_argument("--sessions", type=int, default=80, metavar="N", help="how many (default: 80)")
+    """The parser of `dps demo`."""
+    result = argparse.ArgumentParser(
+        prog="dps demo",
+        description="Replay recorded sessions through two gateways and emulated engines, kill one gateway during "
+        "the run, check every routing decision against an offline oracle, and compare DPS with the static policies.",
+    )
     result.add_argument(
-        "--speed", type=float, default=1.0, help="of the emulated engines' clock (default: 1)"
+        "--sessions", type=int, default=80, metavar="N", help="number of sessions (default: 80)"
+    )
+    result.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="emulated seconds per real second (default: 1)",
     )
     result.add_argument(
         "--serialized-speculation",
         action="store_true",
-        help="the speculative engine takes one request at a time, as in the paper's Table 2",
+        help="the speculative engine processes one request at a time, as in the paper's Table 2",
     )
-    result.add_argument("--plot", type=Path, default=Path("build/demo.png"), metavar="FILE", help="where to")
+    result.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("build/demo.png"),
+        metavar="FILE",
+        help="file for the plot (default: build/demo.png)",
+    )
     return result
 
 
 def main(argv: list[str]) -> int:
-    """Run `dps demo`: 1 when a request was lost, a decision differed, or something did not start."""
+    """Run `dps demo`. Returns 1 if a request was lost, a decision differed, or a process did not start."""
     try:
         return asyncio.run(until_signal(_demo(parser().parse_args(argv))))
     except ChildError as error:

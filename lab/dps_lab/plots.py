@@ -1,4 +1,4 @@
-"""Plots of replays, as PNG. Colours belong to things: DPS, the greedy pool or run, the speculative one."""
+"""Plots of replays as PNG files. DPS, greedy and speculative have the same colour in every panel."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 @dataclass(frozen=True)
 class Outage:
-    """A gateway that was away: its base URL and since when until when, in seconds of the replay."""
+    """The outage of a gateway: its base URL, and start and end in seconds since the replay began."""
 
     url: str
     began: float
@@ -50,10 +50,12 @@ class Outage:
 
 @dataclass(frozen=True)
 class DemoPlot:
-    """What the demo's plot shows.
+    """The data of the demo's plot.
 
-    runs: DPS, greedy, always speculative, in this order. threshold_tokens: τ of DPS. time_scale: as in
-    `summarize`; outage and the time line stay in real seconds. urls: the gateways' base URLs.
+    runs: DPS, greedy and always speculative, in this order.
+    threshold_tokens: τ of DPS.
+    time_scale: as in `summarize`. The timeline and the outage stay in real seconds.
+    urls: the gateways' base URLs.
     """
 
     runs: Sequence[ReplayResult]
@@ -65,7 +67,7 @@ class DemoPlot:
 
 
 def draw_demo(plot: DemoPlot, path: Path) -> None:
-    """Write the demo's four panels: ΔL by pool, session latency, throughput, and turns over time by gateway."""
+    """Write a PNG with four panels: ΔL by pool, session latency, throughput, and turns over time by gateway."""
     summaries = [summarize(run, plot.time_scale) for run in plot.runs]
     with mpl.rc_context(_STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12, rect=(0, 0, 1, 0.91))
@@ -92,7 +94,7 @@ def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
         for pool in pools
     ]
     every = [value for pool in values for value in pool]
-    edge = threshold + 0.5  # lengths are whole numbers
+    edge = threshold + 0.5  # lengths are integers
     bins = _log_bins(min(every, default=1), max(every, default=10_000), edge)
     axes.hist(values, bins=bins, stacked=True, color=list(pools.values()), label=list(pools), rwidth=0.92)
     axes.set_xscale("log")
@@ -106,12 +108,16 @@ def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
         textcoords="offset points",
         va="top",
     )
-    axes.set(title="How much prompts grew, and where turns went", xlabel="ΔL, tokens", ylabel="turns")
+    axes.set(
+        title="Turns by prompt growth and pool",
+        xlabel="ΔL: prompt growth since the previous turn, tokens (log scale)",
+        ylabel="turns",
+    )
     axes.legend(title="pool", loc="upper right", alignment="left")
 
 
 def _log_bins(low: float, high: float, edge: float, ratio: float = 1.17) -> list[float]:
-    """Bins of equal width on a logarithmic axis, one of whose edges is `edge`, so that none straddles it."""
+    """Bins of equal width on a logarithmic axis. `edge` is between two bins, so that none contains both sides."""
     below, above = math.ceil(math.log(edge / low, ratio)), math.ceil(math.log(high / edge, ratio))
     return [edge * ratio**step for step in range(-max(below, 1), max(above, 1) + 1)]
 
@@ -124,8 +130,8 @@ def _latencies(axes: Axes, runs: Sequence[ReplayResult], scale: float) -> None:
         share = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
         axes.step(seconds, share, where="post", color=color, linewidth=2, label=run.label)
     axes.set(
-        title="How long sessions took",
-        xlabel="session latency, s",
+        title="Session latency, cumulative",
+        xlabel="seconds per session (sum over its turns)",
         ylabel="share of sessions",
         ylim=(0, 1.02),
     )
@@ -144,14 +150,16 @@ def _throughput(axes: Axes, summaries: Sequence[Summary]) -> None:
         bars,
         [
             f"{s.tokens_per_second:,.0f} tokens/s"
-            + (f", {s.session_latency.median:.2f} s a session" if s.session_latency else "")
+            + (f", median session {s.session_latency.median:.2f} s" if s.session_latency else "")
             for s in summaries
         ],
         padding=6,
     )
     axes.set_xlim(0, max([s.tokens_per_second for s in summaries], default=1.0) * 1.7 or 1.0)
     axes.invert_yaxis()
-    axes.set(title="Throughput, and the median session", xlabel="completion tokens a second, all sessions")
+    axes.set(
+        title="Throughput and median session latency", xlabel="generated tokens per second, all sessions"
+    )
     axes.tick_params(axis="y", length=0)
 
 
@@ -170,7 +178,7 @@ def _timeline(axes: Axes, plot: DemoPlot) -> None:
         axes.axvspan(plot.outage.began, plot.outage.ended, color="#f6dedb", linewidth=0, zorder=0)
         number = list(plot.urls).index(plot.outage.url) + 1
         axes.annotate(
-            f"gateway {number} killed",
+            f"gateway {number} down",
             (plot.outage.began, 0.87),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
@@ -178,7 +186,11 @@ def _timeline(axes: Axes, plot: DemoPlot) -> None:
             va="top",
             color="#c0392b",
         )
-    axes.set(title="Turns answered over time", xlabel="real seconds into the DPS run", ylabel="turns")
+    axes.set(
+        title="Turns answered over time, by gateway",
+        xlabel="seconds since the start of the DPS run",
+        ylabel="turns",
+    )
     axes.set_xlim(0, run.wall_seconds + width)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.3)
     axes.legend(loc="upper right", ncols=len(ends))

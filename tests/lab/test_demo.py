@@ -2,7 +2,7 @@
 
 import pytest
 
-from dps_lab.demo import LONGEST_ANSWER, choose, verdict
+from dps_lab.demo import MAX_ANSWER_TOKENS, choose, verdict
 from dps_lab.replay.oracle import Decision, PromptCounter
 from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
 from dps_lab.replay.report import Comparison
@@ -17,7 +17,7 @@ TURN = TurnRecord(
     status=200,
     verdict=SEEN,
     attempts=1,
-    blind=0,
+    unacknowledged=0,
     started=0.0,
     ttft=0.1,
     latency=0.2,
@@ -42,17 +42,17 @@ def test_sessions_are_chosen_evenly_from_all(available: int, count: int, chosen:
 
 def test_a_turn_asks_for_as_many_tokens_as_its_recorded_answer_has() -> None:
     counter = PromptCounter(bundled_tokenizer())
-    answers = ["The result of the request.", "word " * 2 * LONGEST_ANSWER]
+    answers = ["The result of the request.", "word " * 2 * MAX_ANSWER_TOKENS]
     assert [
         turn.max_tokens for text in answers for turn in choose(sessions(1, text), 1, counter)[0].turns
-    ] == [counter.text_tokens(answers[0]), LONGEST_ANSWER]
+    ] == [counter.text_tokens(answers[0]), MAX_ANSWER_TOKENS]
 
 
 def test_it_went_well_when_nothing_was_lost_and_nothing_differs() -> None:
     assert verdict(ReplayResult("DPS", 7, 1.0), Comparison(7, [], []), lost=0) == (
         True,
         [
-            "decisions that differ from an uninterrupted run: 0 of 7",
+            "routing decisions that differ from the offline oracle: 0 of 7",
             "requests lost after client retries: 0 of 7",
         ],
     )

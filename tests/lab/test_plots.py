@@ -21,7 +21,7 @@ def run(label: str, turns: int) -> ReplayResult:
             status=200,
             verdict=Verdict(("speculative", "greedy")[index % 2], "fixed", 30 * index, 1000, index % 3 + 1),
             attempts=1,
-            blind=0,
+            unacknowledged=0,
             started=index / 10,
             ttft=0.1,
             latency=0.3,

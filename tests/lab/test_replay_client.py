@@ -126,7 +126,7 @@ async def test_a_streamed_turn_is_recorded_whole(serve: Serve) -> None:
         status=200,
         verdict=FIRST,
         attempts=1,
-        blind=0,
+        unacknowledged=0,
         started=record.started,
         ttft=record.ttft,
         latency=record.latency,
@@ -218,7 +218,7 @@ REPEATED = replace(FIRST, pool="speculative", delta_tokens=0)
 
 
 @pytest.mark.parametrize(
-    ("failure", "verdict", "blind"),
+    ("failure", "verdict", "unacknowledged"),
     [
         (broken_stream, FIRST, 0),  # its headers were seen: they are the decision
         (error_event, FIRST, 0),
@@ -227,11 +227,16 @@ REPEATED = replace(FIRST, pool="speculative", delta_tokens=0)
     ],
 )
 async def test_a_failed_attempt_is_repeated_and_the_first_decision_seen_counts(
-    serve: Serve, failure: Handler, verdict: Verdict, blind: int
+    serve: Serve, failure: Handler, verdict: Verdict, unacknowledged: int
 ) -> None:
     url = await serve(Script(failure, second_verdict))
     [record] = await send(options(url), session())
-    assert (record.verdict, record.attempts, record.blind, record.error) == (verdict, 2, blind, None)
+    assert (record.verdict, record.attempts, record.unacknowledged, record.error) == (
+        verdict,
+        2,
+        unacknowledged,
+        None,
+    )
 
 
 async def test_a_repetition_goes_to_another_server(serve: Serve) -> None:

@@ -20,7 +20,7 @@ def record(session: str, turn: int, verdict: Verdict = GREEDY, latency: float = 
         status=200,
         verdict=verdict,
         attempts=1,
-        blind=0,
+        unacknowledged=0,
         started=0.0,
         ttft=latency / 2,
         latency=latency,
@@ -80,7 +80,7 @@ REPEATED = replace(SPECULATIVE, delta_tokens=0)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "blind", "kind"),
+    ("verdict", "unacknowledged", "kind"),
     [
         (SPECULATIVE, 0, "same"),
         (SPECULATIVE, 1, "same"),
@@ -94,8 +94,8 @@ REPEATED = replace(SPECULATIVE, delta_tokens=0)
         (replace(REPEATED, prompt_tokens=121), 1, "differing"),
     ],
 )
-def test_a_decision_beside_the_oracles(verdict: Verdict, blind: int, kind: str) -> None:
-    turn = replace(record("a", 2, verdict), blind=blind)
+def test_a_decision_beside_the_oracles(verdict: Verdict, unacknowledged: int, kind: str) -> None:
+    turn = replace(record("a", 2, verdict), unacknowledged=unacknowledged)
     pair = [(turn, TRUTH["a"][1])]
     assert compare([turn], TRUTH) == Comparison(
         same=int(kind == "same"),

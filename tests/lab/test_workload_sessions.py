@@ -65,7 +65,7 @@ def test_a_line_is_a_session_and_blank_lines_are_nothing() -> None:
             {"id": "b", "turns": [TURN], "modle": "x"},
             "s.jsonl, line 2: modle: Extra inputs are not permitted",
         ),
-        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already that of line 1"),
+        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already used in line 1"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_key(line: str | dict[str, Any], complaint: str) -> None:

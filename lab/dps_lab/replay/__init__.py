@@ -1,1 +1,1 @@
-"""Recorded sessions sent again: a client, what it saw, and what it should have seen."""
+"""Replay of recorded sessions: the client, its records, and an oracle for the routing decisions."""

@@ -1,4 +1,4 @@
-"""`dps replay`: recorded sessions against any OpenAI-compatible base URL."""
+"""`dps replay`: replay recorded sessions against an OpenAI-compatible server."""
 
 import argparse
 import asyncio
@@ -20,51 +20,71 @@ from dps_lab.workload.sessions import Session, SessionFormatError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `dps replay`."""
+    """The parser of `dps replay`."""
     result = argparse.ArgumentParser(
         prog="dps replay",
-        description="Send recorded sessions to an OpenAI-compatible server and tell what was seen.",
+        description="Send recorded sessions to an OpenAI-compatible server and report decisions and latencies.",
     )
     result.add_argument(
-        "urls", nargs="+", metavar="URL", help="base URL (http://HOST:PORT/v1); several take turns"
+        "urls", nargs="+", metavar="URL", help="base URL (http://HOST:PORT/v1); turns rotate over several"
     )
     result.add_argument(
         "--sessions",
         default="bfcl",
         metavar="NAME|FILE",
-        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file (docs/replay.md); default: bfcl",
+        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file as in docs/replay.md (default: bfcl)",
     )
-    result.add_argument("--limit", type=_positive, metavar="N", help="only the first N sessions")
-    result.add_argument("--model", default="Qwen/Qwen2.5-7B-Instruct", help="what to send as model")
-    result.add_argument("--label", default="replay", help="a name for this run in tables and JSON")
+    result.add_argument("--limit", type=_positive, metavar="N", help="replay only the first N sessions")
+    result.add_argument(
+        "--model",
+        metavar="NAME",
+        default="Qwen/Qwen2.5-7B-Instruct",
+        help="model name in the requests (default: Qwen/Qwen2.5-7B-Instruct)",
+    )
+    result.add_argument(
+        "--label", metavar="NAME", default="replay", help="name of this run in tables and JSON"
+    )
     loop = result.add_mutually_exclusive_group()
     loop.add_argument(
-        "--concurrency", type=_positive, default=8, metavar="N", help="closed loop: N sessions at once"
+        "--concurrency",
+        type=_positive,
+        default=8,
+        metavar="N",
+        help="closed loop: N concurrent sessions (default: 8)",
     )
     loop.add_argument(
-        "--rate", type=float, metavar="R", help="open loop: R sessions a second arrive, as Poisson's"
+        "--rate",
+        type=float,
+        metavar="R",
+        help="open loop: sessions arrive as a Poisson process with R per second",
     )
-    result.add_argument("--seed", type=int, default=0, help="of the open loop's arrivals")
+    result.add_argument("--seed", type=int, default=0, help="seed of the open loop's arrivals (default: 0)")
     result.add_argument(
-        "--answers", choices=["recorded", "model"], default="recorded", help="what is fed back"
+        "--answers",
+        choices=["recorded", "model"],
+        default="recorded",
+        help="which answers become part of the history (default: recorded)",
     )
     result.add_argument(
-        "--session-ids", choices=["header", "none"], default="header", help="send x-session-id, or not"
+        "--session-ids",
+        choices=["header", "none"],
+        default="header",
+        help="send session ids in the header x-session-id, or send none (default: header)",
     )
     result.add_argument(
-        "--max-tokens", type=_positive, metavar="N", help="for turns that do not say it themselves"
+        "--max-tokens", type=_positive, metavar="N", help="max_tokens of turns that do not set it"
     )
-    result.add_argument("--no-stream", action="store_true", help="ask for whole answers")
-    result.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    result.add_argument("--no-stream", action="store_true", help="request complete answers, not streams")
+    result.add_argument("--api-key", metavar="KEY", help="send this key as a bearer token")
     result.add_argument(
-        "--extra-body", type=_object, default={}, metavar="JSON", help="added to every request body"
+        "--extra-body", type=_object, default={}, metavar="JSON", help="fields to add to every request body"
     )
-    result.add_argument("--json", type=Path, metavar="FILE", help="write everything that was seen")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write the records of all turns to a file")
     return result
 
 
 def main(argv: list[str]) -> int:
-    """Run `dps replay`: 0 if every turn was answered, 1 if not, 2 for a call that cannot be done."""
+    """Run `dps replay`. Returns 0 if every turn was answered, 1 if some were lost, 2 if the input is invalid."""
     arguments = parser().parse_args(argv)
     try:
         name, sessions = load_source(arguments.sessions)
@@ -77,7 +97,7 @@ def main(argv: list[str]) -> int:
     summary = summarize(result)
     if summary.routes:
         console.print(routes_table(summary), lengths_table(summary))
-    console.print(runs_table([summary], "times in seconds"))
+    console.print(runs_table([summary], "summary"))
     for record in [record for record in result.turns if record.error is not None][:5]:
         console.print(f"lost: {record.session}, turn {record.turn}: {record.error}", markup=False)
     if arguments.json is not None:

@@ -1,4 +1,4 @@
-"""Sends one turn to one of several base URLs, and again if it must, until there is a whole answer."""
+"""An OpenAI client that sends one turn, with retries, to one of several base URLs."""
 
 import asyncio
 import itertools
@@ -13,23 +13,24 @@ from dps_lab.replay.records import TurnRecord, Verdict
 from dps_lab.replay.wire import Answer, BrokenAnswerError, read_stream, read_whole
 from dps_lab.workload.sessions import Message, Session
 
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-LONGEST_WAIT = 3.0
-"""Seconds between two attempts at most, whatever the server's Retry-After says."""
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+MAX_BACKOFF_SECONDS = 3.0
+"""Longest wait between two attempts. It also limits the server's Retry-After."""
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How turns are sent.
+    """The options of a replay.
 
-    urls: base URLs, such as http://127.0.0.1:8000/v1; turns go to them in rotation.
-    answers: what the next turn's history contains, the recorded answers or the model's own.
-    session_ids: whether each turn says to which session it belongs (`x-session-id`). run: put before each
-    session's id, so that a second run has sessions of its own.
-    max_tokens: for turns that do not say it themselves.
-    extra_body: added to every request body. attempts: at one turn, before it counts as lost.
-    first_wait: seconds before the second attempt; it doubles from one to the next.
-    read_seconds: the longest silence within an answer.
+    urls: base URLs, such as http://127.0.0.1:8000/v1. Turns go to them in rotation.
+    answers: which answers become part of the history, the recorded ones or the model's.
+    session_ids: whether requests have the header `x-session-id`.
+    run: prefix of the session ids, so that a second run does not continue the sessions of the first.
+    max_tokens: limit for turns that do not set one.
+    extra_body: fields added to every request body.
+    attempts: attempts per turn before it counts as lost.
+    first_wait: seconds before the second attempt. It doubles with every further attempt.
+    read_seconds: timeout between two reads of a response.
     """
 
     urls: Sequence[str]
@@ -47,32 +48,32 @@ class ReplayOptions:
 
 
 @dataclass
-class _Attempts:
-    """What is known of a turn while it is being tried."""
+class _Progress:
+    """The state of a turn while it is sent. `attempts` and `unacknowledged` are as in TurnRecord."""
 
-    number: int = 0
-    blind: int = 0
+    attempts: int = 0
+    unacknowledged: int = 0
     status: int | None = None
     verdict: Verdict = field(default_factory=Verdict)
     first_token_at: float | None = None
     error: str | None = None
     retry_after: float | None = None
 
-    def saw(self, response: aiohttp.ClientResponse) -> None:
+    def headers_received(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
         if self.verdict == Verdict():
             self.verdict = Verdict.of(response.headers)
 
-    def first_token(self) -> None:
+    def token_received(self) -> None:
         self.first_token_at = self.first_token_at or time.perf_counter()
 
 
 class Client:
-    """An OpenAI client for recorded sessions, on an aiohttp session that somebody else closes."""
+    """An OpenAI client for recorded sessions. The caller opens and closes the aiohttp session."""
 
     def __init__(self, http: aiohttp.ClientSession, options: ReplayOptions) -> None:
         if not options.urls:
-            raise ValueError("at least one base URL is needed")
+            raise ValueError("at least one base URL is required")
         self._http = http
         self._options = options
         self._rotation: Iterator[str] = itertools.cycle(options.urls)
@@ -81,43 +82,43 @@ class Client:
     async def send(
         self, session: Session, number: int, messages: Sequence[Message]
     ) -> tuple[TurnRecord, Message | None]:
-        """Send turn `number` (from 1) with its whole message list: what was seen, and the model's answer.
+        """Send turn `number` (from 1) with its complete message list. Returns its record and the answer.
 
-        The answer is None when there was none after all attempts, or after a refusal that would be repeated.
+        The answer is None if all attempts failed, or if a status was returned that is not retried.
         """
         body = self._body(session, number, messages)
-        seen = _Attempts()
+        progress = _Progress()
         url = next(self._rotation)
         began = time.perf_counter()
         answer: Answer | None = None
         while True:
-            seen.number += 1
-            answer, again = await self._attempt(url, session, body, seen)
-            if answer is not None or not again or seen.number == self._options.attempts:
+            progress.attempts += 1
+            answer, retry = await self._attempt(url, session, body, progress)
+            if answer is not None or not retry or progress.attempts == self._options.attempts:
                 break
-            await asyncio.sleep(self._wait(seen))
-            url = self._another(url)
+            await asyncio.sleep(self._backoff(progress))
+            url = self._other_url(url)
         record = TurnRecord(
             session=session.id,
             turn=number,
             url=url,
-            status=seen.status,
-            verdict=seen.verdict,
-            attempts=seen.number,
-            blind=seen.blind,
+            status=progress.status,
+            verdict=progress.verdict,
+            attempts=progress.attempts,
+            unacknowledged=progress.unacknowledged,
             started=began - self._began,
-            ttft=None if seen.first_token_at is None else seen.first_token_at - began,
+            ttft=None if progress.first_token_at is None else progress.first_token_at - began,
             latency=time.perf_counter() - began,
             usage=(answer or Answer()).usage,
-            error=None if answer is not None else seen.error,
+            error=None if answer is not None else progress.error,
         )
         return record, None if answer is None else answer.message()
 
     async def _attempt(
-        self, url: str, session: Session, body: Mapping[str, Any], seen: _Attempts
+        self, url: str, session: Session, body: Mapping[str, Any], progress: _Progress
     ) -> tuple[Answer | None, bool]:
-        """One attempt: the answer, or None and whether another attempt makes sense."""
-        seen.status = seen.retry_after = None
+        """Send the request once. Returns the answer, or None and whether to retry."""
+        progress.status = progress.retry_after = None
         try:
             async with self._http.post(
                 f"{url.rstrip('/')}/chat/completions",
@@ -127,20 +128,20 @@ class Client:
                     total=None, sock_connect=5.0, sock_read=self._options.read_seconds
                 ),
             ) as response:
-                seen.saw(response)
+                progress.headers_received(response)
                 if response.status != 200:
                     text = await response.text()
-                    seen.error = f"status {response.status}: {text[:300]}"
-                    seen.retry_after = _seconds(response.headers.get("Retry-After"))
-                    return None, response.status in RETRIED
+                    progress.error = f"status {response.status}: {text[:300]}"
+                    progress.retry_after = _seconds(response.headers.get("Retry-After"))
+                    return None, response.status in RETRIED_STATUSES
                 if self._options.stream:
-                    return await read_stream(response, seen.first_token), False
+                    return await read_stream(response, progress.token_received), False
                 answer = await read_whole(response)
-                seen.first_token()
+                progress.token_received()
                 return answer, False
         except (aiohttp.ClientError, TimeoutError, ConnectionError, BrokenAnswerError) as error:
-            seen.error = f"{type(error).__name__}: {error}"
-            seen.blind += seen.verdict == Verdict()
+            progress.error = f"{type(error).__name__}: {error}"
+            progress.unacknowledged += progress.verdict == Verdict()
             return None, True
 
     def _body(self, session: Session, number: int, messages: Sequence[Message]) -> dict[str, Any]:
@@ -162,17 +163,15 @@ class Client:
             headers["Authorization"] = f"Bearer {self._options.api_key}"
         return headers
 
-    def _another(self, failed: str) -> str:
+    def _other_url(self, failed: str) -> str:
         others = (url for url in itertools.islice(self._rotation, len(self._options.urls)) if url != failed)
         return next(others, failed)
 
-    def _wait(self, seen: _Attempts) -> float:
-        wait = (
-            self._options.first_wait * 2 ** (seen.number - 1)
-            if seen.retry_after is None
-            else seen.retry_after
-        )
-        return min(wait, LONGEST_WAIT)
+    def _backoff(self, progress: _Progress) -> float:
+        wait = progress.retry_after
+        if wait is None:
+            wait = self._options.first_wait * 2 ** (progress.attempts - 1)
+        return min(wait, MAX_BACKOFF_SECONDS)
 
 
 def _seconds(value: str | None) -> float | None:

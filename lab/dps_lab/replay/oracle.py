@@ -1,6 +1,7 @@
-"""What the gateway must decide, computed from the recorded sessions alone.
+"""The expected routing decisions, computed from the recorded sessions alone.
 
-Independent of the gateway on purpose: every prompt is rendered whole and tokenized whole, as engines do it.
+The oracle is deliberately independent of the gateway: it renders and tokenizes every prompt as a whole, like an
+engine.
 """
 
 import json
@@ -17,7 +18,7 @@ from dps_lab.workload.sessions import Message, Session
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided for one turn: the pool, ΔL and L in tokens, and the number of the turn, from 1."""
+    """The decision for one turn: the pool, ΔL and L in tokens, and the turn's number, from 1."""
 
     pool: str
     delta_tokens: int
@@ -26,21 +27,22 @@ class Decision:
 
 
 class PromptCounter:
-    """Counts a chat prompt's tokens by whole rendering and whole tokenization with `transformers`."""
+    """Counts the tokens of chat prompts, rendered and tokenized as a whole with `transformers`."""
 
     def __init__(self, tokenizer: Path) -> None:
-        """tokenizer: a folder with `tokenizer.json` and a chat template. Raises OSError if it has none."""
+        """tokenizer: a folder with `tokenizer.json` and a chat template. Counting raises OSError if it lacks them."""
         self._folder = tokenizer
 
     @cached_property
     def _tokenizer(self) -> Any:
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no PyTorch
-        from transformers import AutoTokenizer  # seconds to import, and not needed to replay
+        # Suppresses the warning that PyTorch is missing; tokenizers do not need it.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from transformers import AutoTokenizer  # takes seconds to import, and a plain replay does not need it
 
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """L: tokens of the rendered prompt, with tools and generation prompt."""
+        """L: the tokens of the rendered prompt, including tools and generation prompt."""
         text: str = self._tokenizer.apply_chat_template(
             [_as_rendered(message) for message in messages],
             tools=[_tool_as_rendered(tool) for tool in tools] or None,
@@ -50,24 +52,24 @@ class PromptCounter:
         return self.text_tokens(text)
 
     def text_tokens(self, text: str) -> int:
-        """Tokens of a text as it stands."""
+        """The tokens of a text, without adding special tokens."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def answer_tokens(self, answer: Message) -> int:
-        """Tokens a model generates for this answer, near enough: its content and its calls as JSON."""
+        """The approximate tokens that a model generates for an answer: its content, and its calls as JSON."""
         calls = [json.dumps(call["function"]) for call in answer.get("tool_calls") or ()]
         return max(1, self.text_tokens("\n".join([answer.get("content") or "", *calls])))
 
 
 def delta_prefill_pool(delta_tokens: int, threshold_tokens: float) -> str:
-    """`speculative` if ΔL <= τ, else `greedy` (paper, Eq. 2); τ = inf is all speculative."""
+    """`speculative` if ΔL <= τ, otherwise `greedy` (paper, Eq. 2)."""
     return "speculative" if delta_tokens <= threshold_tokens else "greedy"
 
 
 def expected_decisions(
     session: Session, counter: PromptCounter, threshold_tokens: float = math.inf
 ) -> Iterator[Decision]:
-    """The decision of each turn of an undisturbed session: L_0 = 0, ΔL_t = L_t - L_{t-1} (paper, Eq. 1)."""
+    """The decision for each turn of a session without faults: L_0 = 0, ΔL_t = L_t - L_{t-1} (paper, Eq. 1)."""
     previous = 0
     for turn, messages in enumerate(session.prompts(), start=1):
         length = counter.prompt_tokens(messages, session.tools)
@@ -79,27 +81,27 @@ def expected_decisions(
 def expected_by_session(
     sessions: Iterable[Session], counter: PromptCounter, threshold_tokens: float
 ) -> dict[str, list[Decision]]:
-    """`expected_decisions` of every session, by session id."""
+    """The expected decisions of every session, by session id."""
     return {session.id: list(expected_decisions(session, counter, threshold_tokens)) for session in sessions}
 
 
 def _tool_as_rendered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool as SGLang 0.5.23 hands it to the template: its own fields alone, in the client's order.
+    """The tool as SGLang 0.5.23 passes it to the template: only fields that SGLang defines, in the client's order.
 
-    Source: `Tool` and `Function` of SGLang's entrypoints/openai/protocol.py, dumped whole.
+    Source: `Tool` and `Function` in SGLang's entrypoints/openai/protocol.py.
     """
-    given = tool["function"]
+    declared = tool["function"]
     function = {
         key: value
-        for key, value in given.items()
+        for key, value in declared.items()
         if key in ("description", "name", "parameters") or (key == "strict" and value is not None)
     }
-    absent = {key: None for key in ("description", "parameters") if key not in given}
+    absent = {key: None for key in ("description", "parameters") if key not in declared}
     return {"type": "function", "function": function | absent, "defer_loading": None}
 
 
 def _as_rendered(message: Message) -> Message:
-    """The message as an engine hands it to the template: no null content, arguments parsed."""
+    """The message as an engine passes it to the template: without null fields, with parsed arguments."""
     rendered = {key: value for key, value in message.items() if value is not None} | {
         "content": message.get("content") or ""
     }

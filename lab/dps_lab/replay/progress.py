@@ -1,4 +1,4 @@
-"""A replay's live progress: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a replay: a bar on a terminal, otherwise a few lines."""
 
 from collections import Counter
 from types import TracebackType
@@ -10,11 +10,11 @@ from rich.progress import Progress as RichProgress
 from dps_lab.replay.records import TurnRecord
 
 LINES = 5
-"""How many lines tell of a whole replay where there is no terminal."""
+"""Number of progress lines per replay if the output is not a terminal."""
 
 
 class Progress:
-    """Counts turns as they end; a context manager."""
+    """A context manager that counts and displays completed turns."""
 
     def __init__(self, console: Console, label: str, turns: int) -> None:
         self._console = console
@@ -29,27 +29,27 @@ class Progress:
             MofNCompleteColumn(),
             TextColumn("turns"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[counts]}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(label, total=turns, told="")
+        self._task = self._bar.add_task(label, total=turns, counts="")
 
     def turn_ended(self, record: TurnRecord) -> None:
-        """Take note of one more turn."""
+        """Count a completed turn."""
         self._done += 1
         self._retries += record.attempts - 1
         if record.verdict.pool is not None:
             self._pools[record.verdict.pool] += 1
-        self._bar.update(self._task, advance=1, told=self._told())
+        self._bar.update(self._task, advance=1, counts=self._counts())
         if not self._console.is_terminal and self._done % max(1, self._turns // LINES) == 0:
-            self._console.print(f"{self._label}: {self._done} of {self._turns} turns, {self._told()}")
+            self._console.print(f"{self._label}: {self._done} of {self._turns} turns, {self._counts()}")
 
     def event(self, text: str) -> None:
-        """Say what happens meanwhile, above the bar."""
+        """Print a line above the bar."""
         self._console.print(text)
 
-    def _told(self) -> str:
+    def _counts(self) -> str:
         counts = [f"{count} {pool}" for pool, count in sorted(self._pools.items())]
         return ", ".join([*counts, f"{self._retries} retries"])
 

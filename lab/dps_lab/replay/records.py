@@ -1,4 +1,4 @@
-"""What a replay saw: one record a turn."""
+"""The records of a replay, one per turn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verdict:
-    """The gateway's decision for a turn, as its `x-dps-*` response headers tell it (lengths in tokens).
+    """The gateway's decision for a turn, from its `x-dps-*` response headers. Lengths are in tokens.
 
-    Every field is None where the server sends no such header: it may be any OpenAI-compatible server.
+    A field is None if the header is missing: any OpenAI-compatible server can be replayed against.
     """
 
     pool: str | None = None
@@ -22,7 +22,7 @@ class Verdict:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "Verdict":
-        """The decision in these response headers, whose names are looked up in lower case."""
+        """The decision in these response headers. `headers` must be case-insensitive or have lower-case names."""
 
         def number(name: str) -> int | None:
             value = headers.get(name)
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the engine counts them."""
+    """Token counts reported by the engine."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -49,7 +49,7 @@ class Usage:
 
     @classmethod
     def of(cls, usage: Mapping[str, Any]) -> "Usage":
-        """The usage object of an OpenAI response; what is missing counts 0."""
+        """Read the usage object of an OpenAI response. Missing counts are 0."""
         details = usage.get("prompt_tokens_details") or {}
         return cls(
             prompt_tokens=usage.get("prompt_tokens") or 0,
@@ -60,12 +60,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """One turn of one session, all attempts at it together. Times in seconds.
+    """One turn of a session, over all attempts. Times are in seconds.
 
-    verdict: the decision in the first response headers that were seen, even if that response broke later.
-    blind: attempts that broke before that, of which nobody knows whether they reached an engine.
-    started: when the turn was first sent, since the replay began. latency: from then until the whole answer
-    was there, waiting between attempts included. url, status: of the last attempt. error: why there is none.
+    url, status: of the last attempt.
+    verdict: the decision in the first response headers received, even if that response broke off later.
+    unacknowledged: attempts that failed before these headers, so that they may or may not have reached an engine.
+    started: time of the first attempt since the replay began.
+    ttft: time from the first attempt to the first token.
+    latency: time from the first attempt to the end of the answer, including the waits between attempts.
+    error: why there is no answer; None if there is one.
     """
 
     session: str
@@ -74,7 +77,7 @@ class TurnRecord:
     status: int | None
     verdict: Verdict
     attempts: int
-    blind: int
+    unacknowledged: int
     started: float
     ttft: float | None
     latency: float
@@ -84,7 +87,7 @@ class TurnRecord:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Everything a replay saw, in the order in which turns ended."""
+    """The records of a replay, in the order in which turns were completed."""
 
     label: str
     planned_turns: int
@@ -92,12 +95,12 @@ class ReplayResult:
     turns: Sequence[TurnRecord] = field(default_factory=tuple)
 
     def by_session(self) -> dict[str, list[TurnRecord]]:
-        """Each session's turns, in order."""
+        """The turns of each session, in order."""
         sessions: dict[str, list[TurnRecord]] = {}
         for record in self.turns:
             sessions.setdefault(record.session, []).append(record)
         return sessions
 
     def as_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """The result as JSON-compatible data."""
         return asdict(self)

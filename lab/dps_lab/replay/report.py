@@ -1,4 +1,4 @@
-"""What a replay's records say, in figures. Pure."""
+"""Statistics of a replay, and its comparison with the oracle. Pure."""
 
 import statistics
 from collections import Counter
@@ -11,7 +11,7 @@ from dps_lab.replay.records import ReplayResult, TurnRecord
 
 @dataclass(frozen=True)
 class Quantiles:
-    """A distribution in seven numbers, in the unit of what was measured."""
+    """Quantiles of a distribution, in the unit of its values."""
 
     count: int
     minimum: float
@@ -23,7 +23,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Quantiles | None":
-        """Quantiles by linear interpolation; None of no values."""
+        """The quantiles by linear interpolation, or None if there are no values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -33,11 +33,15 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """A replay in figures. Times in seconds, lengths in tokens.
+    """Statistics of a replay. Times are in seconds, lengths in tokens.
 
-    lost: turns that were planned and have no whole answer. retries: attempts beyond each turn's first.
-    session_latency: of sessions all of whose turns were answered, the sum of their turns' latencies, without
-    think time. tokens_per_second: completion tokens of all sessions by wall time.
+    lost: planned turns without a complete answer.
+    retries: attempts after the first one of each turn.
+    routes: number of turns by pool and reason.
+    session_latency: sum of the latencies of a session's turns, without think time; completely answered sessions
+    only.
+    tokens_per_second: completion tokens of all sessions divided by the wall time.
+    cached_share: cached prompt tokens divided by prompt tokens, as reported by the engine.
     """
 
     label: str
@@ -60,17 +64,14 @@ class Summary:
 
     @property
     def speculative_share(self) -> float:
-        """Share of the decided turns that went to the speculative pool: Table 3's `Spec %`, as a fraction."""
+        """Share of the routed turns that went to the speculative pool: Table 3's `Spec %` as a fraction."""
         decided = sum(self.routes.values())
         speculative = sum(count for (pool, _), count in self.routes.items() if pool == "speculative")
         return speculative / decided if decided else 0.0
 
 
 def summarize(result: ReplayResult, time_scale: float = 1.0) -> Summary:
-    """The figures of a replay.
-
-    time_scale: by how much the emulated hardware ran faster than its clock; times are told in its seconds.
-    """
+    """The statistics of a replay. time_scale: emulated seconds per real second; times are in emulated seconds."""
     answered = [record for record in result.turns if record.error is None]
     sessions = result.by_session()
     complete = [records for records in sessions.values() if all(record.error is None for record in records)]
@@ -105,10 +106,12 @@ def summarize(result: ReplayResult, time_scale: float = 1.0) -> Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The turns of a replay beside what an undisturbed gateway decides for them.
+    """A replay's decisions compared with the oracle's.
 
-    repeated: turns whose first visible decision was made for a repetition, because an earlier attempt had
-    broken before its headers arrived, yet after the turn was committed. ΔL = 0 is right then, and it was.
+    same: number of turns with the expected decision.
+    repeated: turns with ΔL = 0 because an earlier attempt failed after it was committed but before its headers
+    arrived. That is the correct decision for a retry of the same turn.
+    differing: all other turns.
     """
 
     same: int
@@ -117,23 +120,26 @@ class Comparison:
 
 
 def compare(turns: Iterable[TurnRecord], expected: Mapping[str, Sequence[Decision]]) -> Comparison:
-    """Every turn's (pool, ΔL, L, turn) beside the oracle's; turns that got no decision are left out."""
+    """Compare pool, ΔL, L and number of every turn with the oracle's. Turns without a decision are skipped."""
     same = 0
     repeated: list[tuple[TurnRecord, Decision]] = []
     differing: list[tuple[TurnRecord, Decision]] = []
     for record in turns:
-        verdict, truth = record.verdict, expected[record.session][record.turn - 1]
+        verdict, expectation = record.verdict, expected[record.session][record.turn - 1]
         if verdict.pool is None:
             continue
         if (verdict.pool, verdict.delta_tokens, verdict.prompt_tokens, verdict.turn) == (
-            truth.pool,
-            truth.delta_tokens,
-            truth.prompt_tokens,
-            truth.turn,
+            expectation.pool,
+            expectation.delta_tokens,
+            expectation.prompt_tokens,
+            expectation.turn,
         ):
             same += 1
-        elif record.blind and (verdict.delta_tokens, verdict.prompt_tokens) == (0, truth.prompt_tokens):
-            repeated.append((record, truth))
+        elif record.unacknowledged and (verdict.delta_tokens, verdict.prompt_tokens) == (
+            0,
+            expectation.prompt_tokens,
+        ):
+            repeated.append((record, expectation))
         else:
-            differing.append((record, truth))
+            differing.append((record, expectation))
     return Comparison(same, repeated, differing)

@@ -1,4 +1,4 @@
-"""Replays sessions: turns in order within a session, sessions in a closed or an open loop."""
+"""Replay sessions in a closed or an open loop, with the turns of each session in order."""
 
 import asyncio
 import random
@@ -15,14 +15,14 @@ from dps_lab.workload.sessions import Session
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """So many sessions at once; the next one begins when one ends."""
+    """A fixed number of concurrent sessions. The next one starts when one ends."""
 
     concurrency: int
 
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Sessions arrive as a Poisson process of `rate` a second, however many are still under way."""
+    """Sessions arrive as a Poisson process with `rate` per second, however many are in flight."""
 
     rate: float
     seed: int = 0
@@ -39,14 +39,14 @@ async def replay(
     label: str = "",
     on_turn: Callable[[TurnRecord], None] = lambda record: None,
 ) -> ReplayResult:
-    """Send every turn of every session and tell what was seen; `on_turn` hears of each turn as it ends.
+    """Send every turn of every session and return the records. `on_turn` is called for each completed turn.
 
-    A session whose turn got no answer ends there: its later turns would have no history.
+    A session ends at a turn without an answer, because its later turns would lack their history.
     """
     began = time.perf_counter()
     turns: list[TurnRecord] = []
 
-    def note(record: TurnRecord) -> None:
+    def add(record: TurnRecord) -> None:
         turns.append(record)
         on_turn(record)
 
@@ -55,14 +55,14 @@ async def replay(
         async with asyncio.TaskGroup() as tasks:
             match pace:
                 case ClosedLoop(concurrency):
-                    waiting = iter(sessions)
+                    remaining = iter(sessions)
                     for _ in range(min(concurrency, len(sessions))):
-                        tasks.create_task(_worker(client, waiting, options, note))
+                        tasks.create_task(_worker(client, remaining, options, add))
                 case OpenLoop(rate, seed):
                     rng = random.Random(seed)
                     for session in sessions:
                         await asyncio.sleep(rng.expovariate(rate))
-                        tasks.create_task(_session(client, session, options, note))
+                        tasks.create_task(_session(client, session, options, add))
     return ReplayResult(
         label=label,
         planned_turns=sum(len(session.turns) for session in sessions),
@@ -72,14 +72,14 @@ async def replay(
 
 
 async def _worker(
-    client: Client, waiting: Iterator[Session], options: ReplayOptions, note: Callable[[TurnRecord], None]
+    client: Client, remaining: Iterator[Session], options: ReplayOptions, add: Callable[[TurnRecord], None]
 ) -> None:
-    for session in waiting:
-        await _session(client, session, options, note)
+    for session in remaining:
+        await _session(client, session, options, add)
 
 
 async def _session(
-    client: Client, session: Session, options: ReplayOptions, note: Callable[[TurnRecord], None]
+    client: Client, session: Session, options: ReplayOptions, add: Callable[[TurnRecord], None]
 ) -> None:
     history = session.opening()
     for number, turn in enumerate(session.turns, start=1):
@@ -87,7 +87,7 @@ async def _session(
             await asyncio.sleep(turn.think_seconds)
         history += turn.messages
         record, answer = await client.send(session, number, history)
-        note(record)
+        add(record)
         if answer is None:
             return
         history.append(turn.answer if options.answers == "recorded" else answer)

@@ -1,4 +1,4 @@
-"""Sessions by name: what `--sessions` understands."""
+"""The sources of sessions that `dps replay --sessions` accepts."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ NAMED_SOURCES = ("bfcl", "toolbench", "sample")
 
 
 def load_asset(asset: Asset) -> list[Session]:
-    """The sessions of what `assets.bfcl` brought: BFCL's own files, or the bundled sample."""
+    """The sessions of an asset from `assets.bfcl`: BFCL's files, or the bundled sample."""
     return load_bfcl(asset.path) if asset.source == "registry" else load_sessions(asset.path)
 
 
 def load_source(name: str) -> tuple[str, list[Session]]:
-    """What it is, in words, and the sessions of one of NAMED_SOURCES or of a JSONL file.
+    """The description and the sessions of one of NAMED_SOURCES, or of a JSONL file.
 
-    Raises OSError for a file that cannot be read, SessionFormatError for one that is not sessions.
+    Raises OSError if the file cannot be read, and SessionFormatError if it is not in the session format.
     """
     match name:
         case "bfcl":
@@ -29,7 +29,7 @@ def load_source(name: str) -> tuple[str, list[Session]]:
         case "toolbench":
             tokenizer = qwen_tokenizer()
             return (
-                f"ToolBench-shaped synthetic sessions, sized by {tokenizer.description}",
+                f"synthetic sessions in the shape of ToolBench; lengths by {tokenizer.description}",
                 toolbench_sessions(PromptCounter(tokenizer.path)),
             )
         case "sample":

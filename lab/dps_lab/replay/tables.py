@@ -1,4 +1,4 @@
-"""A replay's figures as tables for a terminal."""
+"""Statistics of a replay as tables for a terminal."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from dps_lab.replay.report import Quantiles, Summary
 
 
 def routes_table(summary: Summary) -> Table:
-    """Turns by pool and reason."""
+    """The number of turns by pool and reason."""
     table = _table(f"{summary.label}: turns by pool and reason", "pool", "reason", "turns", "share")
     decided = sum(summary.routes.values())
     for (pool, reason), count in sorted(summary.routes.items(), reverse=True):
@@ -19,7 +19,8 @@ def routes_table(summary: Summary) -> Table:
 
 def lengths_table(summary: Summary) -> Table:
     """The distributions of ΔL and L, in tokens."""
-    table = _table(f"{summary.label}: lengths in tokens", "", "min", "p25", "median", "p75", "p95", "max")
+    title = f"{summary.label}: prompt length L and growth ΔL, in tokens"
+    table = _table(title, "", "min", "p25", "median", "p75", "p95", "max")
     for name, length in (("ΔL", summary.delta_tokens), ("L", summary.prompt_tokens)):
         if length is not None:
             quantiles = (
@@ -35,21 +36,21 @@ def lengths_table(summary: Summary) -> Table:
 
 
 def runs_table(summaries: Sequence[Summary], title: str) -> Table:
-    """Runs side by side: latency, throughput, and what went wrong."""
+    """Runs side by side: latency, throughput, retries and losses."""
     table = _table(title, "", *(summary.label for summary in summaries))
     rows: list[tuple[str, Callable[[Summary], str]]] = [
         ("sessions", lambda s: f"{s.sessions:,}"),
         ("turns", lambda s: f"{s.turns:,}"),
-        ("speculative", lambda s: f"{s.speculative_share:.1%}" if s.routes else "-"),
+        ("sent to the speculative pool", lambda s: f"{s.speculative_share:.1%}" if s.routes else "-"),
         ("session latency, median", lambda s: _time(s.session_latency, lambda q: q.median)),
         ("session latency, p95", lambda s: _time(s.session_latency, lambda q: q.p95)),
         ("time to first token, median", lambda s: _time(s.ttft, lambda q: q.median)),
         ("time to first token, p95", lambda s: _time(s.ttft, lambda q: q.p95)),
         ("prompt tokens cached", lambda s: f"{s.cached_share:.1%}"),
-        ("tokens/s", lambda s: f"{s.tokens_per_second:,.1f}"),
-        ("whole run", lambda s: f"{s.wall_seconds:,.1f} s"),
-        ("retries", lambda s: f"{s.retries:,}"),
-        ("lost", lambda s: f"{s.lost:,}"),
+        ("generated tokens per second", lambda s: f"{s.tokens_per_second:,.1f}"),
+        ("duration of the run", lambda s: f"{s.wall_seconds:,.1f} s"),
+        ("client retries", lambda s: f"{s.retries:,}"),
+        ("turns lost", lambda s: f"{s.lost:,}"),
     ]
     for name, value in rows:
         table.add_row(name, *map(value, summaries))

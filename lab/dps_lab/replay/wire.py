@@ -1,4 +1,4 @@
-"""Reads one chat completion, streamed or not, from any OpenAI-compatible server."""
+"""Read a chat completion, streamed or not, from an OpenAI-compatible server."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -12,25 +12,25 @@ from dps_lab.workload.sessions import Message
 
 
 class BrokenAnswerError(Exception):
-    """An answer ended before its end, or turned into an error half way."""
+    """An answer is incomplete, is not a chat completion, or contains an error event."""
 
 
 @dataclass
 class Answer:
-    """An assistant message that grows, and the engine's count of it."""
+    """An assistant message, possibly still incomplete, and the engine's usage."""
 
     content: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
 
     def message(self) -> Message:
-        """The message to send back as history."""
+        """The message as part of the next turn's history."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.content}
         return {"role": "assistant", "content": self.content or None, "tool_calls": self.tool_calls}
 
     def add(self, delta: dict[str, Any]) -> bool:
-        """Take in a chunk's delta; True if it brought anything that a reader would see."""
+        """Add a chunk's delta. Returns whether it had visible content or tool calls."""
         text = delta.get("content") or ""
         self.content += text
         calls = delta.get("tool_calls") or []
@@ -47,7 +47,7 @@ class Answer:
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> Answer:
-    """The answer of a response without streaming. Raises BrokenAnswerError if it is not a chat completion."""
+    """Read a response without streaming. Raises BrokenAnswerError if it is not a chat completion."""
     try:
         body = json.loads(await response.read())
         message = body["choices"][0]["message"]
@@ -59,9 +59,9 @@ async def read_whole(response: aiohttp.ClientResponse) -> Answer:
 
 
 async def read_stream(response: aiohttp.ClientResponse, on_first_token: Callable[[], None]) -> Answer:
-    """The answer of a streamed response; `on_first_token` is called at its first visible content.
+    """Read a streamed response. `on_first_token` is called at the first visible content.
 
-    Raises BrokenAnswerError for an error event, and for a stream that ends without `[DONE]`.
+    Raises BrokenAnswerError if there is an error event, or if the stream ends without `[DONE]`.
     """
     answer = Answer()
     first = True

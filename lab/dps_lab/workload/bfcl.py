@@ -1,19 +1,19 @@
 """BFCL multi-turn (Patil et al., 2025) as sessions: 800 of them, 3,336 turns.
 
-The data has user turns, the functions of each API and, for every turn, the calls that a right answer makes. A
-session here is what an OpenAI client would send: the functions as tools, the user's messages, and the ground
-truth as the assistant's side.
+The data has user messages, the functions of each API and, for every turn, the calls of a correct answer. A
+session contains what an OpenAI client would send: the functions as tools, the user messages, and the ground
+truth as the assistant's answers.
 
-What the benchmark leaves to the harness is done as its own harness does it (bfcl_eval.model_handler.utils):
-types in JSON Schema's names, the `response` schema told in the description, and one fixed user message where
-a turn brings new functions instead of words. The answer is text in the benchmark's own format,
-`[f(a=1), g(b='x')]`, or a message with `tool_calls`.
+Details follow the benchmark's own harness (bfcl_eval.model_handler.utils): types have JSON Schema's names, the
+description includes the `response` schema, and a fixed user message is sent where a turn adds functions
+instead of a message. An answer is text in the benchmark's format, `[f(a=1), g(b='x')]`, or a message with
+`tool_calls`.
 
-As SGLang 0.5.23 renders them for Qwen2.5 and with answers as text, ΔL is 25 to 8,167 tokens with a median
-of 75, L is 3,718 to 8,444, and 72.4 % of the turns have ΔL <= 128; the paper's Table 2 implies about 72 %.
-Answers as tool calls take more tokens: 27 to 8,167, median 99, 64.8 %. The prompts at their barest (documents as
-they are in the files, no message where a turn has none, 23 tokens for every answer) give 28 to 7,488, median
-69, L 3,394 to 7,771, and 75.2 %.
+As rendered by SGLang 0.5.23 for Qwen2.5 with answers as text, ΔL is between 25 and 8,167 tokens with a median of
+75, L is between 3,718 and 8,444, and 72.4% of the turns have ΔL <= 128; the paper's Table 2 implies about 72%.
+With answers as tool calls, ΔL is between 27 and 8,167 with a median of 99, and the share is 64.8%. With minimal
+prompts (function documents unchanged, no message for turns without one, 23 tokens per answer), ΔL is between 28
+and 7,488 with a median of 69, L is between 3,394 and 7,771, and the share is 75.2%.
 """
 
 import ast
@@ -38,10 +38,10 @@ FUNCTION_FILES = {
 }
 
 NEW_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-"""What BFCL's harness says where a turn has no user message."""
+"""The user message that BFCL's harness sends if a turn has none."""
 
 NO_CALL = "None of the functions can do this with what is given so far."
-"""The answer where the ground truth is not to call anything: a parameter or a function is missing."""
+"""The answer if the ground truth has no call, because a parameter or a function is missing."""
 
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 
@@ -49,9 +49,9 @@ AnswerStyle = Literal["text", "tool_calls"]
 
 
 def load_bfcl(folder: Path, answers: AnswerStyle = "text") -> list[Session]:
-    """The sessions of BFCL's multi-turn categories, in the files' order.
+    """The sessions of BFCL's multi-turn categories, in file order.
 
-    folder: as `assets.bfcl` brings it. Raises OSError or ValueError when the files are not BFCL's.
+    folder: the folder from `assets.bfcl`. Raises OSError or ValueError if files are missing or invalid.
     """
     functions = {
         name: [_function(document) for document in _lines(folder / "multi_turn_func_doc" / f"{file}.json")]
@@ -103,7 +103,7 @@ def _call_answer(calls: Sequence[str], turn: int, parameters: Mapping[str, Seque
 
 
 def _call(source: str, parameters: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The OpenAI form of a call that the ground truth writes in Python: `sort('final_report.pdf')`."""
+    """Convert a call of the ground truth, Python such as `sort('final_report.pdf')`, to OpenAI's format."""
     call = ast.parse(source, mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError(f"not a call: {source}")
@@ -125,7 +125,7 @@ def _function(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same schema with JSON Schema's names of types, which servers check."""
+    """The same schema with JSON Schema's type names, which servers validate."""
     result: dict[str, Any] = dict(schema)
     if "type" in schema:
         result["type"] = _JSON_TYPES.get(schema["type"], schema["type"])

@@ -1,6 +1,6 @@
-"""Recorded sessions: what a client sent, turn by turn, and what it was answered. One JSON object a line.
+"""The format of recorded sessions: JSON Lines with one session per line.
 
-docs/replay.md describes the format for people; this module is its definition.
+docs/replay.md describes the format; this module defines it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Message = dict[str, Any]
-"""A chat message as the OpenAI API has it: `role`, `content`, `tool_calls`, `tool_call_id`, ..."""
+"""A chat message of the OpenAI API, with `role`, `content`, `tool_calls`, `tool_call_id` and so on."""
 
 
 class SessionFormatError(ValueError):
-    """A line is not a session; the message names the file, the line and the key."""
+    """A line is not a valid session. The message names the file, the line and the key."""
 
 
 class _Record(BaseModel):
@@ -24,9 +24,10 @@ class _Record(BaseModel):
 class Turn(_Record):
     """One request of a session.
 
-    messages: what the client adds to the history for this request (a user message, tool results, ...).
-    answer: the recorded assistant message, which the next turn's history contains.
-    think_seconds: how long the client waits before it sends this turn. max_tokens: its bound on the answer.
+    messages: what the client adds to the history for this request, such as a user message or tool results.
+    answer: the recorded assistant message, part of the next turn's history.
+    think_seconds: the client's delay before it sends this turn.
+    max_tokens: limit on the length of the answer.
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -36,7 +37,7 @@ class Turn(_Record):
 
 
 class Session(_Record):
-    """One multi-turn session: turns in order, with the tools and the system prompt they all share."""
+    """A multi-turn session: turns in order, with common tools and system prompt."""
 
     id: Annotated[str, Field(min_length=1)]
     tools: list[dict[str, Any]] = []
@@ -44,11 +45,11 @@ class Session(_Record):
     turns: Annotated[list[Turn], Field(min_length=1)]
 
     def opening(self) -> list[Message]:
-        """The history before the first turn: the system prompt, if there is one."""
+        """The history before the first turn: the system prompt, if any."""
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def prompts(self) -> Iterator[list[Message]]:
-        """The whole message list of each turn's request when every answer is the recorded one."""
+        """The complete message list of each turn's request, with recorded answers."""
         history = self.opening()
         for turn in self.turns:
             history = [*history, *turn.messages]
@@ -57,9 +58,9 @@ class Session(_Record):
 
 
 def parse_sessions(lines: Iterable[str], name: str = "sessions") -> list[Session]:
-    """Sessions of JSONL text; blank lines are skipped.
+    """Parse sessions from the lines of a JSONL file. Blank lines are skipped.
 
-    Raises SessionFormatError for a line that is not a session, and for an id that occurs twice.
+    Raises SessionFormatError if a line is not a session, or if an id occurs twice.
     """
     sessions: list[Session] = []
     seen: dict[str, int] = {}
@@ -72,7 +73,7 @@ def parse_sessions(lines: Iterable[str], name: str = "sessions") -> list[Session
             raise SessionFormatError(f"{name}, line {number}: {_first(error)}") from None
         if session.id in seen:
             raise SessionFormatError(
-                f"{name}, line {number}: id: '{session.id}' is already that of line {seen[session.id]}"
+                f"{name}, line {number}: id: '{session.id}' is already used in line {seen[session.id]}"
             )
         seen[session.id] = number
         sessions.append(session)
@@ -80,13 +81,13 @@ def parse_sessions(lines: Iterable[str], name: str = "sessions") -> list[Session
 
 
 def load_sessions(path: Path) -> list[Session]:
-    """Sessions of a JSONL file. Raises SessionFormatError, and OSError for a file that cannot be read."""
+    """Load a JSONL file. Raises OSError if it cannot be read, and SessionFormatError if it is invalid."""
     with path.open(encoding="utf-8") as lines:
         return parse_sessions(lines, str(path))
 
 
 def dump_sessions(sessions: Iterable[Session]) -> str:
-    """JSONL text that `parse_sessions` reads back to equal sessions."""
+    """The sessions as JSONL text, which `parse_sessions` parses to equal sessions."""
     return "".join(session.model_dump_json(exclude_defaults=True) + "\n" for session in sessions)
 
 

@@ -1,7 +1,7 @@
-"""A ToolBench-shaped workload: synthetic, with the lengths that the paper reports of ToolBench sessions.
+"""A synthetic workload with the prompt lengths that the paper reports for ToolBench sessions.
 
-ToolBench itself is in no package registry. The paper gives its shape: 150 sessions, 592 turns, ΔL from 58 to
-4,026 tokens, L from 808 to 8,192 (section 4.4), and the cumulative distribution of ΔL as the `Spec %` column
+ToolBench itself is not in a package registry. The paper reports its shape: 150 sessions, 592 turns, ΔL from 58
+to 4,026 tokens, L from 808 to 8,192 (section 4.4), and the cumulative distribution of ΔL in the `Spec %` column
 of Table 3.
 """
 
@@ -28,9 +28,9 @@ CUMULATIVE_TURNS = {
     2048: 559,
     4096: 592,
 }
-"""τ -> turns with ΔL <= τ: of 592, Table 3's 0.2, 1.9, 30.9, 41.9, 53.0, 68.4, 75.7, 86.5, 94.4 and 100 %."""
+"""Number of turns with ΔL <= τ, by τ: of 592, Table 3's 0.2, 1.9, 30.9, 41.9, 53.0, 68.4, 75.7, 86.5, 94.4, 100%."""
 
-_LARGEST_SESSION = [4026, 2041, 1530, 595]  # ends at the longest prompt, and has the largest ΔL
+_LARGEST_SESSION = [4026, 2041, 1530, 595]  # has the largest ΔL, and ends with the longest prompt
 _SMALLEST_DELTA = 58
 _ANSWER = "I looked that up with the tools I have, and this is what came back for the request."
 _WORDS = [
@@ -51,22 +51,22 @@ _WORDS = [
 
 
 class TokenCounter(Protocol):
-    """What text generation needs of a tokenizer and its chat template."""
+    """The token counts that text generation requires."""
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """L of a chat prompt, in tokens."""
+        """L: the tokens of a chat prompt."""
         ...
 
     def text_tokens(self, text: str) -> int:
-        """Tokens of a text."""
+        """The tokens of a text."""
         ...
 
 
 def toolbench_shaped(seed: int = 0) -> list[list[int]]:
     """ΔL of every turn of every session, in tokens.
 
-    For every seed: 150 sessions, 592 turns, the extremes of ΔL and L exactly the paper's, and exactly
-    CUMULATIVE_TURNS. A first turn has L = ΔL, so the first turns are among the large ones.
+    For every seed, the numbers of sessions and turns, the extremes of ΔL and L, and the distribution
+    CUMULATIVE_TURNS are exactly the paper's. First turns have L = ΔL, so they take large values.
     """
     rng = random.Random(seed)
     small, large = _draw(rng)
@@ -75,7 +75,7 @@ def toolbench_shaped(seed: int = 0) -> list[list[int]]:
     later = small + large[SESSIONS - 2 :]
     rng.shuffle(later)
     for index, delta in enumerate(later):
-        # One for each session first, so that every session has a second turn; the rest fall where they fit.
+        # Every session gets a second turn first; the remaining turns are placed at random where they fit.
         session = sessions[index % len(sessions)] if index < len(sessions) else rng.choice(sessions)
         while sum(session) + delta >= LONGEST_PROMPT:
             session = rng.choice(sessions)
@@ -85,17 +85,17 @@ def toolbench_shaped(seed: int = 0) -> list[list[int]]:
 
 
 def _draw(rng: random.Random) -> tuple[list[int], list[int]]:
-    """ΔLs too small for a first turn, and the others, without those whose place is fixed."""
+    """Values of ΔL too small for a first turn, and larger ones, without those that are placed separately."""
     small: list[int] = [_SMALLEST_DELTA]
     large: list[int] = []
     fixed = [_SMALLEST_DELTA, SHORTEST_PROMPT, *_LARGEST_SESSION]
     low, below = _SMALLEST_DELTA, 0
     for high, count in CUMULATIVE_TURNS.items():
-        open_places = count - below - sum(low <= delta <= high for delta in fixed)
-        # From 808 on in its band, so that every ΔL above 768 may begin a session.
+        missing = count - below - sum(low <= delta <= high for delta in fixed)
+        # Values above 768 are at least 808, the shortest prompt, so that each of them can start a session.
         values = [
             rng.randint(max(low, SHORTEST_PROMPT) if low > 768 else low, min(high, 4026))
-            for _ in range(open_places)
+            for _ in range(missing)
         ]
         (large if low > 768 else small).extend(values)
         low, below = high + 1, count
@@ -105,7 +105,7 @@ def _draw(rng: random.Random) -> tuple[list[int], list[int]]:
 def toolbench_sessions(counter: TokenCounter, seed: int = 0) -> list[Session]:
     """Sessions of filler text whose prompts have exactly the lengths of `toolbench_shaped(seed)`.
 
-    Exact for byte-level BPE with Qwen's way of splitting words; raises ValueError where it would not be.
+    This works for byte-level BPE with Qwen's pre-tokenization. Raises ValueError for other tokenizers.
     """
     rng = random.Random(seed)
     answer: Message = {"role": "assistant", "content": _ANSWER}
@@ -121,13 +121,13 @@ def toolbench_sessions(counter: TokenCounter, seed: int = 0) -> list[Session]:
             history += [message, answer]
             turns.append(Turn(messages=[message], answer=answer))
         if counter.prompt_tokens(history[:-1]) != length:
-            raise ValueError(f"with this tokenizer session {number} does not come out at {length} tokens")
+            raise ValueError(f"with this tokenizer, session {number} does not have exactly {length} tokens")
         sessions.append(Session(id=f"toolbench_shaped_{number}", turns=turns))
     return sessions
 
 
 def text_of(tokens: int, counter: TokenCounter, rng: random.Random) -> str:
-    """Words that make exactly so many tokens. Raises ValueError when there can be no such text."""
+    """Random words with exactly this number of tokens. Raises ValueError if the tokenizer does not allow it."""
     costs = {word: counter.text_tokens(f" {word}") for word in _WORDS}
     single = [word for word, cost in costs.items() if cost == 1]
     words: list[str] = []
@@ -136,5 +136,5 @@ def text_of(tokens: int, counter: TokenCounter, rng: random.Random) -> str:
         words.append(word)
         tokens -= costs[word]
     if tokens < 0:
-        raise ValueError("no text of that many tokens can be made with this tokenizer")
+        raise ValueError("this tokenizer does not allow a text of exactly that many tokens")
     return "".join(f" {word}" for word in words)
