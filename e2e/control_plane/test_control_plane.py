@@ -248,7 +248,7 @@ def test_rollout_changes_one_pool_at_a_time_and_stops_at_a_broken_one(kube: Kube
     broken = {"args": ["--mem-fraction-static", "0.99"]}
     kube.apply(router(engine=broken, pools={"speculative": fate("crash")}))
     kube.until("qwen", Progressing="RollingOut", Ready="True")
-    message = "the greedy pool changes when the speculative pool has finished changing"
+    message = "the rollout of the greedy pool starts after that of the speculative pool"
 
     def second_pool_waits() -> None:
         assert kube.condition("qwen", "Progressing")["message"] == message
@@ -267,7 +267,7 @@ def test_reserved_engine_arguments_are_rejected_and_workloads_keep_running(kube:
     kube.apply(router(engine={"args": ["--port=1"]}))
     kube.until("qwen", SpecValid="InvalidSpec", Ready="InvalidSpec")
     assert kube.condition("qwen", "SpecValid")["message"] == (
-        "spec.engine.args: --port is set by the operator; remove it; what ran before keeps running"
+        "spec.engine.args: --port is set by the operator; remove it; running workloads are not changed"
     )
     after = {name: deployment(kube, name)["metadata"]["generation"] for name in before}
     assert after == before
@@ -284,7 +284,7 @@ def test_missing_resource_kind_is_named_in_the_condition(kube: Kube) -> None:
     kube.apply(router(telemetry={"serviceMonitor": {}}))
     kube.until("qwen", SpecValid="InvalidSpec", SpeculativePoolReady="True")
     assert kube.condition("qwen", "SpecValid")["message"].startswith(
-        "ServiceMonitor is unknown to this cluster"
+        "ServiceMonitor is not installed in this cluster"
     )
 
 
@@ -292,7 +292,7 @@ def test_object_with_another_owner_is_not_adopted(kube: Kube) -> None:
     kube.kubectl("create", "configmap", "qwen-gateway", "--from-literal", "mine=yes")
     kube.apply(router())
     kube.until("qwen", SpecValid="InvalidSpec")
-    assert "is not this DPSRouter's" in kube.condition("qwen", "SpecValid")["message"]
+    assert "is not owned by this DPSRouter" in kube.condition("qwen", "SpecValid")["message"]
     assert kube.get("configmap", "qwen-gateway")["data"] == {"mine": "yes"}
 
 

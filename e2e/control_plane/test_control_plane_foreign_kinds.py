@@ -46,8 +46,8 @@ def known(kube: Kube) -> Iterator[None]:
 def unknown(kube: Kube) -> None:
     kube.until("qwen", SpecValid="InvalidSpec", SpeculativePoolReady="True", GatewayReady="True")
     message = kube.condition("qwen", "SpecValid")["message"]
-    assert "HTTPRoute is unknown to this cluster: install its CRDs, or remove the field" in message
-    assert "ServiceMonitor is unknown to this cluster" in message
+    assert "HTTPRoute is not installed in this cluster: install its CRD, or remove the field" in message
+    assert "ServiceMonitor is not installed in this cluster" in message
 
 
 def parts(kube: Kube) -> list[str]:

@@ -1,4 +1,4 @@
-"""`dps operator`: the process that keeps DPSRouters true."""
+"""`dps operator`: the operator process."""
 
 import argparse
 import asyncio
@@ -23,10 +23,10 @@ from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Se
 from dps_operator.work_queue import WorkQueue
 
 WATCH_RETRY_SECONDS = 5.0
-"""Seconds before watching is begun again after it failed as a whole."""
+"""Seconds between a failure of all watches and their restart."""
 
 SHUTDOWN_SECONDS = 10.0
-"""Seconds that every part has to end in when the operator is told to."""
+"""Seconds that tasks have to finish at shutdown."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def _now() -> str:
 
 
 async def run(settings: Settings) -> None:
-    """Run until told to stop by SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     observations = Observations()
     reconciler = Reconciler(cluster, observations, settings, _now)
@@ -54,11 +54,11 @@ async def run(settings: Settings) -> None:
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
 
-    # Kopf's name for itself. Left alone it asks for the user's, and a container's user is in no passwd file.
+    # Kopf's identity. By default Kopf looks up the user name, but a container's user is in no passwd file.
     os.environ.setdefault("POD_ID", socket.gethostname())
 
     async def watch() -> None:
-        """Run Kopf until the kinds that are installed have changed."""
+        """Run Kopf until the set of installed kinds changes."""
         resync.changed.clear()
         ours = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
@@ -70,7 +70,7 @@ async def run(settings: Settings) -> None:
             stop_flag=resync.changed,
             ready_flag=watching,
         )
-        # Kopf listens for the end as well, but not while it fails, which takes it seconds.
+        # Kopf replaces the signal handlers, and does not handle signals during the seconds that a failure takes.
         install_signal_handlers()
         try:
             await kopf.run_tasks(tasks, ignored=ours)
@@ -78,77 +78,100 @@ async def run(settings: Settings) -> None:
             watching.clear()
 
     async def watch_forever() -> None:
-        # The first pass must know every child, so nothing is watched before everything was listed.
+        # The first reconcile must know every child, so watching starts after the first complete listing.
         await resync.complete.wait()
         while True:
             try:
                 await watch()
-                log.info("watching again: other kinds are installed now")
+                log.info("restarting watches: the set of installed kinds has changed")
             except Exception as error:
-                # The API server failed while Kopf looked for the kinds to watch, or one of them is gone.
-                log.warning("watching failed: %s; again in %.0f s", error, WATCH_RETRY_SECONDS)
+                # The API server failed while Kopf resolved the kinds to watch, or one of them was removed.
+                log.warning("watching failed: %s; retrying in %.0f s", error, WATCH_RETRY_SECONDS)
                 await asyncio.sleep(WATCH_RETRY_SECONDS)
                 with contextlib.suppress(ClusterError):
                     await resync.once()
 
     parts = [asyncio.create_task(resync.run()), asyncio.create_task(watch_forever())]
     parts += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
-    told = asyncio.create_task(stop.wait())
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((told, *parts), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopped, *parts), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            # Kopf cancels what it does not know when it fails. A new process is whole again.
-            raise RuntimeError("a part of the operator has ended by itself")
+            # On failure Kopf cancels tasks that it did not start. The process exits, so that the kubelet restarts it.
+            raise RuntimeError("a task of the operator ended unexpectedly")
     finally:
-        for task in (told, *parts):
+        for task in (stopped, *parts):
             task.cancel()
-        _, hanging = await asyncio.wait((told, *parts), timeout=SHUTDOWN_SECONDS)
+        _, hanging = await asyncio.wait((stopped, *parts), timeout=SHUTDOWN_SECONDS)
         for task in hanging:
-            log.error("does not end: %r", task)
+            log.error("task did not stop: %r", task)
         await server.cleanup()
         await cluster.close()
 
 
 def settings_from(arguments: list[str]) -> Settings:
-    """The settings of a command line; DPS_OPERATOR_<OPTION> in the environment is the default of each."""
+    """Settings from the command line. DPS_OPERATOR_<OPTION> in the environment sets the default of an option."""
 
-    def told(option: str, otherwise: str) -> str:
-        return os.environ.get(f"DPS_OPERATOR_{option}", otherwise)
+    def environment(option: str, default: str) -> str:
+        return os.environ.get(f"DPS_OPERATOR_{option}", default)
 
-    parser = argparse.ArgumentParser(prog="dps operator", description="Keep DPSRouters true.")
+    parser = argparse.ArgumentParser(prog="dps operator", description="Reconcile DPSRouter resources.")
     parser.add_argument(
         "--namespace",
         action="append",
-        default=[name for name in told("NAMESPACES", "").split(",") if name],
-        help="watch this namespace only; may be repeated (default: all namespaces)",
+        default=[name for name in environment("NAMESPACES", "").split(",") if name],
+        help="namespace to watch; repeatable (default: all namespaces)",
     )
-    parser.add_argument("--gateway-image", default=told("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE))
-    parser.add_argument("--redis-image", default=told("REDIS_IMAGE", DEFAULT_REDIS_IMAGE))
-    parser.add_argument("--workers", type=int, default=int(told("WORKERS", "8")))
-    parser.add_argument("--resync-seconds", type=float, default=float(told("RESYNC_SECONDS", "600")))
-    parser.add_argument("--health-port", type=int, default=int(told("HEALTH_PORT", "8080")))
-    parser.add_argument("--verbose", action="store_true", help="tell about every event")
-    read = parser.parse_args(arguments)
+    parser.add_argument(
+        "--gateway-image",
+        default=environment("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE),
+        help="gateway image of DPSRouters that set none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--redis-image",
+        default=environment("REDIS_IMAGE", DEFAULT_REDIS_IMAGE),
+        help="image of managed Redis servers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=int(environment("WORKERS", "8")),
+        help="DPSRouters reconciled concurrently (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--resync-seconds",
+        type=float,
+        default=float(environment("RESYNC_SECONDS", "600")),
+        help="seconds between full listings (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        default=int(environment("HEALTH_PORT", "8080")),
+        help="port of /healthz, /readyz and /metrics (default: %(default)s)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log every event")
+    options = parser.parse_args(arguments)
     logging.basicConfig(
-        level=logging.DEBUG if read.verbose else logging.INFO,
+        level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # a line for every probe
-    # At DEBUG the client writes whole answers to the log, Secrets among them.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line per probe
+    # At DEBUG the client logs response bodies, which include Secrets.
     logging.getLogger("kubernetes").setLevel(logging.INFO)
-    if not read.verbose:
+    if not options.verbose:
         logging.getLogger("kopf").setLevel(logging.WARNING)
     return Settings(
-        gateway_image=read.gateway_image,
-        redis_image=read.redis_image,
-        namespaces=tuple(read.namespace),
-        workers=read.workers,
-        resync_seconds=read.resync_seconds,
-        health_port=read.health_port,
+        gateway_image=options.gateway_image,
+        redis_image=options.redis_image,
+        namespaces=tuple(options.namespace),
+        workers=options.workers,
+        resync_seconds=options.resync_seconds,
+        health_port=options.health_port,
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Run `dps operator`; exit status 0 when it was told to stop."""
+    """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
     asyncio.run(run(settings_from(arguments)))
     return 0

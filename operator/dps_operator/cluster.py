@@ -1,4 +1,4 @@
-"""The API server: server-side apply, the few other calls that reconciling needs, their errors."""
+"""Access to the API server: server-side apply, the other calls that reconciling needs, and their errors."""
 
 import asyncio
 import json
@@ -20,48 +20,49 @@ from dps_operator.errors import (
 from dps_operator.kinds import ROUTER, Kind, kind_of
 from dps_operator.resources import MANAGED_BY, Manifest
 
-REQUESTS = Counter("dps_operator_api_requests_total", "Calls of the API server", ["verb", "kind", "code"])
-SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of calls of the API server", ["verb"])
+REQUESTS = Counter("dps_operator_api_requests_total", "API server requests", ["verb", "kind", "code"])
+SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of API server requests", ["verb"])
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 PAGE = 500
 RETRY_DELAYS = (0.1, 0.3, 0.9)
-MAX_BACKOFF = 5.0
-"""Seconds between the tries of one call, and the most that it waits at the server's wish."""
+"""Seconds between the attempts of one call."""
+MAX_RETRY_DELAY = 5.0
+"""Upper bound of a delay that the server requests by Retry-After, in seconds."""
 REPAIR = "dps-operator-repair"
-"""Field manager of merge patches, so that they do not count as applied."""
+"""Field manager of merge patches, separate from the one of server-side apply."""
 
 
 class Cluster(Protocol):
-    """What reconciling asks of the API server. Everything raises ClusterError."""
+    """The API server calls that reconciling needs. Every method may raise ClusterError."""
 
     async def apply(self, manifest: Manifest, *, manager: str = MANAGED_BY) -> Manifest:
-        """Server-side apply with force; returns the object as it is now."""
+        """Server-side apply with force; returns the resulting object."""
 
     async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest:
         """Server-side apply of a DPSRouter's status."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        """One object. NotFoundError where there is none."""
+        """One object. Raises NotFoundError if it does not exist."""
 
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """All objects with these labels, of one namespace or of all."""
+        """All objects that match the label selector, in one namespace or in all."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """A new object. AlreadyExistsError where its name is taken."""
+        """Create an object. Raises AlreadyExistsError if its name is taken."""
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
-        """A merge patch: lists are replaced whole, whoever put something in them."""
+        """Merge patch: replaces lists entirely, including items of other field managers."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete that very object, and what it owns; nothing happens where it is gone or another one."""
+        """Delete an object and its dependents; a no-op if it is gone or has been replaced (UID precondition)."""
 
 
 def error_from(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
-    """The error that an answer of the API server stands for.
+    """The exception for an error response of the API server.
 
-    A 404 without `details.name` is about the path: the kind is not installed. A 422 or 400 is the object's.
+    A 404 without `details.name` concerns the path: the kind is not installed. A 400 or 422 concerns the object.
     """
     details: dict[str, Any] = {}
     message = reason
@@ -83,7 +84,7 @@ def error_from(status: int, reason: str, body: Any, retry_after: str | None = No
 
 
 class KubernetesCluster:
-    """The real API server, by way of the kubernetes package's asyncio half."""
+    """The API server, through kubernetes.aio."""
 
     def __init__(self, api: client.ApiClient, seconds: float) -> None:
         self._api = api
@@ -91,7 +92,7 @@ class KubernetesCluster:
 
     @classmethod
     async def connect(cls, seconds: float) -> "KubernetesCluster":
-        """A connection by the pod's service account or the kubeconfig. A call may take so many seconds."""
+        """Connect with the pod's service account or the kubeconfig. `seconds` is the timeout of each call."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -100,7 +101,7 @@ class KubernetesCluster:
         return cls(client.ApiClient(configuration), seconds)
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         await self._api.close()
 
     async def _call(
@@ -112,9 +113,9 @@ class KubernetesCluster:
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """One call, repeated soon where the server had a bad moment: whatever the operator asks is idempotent.
+        """One call, retried after transient errors; every call of the operator is idempotent.
 
-        A pass has many calls, and would hardly ever end if each of them had to succeed at once.
+        Retrying the call rather than the reconcile matters under load, because one reconcile makes many calls.
         """
         for pause in RETRY_DELAYS:
             try:
@@ -124,7 +125,7 @@ class KubernetesCluster:
             except ClusterError as error:
                 if not error.transient:
                     raise
-                await asyncio.sleep(min(error.retry_after or pause, MAX_BACKOFF))
+                await asyncio.sleep(min(error.retry_after or pause, MAX_RETRY_DELAY))
         return await self._call_once(method, kind, path, query, body, headers)
 
     async def _call_once(
@@ -156,7 +157,7 @@ class KubernetesCluster:
             retry_after = error.headers.get("Retry-After") if error.headers else None
             raise error_from(error.status or 0, str(error.reason), error.body, retry_after) from error
         except TimeoutError as error:
-            raise TimedOutError(f"the API server did not answer within {self._seconds:.0f} s") from error
+            raise TimedOutError(f"the API server did not respond within {self._seconds:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ClusterError(
                 f"the API server cannot be reached: {error or type(error).__name__}"
@@ -192,7 +193,7 @@ class KubernetesCluster:
         return answer
 
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """See Cluster. Lists by pages, so that a large cluster does not fill the memory."""
+        """See Cluster. Lists in pages to bound the size of a response."""
         items: list[Manifest] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:

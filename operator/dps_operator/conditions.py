@@ -1,4 +1,4 @@
-"""The status of a DPSRouter: a function of what was asked for and what was seen. Pure."""
+"""Builds the status of a DPSRouter from its spec and its observed children. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from dps_operator.resources import Component, Manifest, Router, child_name, sele
 
 @dataclass(frozen=True)
 class Verdict:
-    """A condition before it has a time."""
+    """A condition without a transition time."""
 
     type: ConditionType
     status: str
@@ -25,16 +25,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that a status is made from."""
+    """Inputs of the status."""
 
     children: Mapping[ChildKey, Child] = field(default_factory=dict)
     pods: Sequence[Pod] = ()
     invalid: str = ""
-    """Why the spec cannot be carried out; empty where it can."""
+    """Why the spec cannot be applied; empty if it can."""
     failing: str = ""
-    """What the API server last answered where a call failed for now; empty where none did."""
+    """Message of a failed API server call; empty if all calls succeeded."""
     waiting_pool: str | None = None
-    """The pool whose change waits for the other's rollout."""
+    """The pool whose rollout waits for the other pool's."""
 
 
 NOUNS: dict[Component, str] = {
@@ -45,20 +45,22 @@ NOUNS: dict[Component, str] = {
 }
 
 
-def _workload(seen: Observed, kind: str, name: str) -> Replicas | None:
-    child = seen.children.get((kind, name))
+def _workload(observed: Observed, kind: str, name: str) -> Replicas | None:
+    child = observed.children.get((kind, name))
     return child.replicas if child else None
 
 
-def _serving(router_name: str, seen: Observed, component: Component, type: ConditionType) -> Verdict:
-    """Whether one component can serve: at least one of its replicas is ready."""
+def _serving(router_name: str, observed: Observed, component: Component, type: ConditionType) -> Verdict:
+    """Whether a component can serve, which requires one available replica."""
     kind = "StatefulSet" if component == "redis" else "Deployment"
-    replicas = _workload(seen, kind, f"{router_name}-{component}")
+    replicas = _workload(observed, kind, f"{router_name}-{component}")
     if replicas is None:
         return Verdict(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
-    problem = most_severe([pod.problem for pod in seen.pods if pod.component == component and pod.problem])
-    count = f"{replicas.ready} of {replicas.wanted} replicas are ready"
-    if replicas.ready >= replicas.wanted:
+    problem = most_severe(
+        [pod.problem for pod in observed.pods if pod.component == component and pod.problem]
+    )
+    count = f"{replicas.ready} of {replicas.desired} replicas are ready"
+    if replicas.ready >= replicas.desired:
         return Verdict(type, "True", "AllReplicasReady", count)
     if replicas.ready > 0:
         return Verdict(type, "True", "SomeReplicasReady", f"{count}; {problem.message}" if problem else count)
@@ -69,30 +71,32 @@ def _serving(router_name: str, seen: Observed, component: Component, type: Condi
     return Verdict(type, "False", "Starting", count)
 
 
-def _store(router: Router, seen: Observed) -> Verdict:
+def _store(router: Router, observed: Observed) -> Verdict:
     reference = router.spec.session_store.url_secret_ref
     if reference is None:
-        return _serving(router.name, seen, "redis", "SessionStoreReady")
-    message = f"the gateways use the Redis of Secret {reference.name}; dps_state_degraded tells how it does"
+        return _serving(router.name, observed, "redis", "SessionStoreReady")
+    message = (
+        f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
+    )
     return Verdict("SessionStoreReady", "True", "External", message)
 
 
-def _progressing(router: Router, seen: Observed) -> Verdict:
-    if seen.failing:
-        return Verdict("Progressing", "True", "Retrying", seen.failing)
-    if seen.waiting_pool:
-        (other,) = (pool for pool in POOLS if pool != seen.waiting_pool)
-        message = f"the {seen.waiting_pool} pool changes when the {other} pool has finished changing"
+def _progressing(router: Router, observed: Observed) -> Verdict:
+    if observed.failing:
+        return Verdict("Progressing", "True", "Retrying", observed.failing)
+    if observed.waiting_pool:
+        (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
+        message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
         return Verdict("Progressing", "True", "RollingOut", message)
     components: list[Component] = [*POOLS, "gateway"]
     if managed(router) is not None:
         components.append("redis")
     for component in components:
         kind = "StatefulSet" if component == "redis" else "Deployment"
-        replicas = _workload(seen, kind, child_name(router, component))
+        replicas = _workload(observed, kind, child_name(router, component))
         if replicas is None or not replicas.settled:
-            return Verdict("Progressing", "True", "RollingOut", f"the {NOUNS[component]} is not settled yet")
-    return Verdict("Progressing", "False", "Settled", "every replica is ready and of the newest spec")
+            return Verdict("Progressing", "True", "RollingOut", f"the {NOUNS[component]} is rolling out")
+    return Verdict("Progressing", "False", "Settled", "all replicas are ready and up to date")
 
 
 def _summary(parts: Sequence[Verdict]) -> Verdict:
@@ -102,33 +106,33 @@ def _summary(parts: Sequence[Verdict]) -> Verdict:
     return Verdict("Ready", "True", "Serving", "requests are served by both pools")
 
 
-def verdicts(router: Router, seen: Observed) -> list[Verdict]:
-    """All conditions of a DPSRouter whose spec could be read; Ready first."""
-    if seen.invalid:
-        message = f"{seen.invalid}; what ran before keeps running"
+def verdicts(router: Router, observed: Observed) -> list[Verdict]:
+    """All conditions of a DPSRouter with a parsable spec; Ready first."""
+    if observed.invalid:
+        message = f"{observed.invalid}; running workloads are not changed"
         valid = Verdict("SpecValid", "False", "InvalidSpec", message)
     else:
-        valid = Verdict("SpecValid", "True", "Accepted", "the spec can be carried out")
+        valid = Verdict("SpecValid", "True", "Accepted", "the spec is valid")
     parts = [
         valid,
-        _serving(router.name, seen, "speculative", "SpeculativePoolReady"),
-        _serving(router.name, seen, "greedy", "GreedyPoolReady"),
-        _store(router, seen),
-        _serving(router.name, seen, "gateway", "GatewayReady"),
+        _serving(router.name, observed, "speculative", "SpeculativePoolReady"),
+        _serving(router.name, observed, "greedy", "GreedyPoolReady"),
+        _store(router, observed),
+        _serving(router.name, observed, "gateway", "GatewayReady"),
     ]
-    return [_summary(parts), _progressing(router, seen), *parts]
+    return [_summary(parts), _progressing(router, observed), *parts]
 
 
 def conditions(
     found: Sequence[Verdict], before: Sequence[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Conditions in Kubernetes' shape; the transition time moves only where the status itself does."""
-    known = {one["type"]: one for one in before}
-    made = []
+    """Conditions as in the API. The transition time changes only if the condition's status does."""
+    previous = {condition["type"]: condition for condition in before}
+    result = []
     for verdict in found:
-        old = known.get(verdict.type, {})
+        old = previous.get(verdict.type, {})
         same = old.get("status") == verdict.status
-        made.append(
+        result.append(
             {
                 "type": verdict.type,
                 "status": verdict.status,
@@ -138,7 +142,7 @@ def conditions(
                 "lastTransitionTime": old["lastTransitionTime"] if same else now,
             }
         )
-    return made
+    return result
 
 
 def _counts(replicas: Replicas | None) -> dict[str, int]:
@@ -146,37 +150,37 @@ def _counts(replicas: Replicas | None) -> dict[str, int]:
     return {"replicas": existing, "readyReplicas": ready}
 
 
-def build_status(router: Router, seen: Observed, before: Mapping[str, Any], now: str) -> Manifest:
-    """The whole status. `before` is the status so far, `now` the time as RFC 3339."""
+def build_status(router: Router, observed: Observed, before: Mapping[str, Any], now: str) -> Manifest:
+    """The complete status. before: the previous status. now: the time in RFC 3339."""
     counts = {
-        component: _counts(_workload(seen, "Deployment", child_name(router, component)))
+        component: _counts(_workload(observed, "Deployment", child_name(router, component)))
         for component in (*POOLS, "gateway")
     }
     routing = router.spec.routing
     labels = ",".join(f"{key}={value}" for key, value in selector(router, "gateway").items())
-    made: Manifest = {
+    result: Manifest = {
         "observedGeneration": router.generation,
         "conditions": conditions(
-            verdicts(router, seen), before.get("conditions", []), router.generation, now
+            verdicts(router, observed), before.get("conditions", []), router.generation, now
         ),
         "url": base_url(router),
         "pools": {pool: counts[pool] for pool in POOLS},
         "gateway": {**counts["gateway"], "selector": labels},
     }
-    if ("ConfigMap", child_name(router, "gateway")) in seen.children:
-        made["routing"] = {"policy": routing.policy}
+    if ("ConfigMap", child_name(router, "gateway")) in observed.children:
+        result["routing"] = {"policy": routing.policy}
         if routing.threshold_tokens is not None:
-            made["routing"]["thresholdTokens"] = routing.threshold_tokens
-    return made
+            result["routing"]["thresholdTokens"] = routing.threshold_tokens
+    return result
 
 
 def invalid_spec_status(message: str, before: Mapping[str, Any], generation: int, now: str) -> Manifest:
-    """The status where the spec could not even be read: what was known stays, and two conditions tell why."""
-    said = f"{message}; what ran before keeps running"
+    """The status for a spec that cannot be parsed: Ready and SpecValid say why; everything else is kept."""
+    explanation = f"{message}; running workloads are not changed"
     found = [
-        Verdict("Ready", "False", "InvalidSpec", said),
-        Verdict("SpecValid", "False", "InvalidSpec", said),
+        Verdict("Ready", "False", "InvalidSpec", explanation),
+        Verdict("SpecValid", "False", "InvalidSpec", explanation),
     ]
-    made = conditions(found, before.get("conditions", []), generation, now)
-    kept = [one for one in before.get("conditions", []) if one["type"] not in ("Ready", "SpecValid")]
-    return {**before, "observedGeneration": generation, "conditions": [*made, *kept]}
+    updated = conditions(found, before.get("conditions", []), generation, now)
+    kept = [item for item in before.get("conditions", []) if item["type"] not in ("Ready", "SpecValid")]
+    return {**before, "observedGeneration": generation, "conditions": [*updated, *kept]}

@@ -1,4 +1,4 @@
-"""Why a pod is not ready, in words that tell a person what to do. Pure."""
+"""Diagnoses why a pod is not ready. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ SEVERITY = (
 
 @dataclass(frozen=True)
 class Problem:
-    """What keeps a pod from serving: a reason in one word, and a sentence."""
+    """Why a pod is not ready: a CamelCase reason, and a message that says what to do."""
 
     reason: str
     message: str
 
 
 def most_severe(problems: list[Problem]) -> Problem | None:
-    """The problem that a person should hear of first; among equals the first by name."""
-    ranked = sorted(problems, key=lambda one: (SEVERITY.index(one.reason), one.message))
+    """The most severe problem, or None; ties are broken by message."""
+    ranked = sorted(problems, key=lambda problem: (SEVERITY.index(problem.reason), problem.message))
     return ranked[0] if ranked else None
 
 
 def last_line(text: str) -> str:
-    """The last line of a log that says something, at most 300 characters of it."""
+    """The last non-empty line of a log, limited to its last 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][-300:] if lines else ""
 
@@ -46,15 +46,17 @@ def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
-        # Behind the first part stands what pre-emption could not do either.
-        said = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
-        if re.search("persistent ?volume", said, re.IGNORECASE):
+        # The scheduler appends the result of preemption after the first sentence.
+        explanation = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
+        if re.search("persistent ?volume", explanation, re.IGNORECASE):
             advice = "check the storage class and its provisioner"
-            return Problem("WaitingForVolume", f"pod {name} waits for its volume: {said}; {advice}")
+            return Problem(
+                "WaitingForVolume", f"pod {name} is waiting for its volume: {explanation}; {advice}"
+            )
         if engine:
             advice = "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool"
-            return Problem("WaitingForGPU", f"pod {name} waits for a node: {said}; {advice}")
-        return Problem("Unschedulable", f"pod {name} waits for a node: {said}")
+            return Problem("WaitingForGPU", f"pod {name} is waiting for a node: {explanation}; {advice}")
+        return Problem("Unschedulable", f"pod {name} is waiting for a node: {explanation}")
     return None
 
 
@@ -67,12 +69,12 @@ def _crash(name: str, terminated: dict[str, Any]) -> Problem:
 def _container(name: str, status: dict[str, Any]) -> Problem | None:
     state, last = status.get("state", {}), status.get("lastState", {})
     waiting = state.get("waiting", {})
-    reason, said = waiting.get("reason", ""), waiting.get("message", "")
+    reason, explanation = waiting.get("reason", ""), waiting.get("message", "")
     if reason in PULL_FAILURES:
         advice = "check the image's name and the pull secret"
         return Problem("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
     if reason in CONFIG_FAILURES:
-        return Problem("ConfigMissing", f"pod {name} cannot start: {said or reason}")
+        return Problem("ConfigMissing", f"pod {name} cannot start: {explanation or reason}")
     for ended in (state.get("terminated"), last.get("terminated")):
         if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not status.get("ready"):
             return _crash(name, ended)
@@ -80,7 +82,7 @@ def _container(name: str, status: dict[str, Any]) -> Problem | None:
 
 
 def problem(pod: Manifest, component: str) -> Problem | None:
-    """What keeps this pod from serving, or None where nothing does or the pod is on its way out."""
+    """Why a pod is not ready; None if it is ready or terminating."""
     if pod["metadata"].get("deletionTimestamp"):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
@@ -101,6 +103,6 @@ def problem(pod: Manifest, component: str) -> Problem | None:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Whether the pod's own condition says that it serves."""
+    """Whether the pod's Ready condition is True."""
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

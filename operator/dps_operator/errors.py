@@ -1,21 +1,21 @@
-"""What can go wrong, and what the operator does about it."""
+"""The operator's exceptions."""
 
 TRANSIENT_STATUSES = (0, 409, 429, 500, 502, 503, 504)
-"""HTTP statuses after which the same call may well succeed; 0 is no answer at all."""
+"""HTTP statuses after which a retry may succeed; 0 means that there was no response."""
 
 
 class OperatorError(Exception):
-    """Everything that the operator raises on purpose."""
+    """Base class of the operator's exceptions."""
 
 
 class SpecError(OperatorError):
-    """The spec asks for what cannot be; the message says what to change. Not retried: the next edit is."""
+    """The spec is invalid; the message says what to change. Not retried until the spec changes."""
 
 
 class ClusterError(OperatorError):
-    """The API server answered with an error, or not at all.
+    """The API server returned an error, or did not respond.
 
-    `status` is the HTTP status, 0 where none came; `retry_after` the seconds it asked to wait, if it did.
+    status: HTTP status; 0 if there was no response. retry_after: delay in seconds that the server requested.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
@@ -25,30 +25,30 @@ class ClusterError(OperatorError):
 
     @property
     def transient(self) -> bool:
-        """Whether it is the server's bad moment, and not about what was asked."""
+        """Whether the error is transient and the call should be retried."""
         return self.status in TRANSIENT_STATUSES
 
 
 class RejectedError(ClusterError):
-    """The API server refused the object itself (400, 422): what the spec passed through is not valid."""
+    """The API server rejected the object (400, 422): a field that the spec passes through is invalid."""
 
 
 class NotInstalledError(ClusterError):
-    """The API server does not know the kind: its CRDs are not installed."""
+    """The API server does not serve the kind, because its CRD is not installed."""
 
 
 class NotFoundError(ClusterError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class AlreadyExistsError(ClusterError):
-    """There is such an object already."""
+    """An object of this name already exists."""
 
     @property
     def transient(self) -> bool:
-        """Never: it will be there the next time as well."""
+        """Never transient: a retry would fail in the same way."""
         return False
 
 
 class TimedOutError(ClusterError):
-    """The API server did not answer in time."""
+    """The API server did not respond in time."""

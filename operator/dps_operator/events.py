@@ -1,4 +1,4 @@
-"""Kubernetes Events: one for each change that a person would want to hear of. Pure."""
+"""Kubernetes Events for changed conditions. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from dps_operator.resources import MANAGED_BY, Manifest, digest
 
 REPORTED_TYPES = ("Ready", "SpecValid", "Progressing")
 TRANSITIONAL_REASONS = ("NotCreated", "Starting", "LoadingModel")
-"""Reasons of not being ready that every deployment passes through: no cause for a warning."""
+"""Reasons that every new deployment passes through; they are not reported as warnings."""
 
 
 def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -18,21 +18,22 @@ def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
 def events(
     metadata: Manifest, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], now: str
 ) -> list[Manifest]:
-    """Events for conditions that changed. Their names follow from what they say and when the status moved.
+    """Events for conditions that changed.
 
-    So neither an operator that is killed half-way nor a second one posts any twice.
+    An event's name is derived from its content and the transition time, so that neither a restarted operator nor
+    a second one creates it twice.
     """
-    known = {one["type"]: one for one in before}
-    made = []
+    previous = {condition["type"]: condition for condition in before}
+    manifests = []
     for condition in after:
-        old = known.get(condition["type"], {})
+        old = previous.get(condition["type"], {})
         if condition["type"] not in REPORTED_TYPES or _reason(old) == _reason(condition):
             continue
-        said = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
-        identity = digest([metadata["uid"], said, condition["lastTransitionTime"]])
+        content = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
+        identity = digest([metadata["uid"], content, condition["lastTransitionTime"]])
         failed = condition["type"] != "Progressing" and condition["status"] == "False"
         bad = failed and condition["reason"] not in TRANSITIONAL_REASONS
-        made.append(
+        manifests.append(
             {
                 "apiVersion": "v1",
                 "kind": "Event",
@@ -56,4 +57,4 @@ def events(
                 "reportingInstance": MANAGED_BY,
             }
         )
-    return made
+    return manifests

@@ -1,4 +1,4 @@
-"""Wiring to Kopf: every event is remembered, and wakes the DPSRouter that it belongs to."""
+"""Kopf event handlers: each event updates the cache and enqueues the DPSRouter that it belongs to."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,22 +15,22 @@ from dps_operator.work_queue import WorkQueue
 def registry(
     observations: Observations, queue: WorkQueue, installed: Sequence[Kind]
 ) -> kopf.OperatorRegistry:
-    """The event handlers, for the kinds of children that are installed.
+    """Event handlers for DPSRouters, pods, and the installed kinds of children.
 
-    Kopf writes nothing to any object on their account: no annotation, no finalizer.
+    Event handlers do not make Kopf add annotations or finalizers to objects.
     """
-    made = kopf.OperatorRegistry()
+    handlers = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=made, id="login")
+    @kopf.on.login(registry=handlers, id="login")
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
-    def watch(kind: Kind, see: Callable[..., Key]) -> None:
-        @kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"see-{kind.plural}")
-        async def seen(event: Any, **_: Any) -> None:
-            # A copy in plain types: Kopf's own is a view. Items of an initial listing do not say their kind.
+    def watch(kind: Kind, update: Callable[..., Key]) -> None:
+        @kopf.on.event(kind.group, kind.version, kind.plural, registry=handlers, id=f"observe-{kind.plural}")
+        async def observe(event: Any, **_: Any) -> None:
+            # A copy, because Kopf passes a view. Items of an initial listing have no apiVersion and kind.
             body: Manifest = {"apiVersion": kind.api_version, "kind": kind.name, **event["object"]}
-            key = see(body, deleted=event["type"] == "DELETED")
+            key = update(body, deleted=event["type"] == "DELETED")
             if key in observations.routers or kind is ROUTER:
                 queue.add(key)
 
@@ -38,19 +38,19 @@ def registry(
     watch(POD, observations.update_pod)
     for kind in installed:
         watch(kind, observations.update_child)
-    return made
+    return handlers
 
 
 def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
-    """Kopf's settings: only objects of ours are watched, and no stream lives for long."""
-    made = kopf.OperatorSettings()
+    """Kopf's settings: watch only objects of the operator, and reconnect watches every five minutes."""
+    result = kopf.OperatorSettings()
     for kind in (POD, *CHILDREN):
-        made.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNED_SELECTOR
-    made.watching.server_timeout = 300
-    made.watching.client_timeout = 310
-    made.watching.connect_timeout = settings.request_timeout
-    made.networking.request_timeout = settings.request_timeout
-    made.posting.enabled = False
-    # Kinds that are installed later are found by the listings, without a right to the whole cluster's CRDs.
-    made.scanning.disabled = True
-    return made
+        result.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNED_SELECTOR
+    result.watching.server_timeout = 300
+    result.watching.client_timeout = 310
+    result.watching.connect_timeout = settings.request_timeout
+    result.networking.request_timeout = settings.request_timeout
+    result.posting.enabled = False
+    # Resync detects newly installed kinds, without cluster-wide permission to read CRDs.
+    result.scanning.disabled = True
+    return result

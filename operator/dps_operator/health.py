@@ -1,4 +1,4 @@
-"""The operator's own endpoints: /healthz fails when it is stuck, /readyz until it watches; /metrics."""
+"""The operator's endpoints: /healthz fails if it is stuck, /readyz until watches are established; /metrics."""
 
 import asyncio
 import time
@@ -10,13 +10,13 @@ from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
-OLDEST = Gauge("dps_operator_oldest_pass_seconds", "How long the oldest pass under way has been running")
+OLDEST = Gauge("dps_operator_oldest_pass_seconds", "Age of the oldest running reconcile")
 
 
 def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
-    """Why the operator has to be started anew; empty while it works. An API server away is no reason."""
+    """Why the operator should be restarted; empty while it works. An unavailable API server is no reason."""
     if queue.oldest_age() > settings.stuck_after:
-        return f"a pass has been running for {queue.oldest_age():.0f} s"
+        return f"a reconcile has been running for {queue.oldest_age():.0f} s"
     overdue = time.monotonic() - resync.alive - settings.resync_seconds
     if overdue > settings.stuck_after:
         return f"the listing is overdue by {overdue:.0f} s"
@@ -26,7 +26,7 @@ def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
 def application(
     queue: WorkQueue, resync: Resync, watching: asyncio.Event, settings: Settings
 ) -> web.Application:
-    """The endpoints of one operator process; `watching` is set while it hears of every change."""
+    """The endpoints of an operator process. `watching` is set while watches are established."""
 
     async def healthz(_: web.Request) -> web.Response:
         why = stuck_reason(queue, resync, settings)

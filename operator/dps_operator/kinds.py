@@ -1,4 +1,4 @@
-"""The kinds of object that the operator deals with, and where the API server keeps them."""
+"""The kinds of object that the operator manages, and their API paths."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from dps_operator.resources import Manifest
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object: its API version, name, and plural in URLs."""
+    """A kind of object: API version, name, and plural name in URLs."""
 
     api_version: str
     name: str
@@ -16,16 +16,16 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """The API group; empty for the core."""
+        """The API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def version(self) -> str:
-        """The version without its group."""
+        """The version without the group."""
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """The URL path of one object, of a namespace's objects, or of all of them."""
+        """The URL path of one object, of a namespace's objects, or of all objects."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -51,11 +51,11 @@ CHILDREN = (
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
     Kind("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors"),
 )
-"""Every kind that a DPSRouter can own. The last two exist only where their CRDs are installed."""
+"""Every kind that a DPSRouter can own. The last two are served only if their CRDs are installed."""
 
 BY_NAME = {kind.name: kind for kind in (ROUTER, POD, EVENT, *CHILDREN)}
 
 
 def kind_of(manifest: Manifest) -> Kind:
-    """The kind of a manifest that the operator made."""
+    """The kind of a manifest."""
     return BY_NAME[manifest["kind"]]

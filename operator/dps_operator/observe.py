@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: the little of each object that decisions are made from."""
+"""The operator's cache of the cluster: the fields of each object that reconciling reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,37 +18,37 @@ from dps_operator.resources import (
 Key = tuple[str, str]
 """Namespace and name of a DPSRouter."""
 ChildKey = tuple[str, str]
-"""Kind and name of one of its children."""
+"""Kind and name of a child of the DPSRouter."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """How far a Deployment or StatefulSet has come."""
+    """Replica counts of a Deployment or StatefulSet."""
 
-    wanted: int
+    desired: int
     existing: int
     ready: int
-    """Those that were so for the Deployment's minReadySeconds."""
+    """Available replicas: ready for at least minReadySeconds."""
     settled: bool
-    """Whether it has taken its newest spec in, and every replica is of it and ready."""
+    """Whether the newest spec has been observed, and all replicas are up to date and available."""
     failure: str
-    """Why pods cannot even be made (a quota, a policy); empty where they can."""
+    """Why pods cannot be created, for example a quota or a policy; empty if they can."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """An object that the operator made."""
+    """A child object of a DPSRouter."""
 
     kind: str
     name: str
     uid: str
     owner_uid: str
-    """uid of the controlling DPSRouter; empty where another or nobody controls it."""
+    """uid of the controlling DPSRouter; empty if the object has no controller or another one."""
     controlled_by_router: bool
-    """Whether a DPSRouter controls it, which may be one that has been deleted since."""
+    """Whether the controller is a DPSRouter, possibly a deleted one."""
     resource_version: int
     owned: str
-    """Digest of the fields that are the operator's: it changes when somebody else takes one over."""
+    """Digest of the fields that the operator owns. It changes when another field manager takes one over."""
     owns_replicas: bool
     template_hash: str
     replicas: Replicas | None
@@ -66,7 +66,7 @@ class Pod:
 
 
 def router_key(body: Manifest) -> Key:
-    """The DPSRouter that a labelled object belongs to."""
+    """Key of the DPSRouter that a labelled object belongs to."""
     metadata = body["metadata"]
     return metadata["namespace"], metadata.get("labels", {}).get(ROUTER_LABEL, "")
 
@@ -91,25 +91,25 @@ def _replicas(body: Manifest) -> Replicas | None:
     if body["kind"] not in ("Deployment", "StatefulSet"):
         return None
     status = body.get("status", {})
-    wanted = body["spec"].get("replicas", 1)
+    desired = body["spec"].get("replicas", 1)
     existing, ready = status.get("replicas", 0), status.get("availableReplicas", 0)
-    taken_in = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
+    observed = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
     failures = [
         condition.get("message", "pods cannot be created")
         for condition in status.get("conditions", [])
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
     return Replicas(
-        wanted=wanted,
+        desired=desired,
         existing=existing,
         ready=ready,
-        settled=taken_in and existing == ready == status.get("updatedReplicas", 0) == wanted,
+        settled=observed and existing == ready == status.get("updatedReplicas", 0) == desired,
         failure=failures[0] if failures else "",
     )
 
 
 def child(body: Manifest) -> Child:
-    """What is remembered of a child."""
+    """The cached fields of a child."""
     metadata = body["metadata"]
     owner = _owner(metadata)
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
@@ -129,7 +129,7 @@ def child(body: Manifest) -> Child:
 
 
 def pod(body: Manifest) -> Pod:
-    """What is remembered of a pod."""
+    """The cached fields of a pod."""
     metadata = body["metadata"]
     component = metadata.get("labels", {}).get(COMPONENT_LABEL, "")
     return Pod(
@@ -142,7 +142,7 @@ def pod(body: Manifest) -> Pod:
 
 
 class Observations:
-    """What is known of every DPSRouter, its children and their pods. Fed by listings, watches and answers."""
+    """All DPSRouters, their children and pods. Updated from listings, watch events and API responses."""
 
     def __init__(self) -> None:
         self.routers: dict[Key, Manifest] = {}
@@ -150,7 +150,7 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Take in a DPSRouter; an older copy than the known one is passed over."""
+        """Update a DPSRouter. A copy older than the cached one is ignored."""
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
         if deleted:
@@ -169,7 +169,7 @@ class Observations:
         return key
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Take in a child; an older copy than the known one is passed over."""
+        """Update a child. A copy older than the cached one is ignored."""
         key = router_key(body)
         seen, family = child(body), self._children.setdefault(key, {})
         known = family.get((seen.kind, seen.name))
@@ -181,7 +181,7 @@ class Observations:
         return key
 
     def update_pod(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Take in a pod."""
+        """Update a pod."""
         key = router_key(body)
         pods = self._pods.setdefault(key, {})
         if deleted:
@@ -191,26 +191,26 @@ class Observations:
         return key
 
     def replace_pod(self, key: Key, pod: Pod) -> None:
-        """Take in what the operator itself just changed of a pod."""
+        """Replace the cached pod after the operator has patched it."""
         if pod.name in self._pods.get(key, {}):
             self._pods[key][pod.name] = pod
 
     def children(self, key: Key) -> dict[ChildKey, Child]:
-        """The children of a DPSRouter by kind and name."""
+        """The children of a DPSRouter, by kind and name."""
         return self._children.get(key, {})
 
     def pods(self, key: Key) -> list[Pod]:
-        """The pods of a DPSRouter, by name."""
+        """The pods of a DPSRouter, sorted by name."""
         pods = self._pods.get(key, {})
         return [pods[name] for name in sorted(pods)]
 
     def forget(self, key: Key) -> None:
-        """Drop what is known of the children of a DPSRouter that is gone."""
+        """Remove the children and pods of a deleted DPSRouter."""
         self._children.pop(key, None)
         self._pods.pop(key, None)
 
     def replace(self, routers: list[Manifest], children: list[Manifest], pods: list[Manifest]) -> None:
-        """Take in a full listing in place of all that was known."""
+        """Replace the whole cache with a full listing."""
         self.routers, self._children, self._pods = {}, {}, {}
         for body in routers:
             self.update_router(body)

@@ -1,4 +1,4 @@
-"""Making one DPSRouter true: apply what is wanted, remove what is not, tell how it is."""
+"""Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
 import logging
 import secrets
@@ -39,14 +39,14 @@ from dps_operator.settings import Settings
 
 READY = Gauge("dps_operator_router_ready", "1 while a DPSRouter is Ready", ["router_namespace", "router"])
 HANDOVER = "dps-operator-handover"
-"""Field manager that keeps `replicas` where it is while an autoscaler takes it over."""
+"""Field manager that owns `replicas` until an autoscaler takes it over."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Outcome:
-    """What a pass met that belongs in the status."""
+    """Results of a reconcile that the status reports."""
 
     invalid: list[str] = field(default_factory=list)
     failure: ClusterError | None = None
@@ -54,7 +54,7 @@ class _Outcome:
 
 
 class Reconciler:
-    """Reconciles DPSRouters by what `observations` holds. Level-based: a pass needs nothing else."""
+    """Reconciles DPSRouters from the cached observations. Level-based: no other state affects the result."""
 
     def __init__(
         self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
@@ -64,10 +64,10 @@ class Reconciler:
         self._settings = settings
         self._now = now
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
-        """By owner's uid and child: digests of what was applied and of the fields ours since."""
+        """By owner's uid and child: digests of the applied manifest and of the fields owned since then."""
 
     async def reconcile(self, key: Key) -> None:
-        """One pass over one DPSRouter. ClusterError where it has to be repeated."""
+        """Reconcile one DPSRouter. Raises ClusterError if the reconcile has to be retried."""
         body = self._observations.routers.get(key)
         if body is None:
             self._observations.forget(key)
@@ -86,14 +86,14 @@ class Reconciler:
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
         outcome = await self._converge(router, key)
-        seen = conditions.Observed(
+        observed = conditions.Observed(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
             invalid="; ".join(outcome.invalid),
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
         )
-        await self._update_status(key, conditions.build_status(router, seen, before, self._now()))
+        await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
 
@@ -116,9 +116,7 @@ class Reconciler:
             try:
                 await self._apply(router, key, manifest)
             except NotInstalledError:
-                message = (
-                    f"{manifest['kind']} is unknown to this cluster: install its CRDs, or remove the field"
-                )
+                message = f"{manifest['kind']} is not installed in this cluster: install its CRD, or remove the field"
                 outcome.invalid.append(message)
             except RejectedError as error:
                 outcome.invalid.append(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
@@ -139,7 +137,7 @@ class Reconciler:
         return {pool: known[name] for pool, name in names.items() if name in known}
 
     async def _find(self, router: Router, key: Key, manifest: Manifest) -> Child | None:
-        """The live object of that name, ours to write. RejectedError where it is somebody else's."""
+        """The live object, or None. Raises RejectedError if this DPSRouter does not own it."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         found = self._observations.children(key).get((kind, name))
         if found is None:
@@ -150,11 +148,15 @@ class Reconciler:
         if found.owner_uid == router.uid:
             return found
         if found.controlled_by_router:
-            raise ClusterError(f"{kind} {name} of the DPSRouter's predecessor is not gone yet")
-        raise RejectedError("an object of that name exists and is not this DPSRouter's; rename one of them")
+            raise ClusterError(
+                f"{kind} {name} belongs to a deleted DPSRouter of the same name and has not been deleted yet"
+            )
+        raise RejectedError(
+            "an object of that name exists and is not owned by this DPSRouter; rename one of them"
+        )
 
     async def _secret(self, router: Router, key: Key) -> str:
-        """uid of the managed Redis' Secret, which is made once; empty where there is none."""
+        """uid of the managed Redis's Secret, which is created once; empty if the store is external."""
         if managed(router) is None:
             return ""
         manifest = redis_secret(router, secrets.token_urlsafe(32))
@@ -169,11 +171,11 @@ class Reconciler:
         return found.uid
 
     async def _apply(self, router: Router, key: Key, manifest: Manifest) -> None:
-        """Write one child, unless the last write still stands: the same wanted, every field still ours."""
+        """Apply one child, unless the same manifest was applied and its fields are still owned by the operator."""
         name = manifest["kind"], manifest["metadata"]["name"]
-        wanted = digest(manifest)
-        known = self._observations.children(key).get(name)
-        if known is not None and self._applied.get((router.uid, name)) == (wanted, known.owned):
+        applied = digest(manifest)
+        cached = self._observations.children(key).get(name)
+        if cached is not None and self._applied.get((router.uid, name)) == (applied, cached.owned):
             return
         found = await self._find(router, key, manifest)
         if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
@@ -183,65 +185,66 @@ class Reconciler:
         except RejectedError:
             if found is None:
                 raise
-            # What others added to a list can make ours invalid, and apply leaves it in: so write lists whole.
+            # Server-side apply keeps list items of other managers, which can make the result invalid; a merge patch
+            # replaces the whole list.
             await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
             live = await self._cluster.apply(manifest)
         self._observations.update_child(live)
-        self._applied[router.uid, name] = wanted, child(live).owned
+        self._applied[router.uid, name] = applied, child(live).owned
 
     async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
-        """Let a second manager own `replicas` as it is: a dropped field falls to its default."""
+        """Transfer `replicas` to a second manager, because a field without an owner is reset to its default."""
         if found.replicas is None:
             return
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
             "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
-            "spec": {"replicas": found.replicas.wanted},
+            "spec": {"replicas": found.replicas.desired},
         }
         await self._cluster.apply(keep, manager=HANDOVER)
 
     async def _prune(self, router: Router, key: Key, desired: list[Manifest]) -> None:
-        """Delete the children that the spec no longer asks for."""
-        wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
+        """Delete children that are no longer desired."""
+        names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
         if managed(router) is not None:
-            wanted.add(("Secret", child_name(router, "redis")))
+            names.add(("Secret", child_name(router, "redis")))
         for name, extra in list(self._observations.children(key).items()):
-            if name not in wanted and extra.owner_uid == router.uid:
-                log.info("deleting %s %s/%s: no longer asked for", name[0], router.namespace, name[1])
+            if name not in names and extra.owner_uid == router.uid:
+                log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])
                 await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
                 self._applied.pop((router.uid, name), None)
 
     async def _annotate_gateway_pods(self, router: Router, key: Key) -> None:
         """Annotate running gateway pods with the configuration's digest.
 
-        The kubelet looks at a mounted ConfigMap once a minute, and at once when its pod changes.
+        The kubelet updates a mounted ConfigMap about once a minute, and immediately when the pod changes.
         """
-        wanted = config_hash(router)
-        change = {"metadata": {"annotations": {CONFIG_HASH: wanted}}}
+        current = config_hash(router)
+        change = {"metadata": {"annotations": {CONFIG_HASH: current}}}
         for pod in self._observations.pods(key):
-            if pod.component != "gateway" or pod.terminating or pod.config_hash == wanted:
+            if pod.component != "gateway" or pod.terminating or pod.config_hash == current:
                 continue
             try:
                 await self._cluster.merge(POD, router.namespace, pod.name, change)
             except NotFoundError:
                 continue
-            self._observations.replace_pod(key, replace(pod, config_hash=wanted))
+            self._observations.replace_pod(key, replace(pod, config_hash=current))
 
-    async def _update_status(self, key: Key, made: Manifest) -> None:
-        """Write the status where it differs, then post what changed."""
-        ready = [one["status"] for one in made["conditions"] if one["type"] == "Ready"]
+    async def _update_status(self, key: Key, status: Manifest) -> None:
+        """Apply the status if it differs, then create events for changed conditions."""
+        ready = [item["status"] for item in status["conditions"] if item["type"] == "Ready"]
         READY.labels(*key).set(ready == ["True"])
         body = self._observations.routers.get(key)
-        if body is None or body["status"] == made:
+        if body is None or body["status"] == status:
             return
         before = body["status"].get("conditions", [])
         try:
-            live = await self._cluster.apply_status(key[0], key[1], made)
+            live = await self._cluster.apply_status(key[0], key[1], status)
         except NotFoundError:
             return
         if live["metadata"]["uid"] != body["metadata"]["uid"]:
             return
         self._observations.update_router(live)
-        for event in events(body["metadata"], before, made["conditions"], self._now()):
+        for event in events(body["metadata"], before, status["conditions"], self._now()):
             try:
                 await self._cluster.create(event)
             except AlreadyExistsError:

@@ -1,4 +1,4 @@
-"""Full listings: at the start, so that the first pass knows everything, and slowly ever after."""
+"""Full listings: at startup, before the first reconcile, and then periodically."""
 
 import asyncio
 import logging
@@ -16,18 +16,16 @@ from dps_operator.work_queue import WorkQueue
 
 INITIAL_BACKOFF, MAX_BACKOFF = 1.0, 30.0
 DISCOVERY_SECONDS = 15.0
-"""Seconds between two looks for a kind that was not installed."""
-FAILING = Gauge(
-    "dps_operator_listing_failing", "1 while the API server does not list what the operator needs"
-)
+"""Seconds between checks whether a missing kind has been installed."""
+FAILING = Gauge("dps_operator_listing_failing", "1 while listing the required kinds fails")
 
 log = logging.getLogger(__name__)
 
 
 class Resync:
-    """Lists everything, replaces what was remembered, and asks for a pass over every DPSRouter.
+    """Lists all objects, replaces the cache, and enqueues every DPSRouter.
 
-    It mends whatever a watch has missed, so a watch that died in silence costs at most one interval.
+    Recovers events that a watch has missed, so a stalled watch delays a change by at most one interval.
     """
 
     def __init__(
@@ -38,29 +36,29 @@ class Resync:
         self._queue = queue
         self._settings = settings
         self.alive = time.monotonic()
-        """When the loop last came round, by the monotonic clock."""
+        """Monotonic time of the loop's last iteration."""
         self.complete = asyncio.Event()
-        """Set once the first listing is in."""
+        """Set after the first complete listing."""
         self.installed: tuple[Kind, ...] = CHILDREN
-        """The kinds of children that the API server knows."""
+        """The kinds of children that the API server serves."""
         self.changed = asyncio.Event()
-        """Set when `installed` has changed."""
+        """Set when `installed` changes."""
 
     async def _list(self, kind: Kind, selector: str = "") -> list[Manifest] | None:
-        """All objects of a kind; None where its CRD is not installed."""
+        """All objects of a kind; None if its CRD is not installed."""
         found: list[Manifest] = []
         for namespace in self._settings.namespaces or (None,):
             try:
                 items = await self._cluster.list(kind, namespace, selector)
             except NotInstalledError:
                 return None
-            # The items of a list do not say what they are.
+            # List items have no apiVersion and kind.
             identity = {"apiVersion": kind.api_version, "kind": kind.name}
             found += [identity | item for item in items]
         return found
 
     async def once(self) -> None:
-        """One full listing. ClusterError where the API server does not answer: nothing is forgotten then."""
+        """One full listing. Raises ClusterError if a request fails, and then leaves the cache unchanged."""
         found = {kind: await self._list(kind, OWNED_SELECTOR) for kind in CHILDREN}
         children = [item for items in found.values() for item in items or []]
         pods = await self._list(POD, OWNED_SELECTOR) or []
@@ -73,7 +71,7 @@ class Resync:
             self._queue.add(key)
 
     async def new_kind_installed(self) -> bool:
-        """Whether a kind is there now that the last listing missed."""
+        """Whether a kind that was missing in the last listing is now installed."""
         for kind in CHILDREN:
             if kind in self.installed:
                 continue
@@ -81,11 +79,11 @@ class Resync:
                 if await self._list(kind, OWNED_SELECTOR) is not None:
                     return True
             except ClusterError as error:
-                log.debug("looking for %s failed: %s", kind.name, error)
+                log.debug("checking for %s failed: %s", kind.name, error)
         return False
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the next listing, but no longer than until a missing kind has been installed."""
+        """Wait for the next listing; return early if a missing kind has been installed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, DISCOVERY_SECONDS))
@@ -93,7 +91,7 @@ class Resync:
                 return
 
     async def run(self) -> None:
-        """List for ever, soon again after a failure."""
+        """List periodically, with backoff after failures."""
         retry = INITIAL_BACKOFF
         while True:
             self.alive = time.monotonic()
@@ -104,6 +102,6 @@ class Resync:
                 retry, pause = INITIAL_BACKOFF, self._settings.resync_seconds
             except ClusterError as error:
                 FAILING.set(1)
-                log.warning("listing failed: %s; again in %.0f s", error, retry)
+                log.warning("listing failed: %s; retrying in %.0f s", error, retry)
                 pause, retry = retry, min(retry * 2, MAX_BACKOFF)
             await self._wait(pause)

@@ -1,4 +1,4 @@
-"""One pool at a time: which engine Deployments wait while the other one rolls. Pure."""
+"""Serializes rollouts: which pool's Deployment waits while the other pool rolls out. Pure."""
 
 from collections.abc import Mapping
 

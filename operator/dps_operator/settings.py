@@ -1,4 +1,4 @@
-"""What the operator is told at its start, and not by a DPSRouter."""
+"""Settings of the operator process."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
 
 @dataclass(frozen=True)
 class Settings:
-    """Defaults of what it makes, and its own rhythm. Times in seconds."""
+    """Default images and timing. Times are in seconds."""
 
     gateway_image: str = DEFAULT_GATEWAY_IMAGE
     redis_image: str = DEFAULT_REDIS_IMAGE
     namespaces: tuple[str, ...] = ()
-    """Watched namespaces; none means all of them."""
+    """Watched namespaces; empty for all namespaces."""
     workers: int = 8
-    """DPSRouters reconciled at the same time."""
+    """DPSRouters reconciled concurrently."""
     resync_seconds: float = 600
-    """Between two full listings, which mend whatever a watch has missed."""
+    """Interval of full listings, which recover events that a watch has missed."""
     request_timeout: float = 30
-    """For one call of the API server."""
+    """Timeout of one API server request."""
     stuck_after: float = 300
-    """A reconcile that runs, or a listing that is overdue, for so long makes the liveness probe fail."""
+    """The liveness probe fails if a reconcile runs, or a listing is overdue, for longer than this."""
     health_port: int = 8080

@@ -1,4 +1,4 @@
-"""The queue of DPSRouters to reconcile: each at most once at a time, failures again after a growing pause."""
+"""The queue of DPSRouters to reconcile. A key is never reconciled concurrently; failures are retried with backoff."""
 
 import asyncio
 import logging
@@ -10,25 +10,25 @@ from prometheus_client import Counter, Gauge, Histogram
 from dps_operator.errors import ClusterError
 from dps_operator.observe import Key
 
-RECONCILES = Counter("dps_operator_reconcile_total", "Passes over a DPSRouter", ["outcome"])
-RECONCILE_SECONDS = Histogram("dps_operator_reconcile_seconds", "Duration of a pass")
-WAITING = Gauge("dps_operator_queue_length", "DPSRouters that wait for a pass")
+RECONCILES = Counter("dps_operator_reconcile_total", "Reconciles of a DPSRouter", ["outcome"])
+RECONCILE_SECONDS = Histogram("dps_operator_reconcile_seconds", "Duration of a reconcile")
+WAITING = Gauge("dps_operator_queue_length", "DPSRouters waiting to be reconciled")
 FAILED = Gauge(
     "dps_operator_failed_passes",
-    "Passes over a DPSRouter that failed since its last good one",
+    "Consecutive failed reconciles of a DPSRouter",
     ["router_namespace", "router"],
 )
 
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 60.0
-"""Seconds before the first repetition, which doubles up to the longest."""
+"""Seconds before the first retry, doubled after each failure up to the maximum."""
 DEBOUNCE_SECONDS = 0.1
-"""Seconds that a key waits for more events: one apply is answered by several."""
+"""Seconds that a key waits for further events, because one apply causes several."""
 
 log = logging.getLogger(__name__)
 
 
 class WorkQueue:
-    """Keys wait here until a worker is free. A key that is added while it is worked on comes once more."""
+    """Keys wait until a worker is free. A key that is added while it is being reconciled is reconciled once more."""
 
     def __init__(self, work: Callable[[Key], Awaitable[None]]) -> None:
         self._work = work
@@ -37,10 +37,10 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self.running: dict[Key, float] = {}
-        """When the passes that are under way began, by the monotonic clock."""
+        """Monotonic start time of each running reconcile."""
 
     def add(self, key: Key, delay: float = DEBOUNCE_SECONDS) -> None:
-        """Ask for a pass over `key` in `delay` seconds. The soonest request counts."""
+        """Reconcile `key` after `delay` seconds, or earlier if an earlier request is pending."""
         if key in self.running:
             self._again.add(key)
             return
@@ -58,13 +58,13 @@ class WorkQueue:
         self._ready.put_nowait(key)
 
     async def work(self) -> None:
-        """One worker, for ever."""
+        """Run one worker until cancelled."""
         while True:
             key = await self._ready.get()
             self._waiting.pop(key, None)
             WAITING.set(len(self._waiting))
             self.running[key] = time.monotonic()
-            pause: float | None = None
+            delay: float | None = None
             try:
                 with RECONCILE_SECONDS.time():
                     await self._work(key)
@@ -72,27 +72,27 @@ class WorkQueue:
                 FAILED.remove(*key)
                 RECONCILES.labels("done").inc()
             except ClusterError as error:
-                pause = self._backoff(key, error.retry_after)
-                log.warning("%s/%s: %s; again in %.1f s", *key, error, pause)
+                delay = self._backoff(key, error.retry_after)
+                log.warning("%s/%s: %s; retrying in %.1f s", *key, error, delay)
                 RECONCILES.labels("retry").inc()
             except Exception:
-                pause = self._backoff(key, None)
-                log.exception("%s/%s: again in %.1f s", *key, pause)
+                delay = self._backoff(key, None)
+                log.exception("%s/%s: reconcile failed; retrying in %.1f s", *key, delay)
                 RECONCILES.labels("error").inc()
             finally:
                 del self.running[key]
             if key in self._again:
                 self._again.discard(key)
-                self.add(key, DEBOUNCE_SECONDS if pause is None else pause)
-            elif pause is not None:
-                self.add(key, pause)
+                self.add(key, DEBOUNCE_SECONDS if delay is None else delay)
+            elif delay is not None:
+                self.add(key, delay)
 
-    def _backoff(self, key: Key, asked: float | None) -> float:
+    def _backoff(self, key: Key, retry_after: float | None) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         FAILED.labels(*key).set(failures)
-        pause = INITIAL_BACKOFF * 2.0 ** min(failures - 1, 16)
-        return max(min(pause, MAX_BACKOFF), asked or 0.0)
+        delay = INITIAL_BACKOFF * 2.0 ** min(failures - 1, 16)
+        return max(min(delay, MAX_BACKOFF), retry_after or 0.0)
 
     def oldest_age(self) -> float:
-        """Seconds since the oldest pass under way began; 0 where none is."""
+        """Age of the oldest running reconcile in seconds; 0 if there is none."""
         return max((time.monotonic() - began for began in self.running.values()), default=0.0)

@@ -26,21 +26,21 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         "speculative",
         Problem(
             "WaitingForGPU",
-            "pod p waits for a node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; "
+            "pod p is waiting for a node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; "
             "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool",
         ),
     ),
     "no node for the gateway": (
         pod(component="gateway", **unscheduled("0/1 nodes are available: 1 Insufficient cpu.")),
         "gateway",
-        Problem("Unschedulable", "pod p waits for a node: 0/1 nodes are available: 1 Insufficient cpu"),
+        Problem("Unschedulable", "pod p is waiting for a node: 0/1 nodes are available: 1 Insufficient cpu"),
     ),
     "no volume": (
         pod(component="redis", **unscheduled(NO_VOLUME)),
         "redis",
         Problem(
             "WaitingForVolume",
-            "pod p waits for its volume: 0/2 nodes are available: pod has unbound immediate "
+            "pod p is waiting for its volume: 0/2 nodes are available: pod has unbound immediate "
             "PersistentVolumeClaims; check the storage class and its provisioner",
         ),
     ),

@@ -195,7 +195,9 @@ async def test_a_kind_that_is_not_installed_is_told() -> None:
     world = World(EVERYTHING)
     world.cluster.fail["apply", "ServiceMonitor"] = NotInstalledError("page not found", 404)
     await world.settle()
-    assert world.condition("SpecValid")["message"].startswith("ServiceMonitor is unknown to this cluster")
+    assert world.condition("SpecValid")["message"].startswith(
+        "ServiceMonitor is not installed in this cluster"
+    )
 
 
 async def test_an_object_of_somebody_else_is_left_alone() -> None:
@@ -207,7 +209,7 @@ async def test_an_object_of_somebody_else_is_left_alone() -> None:
     }
     world.cluster.store(mine, "kubectl")
     await world.settle()
-    assert "is not this DPSRouter's" in world.condition("SpecValid")["message"]
+    assert "is not owned by this DPSRouter" in world.condition("SpecValid")["message"]
     assert "spec" not in world.object("Service", "qwen-greedy")
 
 
@@ -216,7 +218,7 @@ async def test_children_of_a_predecessor_are_waited_for() -> None:
     await world.settle()
     world.cluster.objects["DPSRouter", *KEY]["metadata"]["uid"] = "another"
     await world.look()
-    with pytest.raises(ClusterError, match="predecessor is not gone yet"):
+    with pytest.raises(ClusterError, match="belongs to a deleted DPSRouter of the same name"):
         await world.reconciler.reconcile(KEY)
 
 

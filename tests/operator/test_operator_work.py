@@ -188,7 +188,7 @@ async def test_liveness_tells_a_pass_that_hangs_and_a_listing_that_is_overdue() 
     settings = Settings(stuck_after=300, resync_seconds=600)
     assert stuck_reason(queue, made, settings) == ""
     queue.running[A] = made.alive - 400
-    assert stuck_reason(queue, made, settings).startswith("a pass has been running for")
+    assert stuck_reason(queue, made, settings).startswith("a reconcile has been running for")
     queue.running.clear()
     made.alive -= 1000
     assert stuck_reason(queue, made, settings).startswith("the listing is overdue by")
