@@ -1,4 +1,4 @@
-"""Tests on real clusters: a failure comes with what the cluster knows about it."""
+"""Adds the state of the cluster to the report of a failed test."""
 
 import os
 from collections.abc import Generator
@@ -13,7 +13,7 @@ from e2e.cluster.diagnostics import collect
 
 FOLDER = ROOT / "build/e2e"
 
-# Tests of traces export by gRPC and start servers; its fork handlers abort such a child now and then (SIGABRT).
+# Tests of traces use gRPC and start child processes; gRPC's fork handlers occasionally abort such a child (SIGABRT).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
@@ -21,7 +21,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the state of every namespace that a failed test had to its report."""
+    """Add the state of every namespace used by a failed test to its report."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         for name, value in item.funcargs.items():

@@ -1,7 +1,7 @@
-"""Many DPSRouters, one operator process: python -m e2e.cluster.bench [COUNT].
+"""Benchmark one operator with many DPSRouters: python -m e2e.cluster.bench [COUNT].
 
-Prints how long it takes until all are made and all are Ready, the operator's memory and CPU, calls of the API server
-per DPSRouter, and what an operator with all of them settled still writes.
+Prints the time until all children exist and all DPSRouters are ready, the operator's memory and CPU time, API calls per
+DPSRouter, and writes while everything is settled.
 """
 
 import re
@@ -20,11 +20,11 @@ from e2e.cluster.fixtures import ACCOUNT, PORT, RELEASE, SYSTEM
 from e2e.cluster.routers import router
 
 IDLE_SECONDS = 60
-LONGEST = 1800
+LIMIT_SECONDS = 1800
 
 
 def calls(operator: Operator) -> Counter[str]:
-    """Calls of the API server so far, by verb."""
+    """API server calls so far, by verb."""
     found: Counter[str] = Counter()
     for line in operator.get("/metrics").splitlines():
         if line.startswith("dps_operator_api_requests_total{"):
@@ -33,8 +33,8 @@ def calls(operator: Operator) -> Counter[str]:
     return found
 
 
-def used(operator: Operator) -> tuple[float, float]:
-    """Memory in MiB and CPU time in seconds of the process."""
+def resource_usage(operator: Operator) -> tuple[float, float]:
+    """Resident memory in MiB and CPU time in seconds of the operator process."""
     status = Path(f"/proc/{operator.pid}/status").read_text()
     resident = re.search(r"VmRSS:\s+(\d+) kB", status)
     fields = Path(f"/proc/{operator.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -42,13 +42,13 @@ def used(operator: Operator) -> tuple[float, float]:
 
 
 def count(kube: Kube, path: str, wanted: str) -> int:
-    """How many DPSRouters have that value there."""
+    """How many DPSRouters have a value at a JSONPath that starts with `wanted`."""
     text = kube.kubectl("get", "dpsrouter", "-o", f'jsonpath={{range .items[*]}}{path}{{"\\n"}}{{end}}')
     return sum(line.startswith(wanted) for line in text.splitlines())
 
 
 def run(kube: Kube, scratch: Path, routers: int) -> None:
-    """The measurement, on a cluster with the chart installed."""
+    """Run the benchmark on a cluster with the chart installed."""
     kubeconfig = service_account_kubeconfig(Kube(kube.kubeconfig, SYSTEM), ACCOUNT, scratch / "operator")
     store = {"urlSecretRef": {"name": "redis", "key": "url"}}
     names = [f"r{number:03}" for number in range(routers)]
@@ -57,28 +57,28 @@ def run(kube: Kube, scratch: Path, routers: int) -> None:
     began = time.monotonic()
 
     def reached(path: str, wanted: str) -> float:
-        def look() -> None:
+        def check() -> None:
             assert count(kube, path, wanted) == routers
 
-        eventually(look, LONGEST)
+        eventually(check, LIMIT_SECONDS)
         return time.monotonic() - began
 
     ready = '{.status.conditions[?(@.type=="Ready")].status}'
     settled = '{.status.conditions[?(@.type=="Progressing")].reason}'
-    print(f"{routers} DPSRouters, seconds from the operator's start")
-    print(f"  every one has its children   {reached('{.status.observedGeneration}', '1'):8.1f}")
-    print(f"  every one is Ready           {reached(ready, 'True'):8.1f}")
+    print(f"{routers} DPSRouters, seconds since the operator's start")
+    print(f"  all have their children      {reached('{.status.observedGeneration}', '1'):8.1f}")
+    print(f"  all are ready                {reached(ready, 'True'):8.1f}")
     reached(settled, "Settled")
     eventually(lambda: _idle(operator), 120)
-    made, (memory, cpu) = calls(operator), used(operator)
-    print(f"  memory of the operator, MiB  {memory:8.0f}")
-    print(f"  its CPU time, s              {cpu:8.1f}")
-    for verb, number in sorted(made.items()):
+    before, (memory, cpu) = calls(operator), resource_usage(operator)
+    print(f"  operator memory, MiB         {memory:8.0f}")
+    print(f"  operator CPU time, s         {cpu:8.1f}")
+    for verb, number in sorted(before.items()):
         print(f"  {verb:<6} calls per DPSRouter    {number / routers:8.1f}")
     time.sleep(IDLE_SECONDS)
-    written = sum(number for verb, number in (calls(operator) - made).items() if verb != "GET")
-    print(f"  writes in {IDLE_SECONDS} s of rest        {written:8}")
-    print(f"  CPU in rest, percent         {(used(operator)[1] - cpu) / IDLE_SECONDS * 100:8.1f}")
+    written = sum(number for verb, number in (calls(operator) - before).items() if verb != "GET")
+    print(f"  writes in {IDLE_SECONDS} s when idle      {written:8}")
+    print(f"  CPU when idle, percent       {(resource_usage(operator)[1] - cpu) / IDLE_SECONDS * 100:8.1f}")
     operator.stop()
 
 
@@ -89,7 +89,7 @@ def _idle(operator: Operator) -> None:
 
 
 def main() -> None:
-    """Measure on a control plane of its own."""
+    """Run the benchmark on a temporary control plane."""
     routers = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     with (
         tempfile.TemporaryDirectory() as folder,

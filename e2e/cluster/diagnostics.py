@@ -1,4 +1,4 @@
-"""What a failed test leaves behind: pods, events, logs, and the states of objects."""
+"""Collects the objects, events and logs of a namespace after a failed test."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from dps_testkit.errors import RefusedError
 
 KINDS = "dpsrouters,deployments,statefulsets,pods,services,endpointslices,persistentvolumeclaims"
 SHOWN_LINES = 25
-"""Of each log in the short version; the folder has all of it."""
+"""Lines of each log in the summary; the files have all lines."""
 
 
-def _told(kube: Kube, *arguments: str) -> str:
+def _output(kube: Kube, *arguments: str) -> str:
     try:
         return kube.kubectl(*arguments)
     except RefusedError as error:
@@ -18,20 +18,20 @@ def _told(kube: Kube, *arguments: str) -> str:
 
 
 def collect(kube: Kube, folder: Path) -> str:
-    """Everything about a namespace into files of `folder`; the short version of it."""
+    """Write the objects, events and logs of a namespace to `folder`; returns a summary."""
     folder.mkdir(parents=True, exist_ok=True)
-    objects = _told(kube, "get", KINDS, "--output", "wide")
-    events = _told(kube, "get", "events", "--sort-by", ".lastTimestamp")
+    objects = _output(kube, "get", KINDS, "--output", "wide")
+    events = _output(kube, "get", "events", "--sort-by", ".lastTimestamp")
     (folder / "objects.txt").write_text(objects)
-    (folder / "objects.yaml").write_text(_told(kube, "get", KINDS, "--output", "yaml"))
+    (folder / "objects.yaml").write_text(_output(kube, "get", KINDS, "--output", "yaml"))
     (folder / "events.txt").write_text(events)
-    (folder / "pods.txt").write_text(_told(kube, "describe", "pods"))
+    (folder / "pods.txt").write_text(_output(kube, "describe", "pods"))
     short = [objects, *events.splitlines(keepends=True)[-SHOWN_LINES:]]
-    for pod in _told(kube, "get", "pods", "--output", "name").splitlines():
+    for pod in _output(kube, "get", "pods", "--output", "name").splitlines():
         if not pod.startswith("pod/"):
-            continue  # kubectl's complaint
+            continue  # an error message of kubectl
         for when in ((), ("--previous",)):
-            log = _told(kube, "logs", pod, "--all-containers", "--prefix", *when)
+            log = _output(kube, "logs", pod, "--all-containers", "--prefix", *when)
             if when and "not found" in log:
                 continue
             name = "-".join((pod.removeprefix("pod/"), *(flag.strip("-") for flag in when)))

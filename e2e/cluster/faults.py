@@ -1,4 +1,4 @@
-"""A proxy before the API server that answers in its place when told to."""
+"""A proxy for the API server that can inject faults."""
 
 import asyncio
 import ssl
@@ -15,11 +15,11 @@ from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
 
 Fault = Callable[[web.Request], int | None]
-"""The HTTP status to answer a request with, or None to pass it on. Status 0 cuts the connection."""
+"""Returns the HTTP status for a request, or None to forward it. Status 0 closes the connection."""
 
 
 class FaultyServer:
-    """Passes requests on to the real API server unless `fault` says otherwise; counts what it did."""
+    """Forwards requests to the API server unless `fault` returns a status; counts the injected statuses."""
 
     def __init__(self, kube: Kube) -> None:
         cluster = yaml.safe_load(kube.kubeconfig.read_text())["clusters"][0]["cluster"]
@@ -29,7 +29,7 @@ class FaultyServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.fault: Fault = lambda _: None
         self.delay = 0.0
-        """Seconds before anything is answered."""
+        """Delay of every answer, in seconds."""
         self.answered: Counter[int] = Counter()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -42,10 +42,10 @@ class FaultyServer:
                     request.transport.close()
                 return web.Response(status=500)
             if status == 410:
-                # A watch that is too old is answered with an event that says so.
+                # An expired watch is reported by an event in a successful answer.
                 gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                 return web.json_response({"type": "ERROR", "object": gone})
-            reason = {"kind": "Status", "message": f"made to fail with {status}", "code": status}
+            reason = {"kind": "Status", "message": f"injected failure with status {status}", "code": status}
             return web.json_response(reason, status=status)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
         async with (
@@ -80,7 +80,7 @@ class FaultyServer:
 
     @contextmanager
     def running(self) -> Iterator["FaultyServer"]:
-        """Serve, in a thread of its own, for a while."""
+        """Serve in a separate thread until the block exits."""
         up = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(up)))
         thread.start()

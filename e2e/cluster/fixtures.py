@@ -1,4 +1,4 @@
-"""Fixtures of tests on a real API server. One control plane per run; each test in a namespace of its own."""
+"""Fixtures for tests on a real API server: one control plane per run, one namespace per test."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from dps_testkit.paths import ROOT
 from dps_testkit.waiting import eventually
 
 PORT = 20000 + os.getpid() % 2000 * 5
-"""The first of five ports; two runs at the same time hardly ever meet."""
+"""The first of five ports, chosen so that concurrent runs are unlikely to collide."""
 SYSTEM = "dps-system"
 RELEASE = "dps"
 ACCOUNT = "dps-dps-router"
@@ -21,32 +21,32 @@ ACCOUNT = "dps-dps-router"
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    """The cluster, empty but for its nodes and volumes."""
+    """The cluster with its nodes and volumes only."""
     with control_plane(tmp_path_factory.mktemp("control-plane"), PORT) as kube:
         yield kube
 
 
 @pytest.fixture(scope="session")
 def installed(whole: Kube) -> Kube:
-    """The cluster with the chart installed. kwok only pretends to run its operator; tests run their own."""
+    """The cluster with the chart installed. kwok only simulates its operator pod; tests start real operators."""
     system = Kube(whole.kubeconfig, SYSTEM)
     chart = str(ROOT / "charts/dps-router")
     system.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "60s")
-    # Refused where the CRD has no status at all yet.
+    # kubectl fails as long as the CRD has no status.
     eventually(lambda: system.kubectl("wait", "--for=condition=Established", "crd/dpsrouters.dpsrouter.io"))
     return whole
 
 
 @pytest.fixture
 def kube(installed: Kube) -> Iterator[Kube]:
-    """A namespace of the test's own."""
+    """A temporary namespace for the test."""
     with installed.scratch() as scratch:
         yield scratch
 
 
 @pytest.fixture
 def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
-    """Starts operators with the rights of the chart's ServiceAccount, for this test's namespace or for all."""
+    """Starts operators with the permissions of the chart's ServiceAccount, for the test's namespace or for all."""
     started: list[Operator] = []
 
     def start(*arguments: str, server: str = "", everywhere: bool = False) -> Operator:
@@ -68,5 +68,5 @@ def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
 
 @pytest.fixture
 def operator(start_operator: StartOperator) -> Operator:
-    """One operator, running."""
+    """A running operator."""
     return start_operator()

@@ -1,4 +1,4 @@
-# Redis of Debian's, where the official image cannot be pulled. Its binaries run as any user.
+# Redis from Debian's packages, for machines that cannot pull the official image. Runs as any user.
 ARG BASE
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server >/dev/null && rm -rf /var/lib/apt/lists/*

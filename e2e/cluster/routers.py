@@ -1,18 +1,18 @@
-"""DPSRouters for tests."""
+"""DPSRouter manifests for tests."""
 
 from typing import Any
 
 from dps_testkit.cluster.kube import Manifest
 
-GONE = object()
-"""In a change: the field is removed. None is a null, which the API tells apart."""
+REMOVED = object()
+"""Marks a field that a change removes; None is an explicit null, which the API treats differently."""
 
 
 def merged(base: Manifest, change: Manifest) -> Manifest:
-    """`change` over `base`, object by object."""
+    """Merge `change` into `base`, recursively for objects."""
     result = dict(base)
     for key, value in change.items():
-        if value is GONE:
+        if value is REMOVED:
             result.pop(key, None)
         elif isinstance(value, dict) and isinstance(result.get(key), dict):
             result[key] = merged(result[key], value)
@@ -22,7 +22,7 @@ def merged(base: Manifest, change: Manifest) -> Manifest:
 
 
 def router(name: str = "qwen", **change: Any) -> Manifest:
-    """The smallest DPSRouter, with a change of its spec by top-level field."""
+    """A minimal DPSRouter with changes to its spec, by top-level field."""
     spec: Manifest = {
         "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
         "pools": {
@@ -40,6 +40,6 @@ def router(name: str = "qwen", **change: Any) -> Manifest:
 
 
 def speculation(**fields: Any) -> Manifest:
-    """A change of spec.pools that makes this the whole speculation."""
-    empty = {"algorithm": GONE, "draftModel": GONE}
+    """A change to spec.pools that replaces the whole speculation object."""
+    empty = {"algorithm": REMOVED, "draftModel": REMOVED}
     return {"pools": {"speculative": {"speculation": {**empty, **fields}}}}

@@ -7,7 +7,7 @@ import pytest
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.errors import RefusedError
 from dps_tools.crd import crd
-from e2e.cluster.routers import GONE, router, speculation
+from e2e.cluster.routers import REMOVED, router, speculation
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
@@ -78,8 +78,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "sample ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
     "endpoint without scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
-    "missing speculation": ({"pools": {"speculative": {"speculation": GONE}}}, "Required value"),
-    "missing model": ({"model": GONE}, "Required value"),
+    "missing speculation": ({"pools": {"speculative": {"speculation": REMOVED}}}, "Required value"),
+    "missing model": ({"model": REMOVED}, "Required value"),
     "malformed size": ({"sessionStore": {"managed": {"size": "big"}}}, "should match"),
     "unknown field name": ({"routing": {"treshold": 1}}, "unknown field"),
 }
