@@ -1,0 +1,192 @@
+"""The paper's tables in simulation: the paper's figure beside the simulated one in every cell. Pure."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dps_lab.simulate.paper import (
+    CONCURRENCIES,
+    TABLE_1,
+    TABLE_1_THRESHOLD,
+    TABLE_2,
+    TABLE_2_THRESHOLD,
+    TABLE_3,
+    Benchmark,
+    Method,
+    benchmark_sessions,
+    scenario,
+)
+from dps_lab.simulate.report import Report, session_seconds, summarize
+from dps_lab.simulate.run import simulate
+from dps_lab.simulate.trace import SessionTrace
+
+RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3)
+"""Simulated runs that `reproduce` reports to its `progress`."""
+
+Role = Literal["fitted", "predicted"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of the paper and its simulation. `role`: whether the time model was fitted to it."""
+
+    table: int
+    row: str
+    column: str
+    paper: float
+    simulated: float
+    role: Role
+
+    @property
+    def error(self) -> float | None:
+        """The simulated figure's relative error; None where the paper has 0."""
+        return self.simulated / self.paper - 1 if self.paper else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods' session latencies, c = 1: the probability of such a difference by chance."""
+
+    benchmark: Benchmark
+    first: Method
+    second: Method
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Every cell of Tables 1, 2 and 3, and the tests of section 4.2."""
+
+    cells: tuple[Cell, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Run:
+    report: Report
+    sessions: list[float]
+
+
+def reproduce(progress: Progress) -> Reproduction:
+    """Simulate every run of the three tables; `progress` is called with a description before each."""
+    sessions: dict[Benchmark, list[SessionTrace]] = {
+        "ToolBench": benchmark_sessions("ToolBench"),
+        "BFCL": benchmark_sessions("BFCL"),
+    }
+
+    def run(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> _Run:
+        suffix = f", τ = {'∞' if threshold is None else threshold}" if method == "DPS" else ""
+        progress(f"{benchmark}, {method}, c = {concurrency}{suffix}")
+        chosen = scenario(benchmark, method, concurrency, threshold)
+        results = simulate(sessions[benchmark], chosen)
+        return _Run(summarize(results, chosen.fleet.gpus, 0.0), session_seconds(results))
+
+    table_2 = {
+        (benchmark, method, concurrency): run(benchmark, method, concurrency, TABLE_2_THRESHOLD)
+        for benchmark, method in TABLE_2
+        for concurrency in CONCURRENCIES
+    }
+    sequential = {
+        (benchmark, method): run(benchmark, method, 1, TABLE_1_THRESHOLD)
+        if method == "DPS"
+        else table_2[benchmark, method, 1]
+        for benchmark, method in TABLE_1
+    }
+    table_3 = {threshold: run("ToolBench", "DPS", 1, threshold) for threshold in TABLE_3}
+    return Reproduction(
+        cells=(
+            *_table_1({key: value.report for key, value in sequential.items()}),
+            *_table_2({key: value.report for key, value in table_2.items()}),
+            *_table_3({key: value.report for key, value in table_3.items()}),
+        ),
+        comparisons=tuple(
+            Comparison(
+                benchmark,
+                "DPS",
+                other,
+                mann_whitney(sequential[benchmark, "DPS"].sessions, sequential[benchmark, other].sessions),
+            )
+            for benchmark in sessions
+            for other in _BASELINES
+        ),
+    )
+
+
+_BASELINES: tuple[Method, ...] = ("Greedy", "Always-Spec")
+
+
+def _table_1(reports: dict[tuple[Benchmark, Method], Report]) -> Iterator[Cell]:
+    for (benchmark, method), figures in TABLE_1.items():
+        role: Role = "predicted" if method == "DPS" else "fitted"
+        for column, paper, simulated in _sequential_columns(figures, reports[benchmark, method]):
+            yield Cell(1, f"{benchmark}, {method}", column, paper, simulated, _role(benchmark, column, role))
+
+
+def _table_2(reports: dict[tuple[Benchmark, Method, int], Report]) -> Iterator[Cell]:
+    for (benchmark, method), figures in TABLE_2.items():
+        for concurrency, paper in zip(CONCURRENCIES, figures, strict=True):
+            simulated = reports[benchmark, method, concurrency].batch_seconds
+            role: Role = "predicted" if concurrency == CONCURRENCIES[-1] else "fitted"
+            yield Cell(2, f"{benchmark}, {method}", f"c = {concurrency} (s)", paper, simulated, role)
+
+
+def _table_3(reports: dict[int | None, Report]) -> Iterator[Cell]:
+    for threshold, (*figures, share) in TABLE_3.items():
+        row = f"τ = {'∞' if threshold is None else threshold}"
+        report = reports[threshold]
+        for column, paper, simulated in _sequential_columns(figures, report):
+            yield Cell(3, row, column, paper, simulated, "predicted")
+        yield Cell(3, row, "Spec %", share, 100 * report.speculative_share, "predicted")
+
+
+def _sequential_columns(figures: Sequence[float], report: Report) -> Iterator[tuple[str, float, float]]:
+    median, p95, rate = figures
+    yield "Med (s)", median, report.session_seconds.median
+    yield "p95 (s)", p95, report.session_seconds.p95
+    yield "TPS", rate, report.tokens_per_second
+
+
+def _role(benchmark: Benchmark, column: str, role: Role) -> Role:
+    """ToolBench's tokens/s are beyond what the GPU's memory bandwidth allows, so they are not fitted."""
+    return "predicted" if benchmark == "ToolBench" and column == "TPS" else role
+
+
+def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
+    """The two-sided p-value of the Mann-Whitney U test, by the normal approximation with tie correction."""
+    ranks = _ranks([*first, *second])
+    n, m = len(first), len(second)
+    u = sum(ranks[:n]) - n * (n + 1) / 2
+    total = n + m
+    ties = sum(count**3 - count for count in _tie_sizes(ranks))
+    variance = n * m / 12 * (total + 1 - ties / (total * (total - 1)))
+    if variance == 0:
+        return 1.0
+    z = max(0.0, abs(u - n * m / 2) - 0.5) / math.sqrt(variance)
+    return 2 * (1 - statistics.NormalDist().cdf(z))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for position in range(start, end):
+            ranks[order[position]] = (start + 1 + end) / 2
+        start = end
+    return ranks
+
+
+def _tie_sizes(ranks: Sequence[float]) -> Iterator[int]:
+    counts: dict[float, int] = {}
+    for rank in ranks:
+        counts[rank] = counts.get(rank, 0) + 1
+    yield from counts.values()

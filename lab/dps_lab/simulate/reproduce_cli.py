@@ -1,0 +1,79 @@
+"""`dps reproduce`: the paper's Tables 1, 2 and 3 in simulation, beside the paper's own figures."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dps_lab.simulate.reproduce import RUNS, Cell, Comparison, reproduce
+
+TITLES = {
+    1: "Table 1: sequential runs (c = 1)",
+    2: "Table 2: batch time by concurrency, τ = 128, serialized speculation",
+    3: "Table 3: ToolBench by threshold (c = 1)",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Simulate the paper's tables and print them. Always returns 0."""
+    parser = argparse.ArgumentParser(
+        prog="dps reproduce",
+        description="Simulate Tables 1, 2 and 3 of the paper and print its figures beside ours. Takes minutes.",
+        epilog="docs/simulate.md explains the time model and which cells it was fitted to.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(argv)
+    messages = Console(stderr=True)
+    done = 0
+
+    def progress(description: str) -> None:
+        nonlocal done
+        done += 1
+        messages.print(f"[{done}/{RUNS}] {description}", markup=False, highlight=False)
+
+    outcome = reproduce(progress)
+    if options.json:
+        print(json.dumps({**asdict(outcome), "cells": [_as_json(cell) for cell in outcome.cells]}))
+        return 0
+    console = Console()
+    for number, cells in groupby(outcome.cells, key=lambda cell: cell.table):
+        console.print(_table(TITLES[number], cells))
+    console.print(_tests(outcome.comparisons))
+    return 0
+
+
+def _as_json(cell: Cell) -> dict[str, object]:
+    return {**asdict(cell), "error": cell.error}
+
+
+def _table(title: str, cells: Iterable[Cell]) -> Table:
+    table = _new_table(title, "", "", "paper", "simulated", "error", "")
+    for cell in cells:
+        error = "-" if cell.error is None else f"{cell.error:+.1%}"
+        table.add_row(cell.row, cell.column, _figure(cell.paper), _figure(cell.simulated), error, cell.role)
+    return table
+
+
+def _tests(comparisons: Iterable[Comparison]) -> Table:
+    table = _new_table("Mann-Whitney U of session latencies (c = 1)", "benchmark", "methods", "p")
+    for comparison in comparisons:
+        p_value = "< 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4f}"
+        table.add_row(comparison.benchmark, f"{comparison.first} and {comparison.second}", p_value)
+    return table
+
+
+def _new_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if 2 <= index <= 4 else "left")
+    return table
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3f}"
