@@ -70,6 +70,12 @@ def _simulate() -> Main:
     return main
 
 
+def _reproduce() -> Main:
+    from dps_lab.simulate.reproduce_cli import main
+
+    return main
+
+
 COMMANDS = {
     "gateway": Command(_gateway, "gateway", "run the gateway"),
     "session": Command(_session, "gateway", "show or delete the stored record of a session"),
@@ -79,6 +85,7 @@ COMMANDS = {
     "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
+    "reproduce": Command(_reproduce, "lab", "simulate the paper's tables and print its figures beside ours"),
 }
 
 

@@ -10,12 +10,12 @@ from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill
 from dps_lab.simulate.fleet import FleetSpec
-from dps_lab.simulate.roofline import speculation
 from dps_lab.simulate.run import Load, Scenario
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import load_workload, toolbench_trace
 
 Benchmark = Literal["ToolBench", "BFCL"]
+BENCHMARKS: Final[tuple[Benchmark, ...]] = ("ToolBench", "BFCL")
 Method = Literal["Greedy", "Always-Spec", "DPS"]
 
 TABLE_1: Final[dict[tuple[Benchmark, Method], tuple[float, float, float]]] = {
@@ -62,9 +62,6 @@ TABLE_3: Final[dict[int | None, tuple[float, float, float, float]]] = {
 }
 """ToolBench by τ (None: no bound): median and p95 of the session latency (s), tokens/s, speculative turns (%)."""
 
-ACCEPTANCE: Final[dict[Benchmark, float]] = {"BFCL": 2.25, "ToolBench": 2.25}
-"""Mean acceptance length of each benchmark, fitted like the efficiencies of the roofline."""
-
 _BFCL_OUTPUT_TOKENS: Final = 25.2
 """Mean answer length: Table 1's tokens/s times Table 2's seconds at c = 1, by 4,522 turns."""
 
@@ -80,7 +77,7 @@ def benchmark_sessions(benchmark: Benchmark) -> list[SessionTrace]:
     return toolbench_trace() if benchmark == "ToolBench" else _bfcl_sessions()
 
 
-def scenario(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> Scenario:
+def scenario(method: Method, concurrency: int, threshold: int | None) -> Scenario:
     """A run of the paper: one engine for A and B, two with a common cache for C; serialized speculation."""
     pools: dict[Method, tuple[int, int]] = {"Greedy": (0, 1), "Always-Spec": (1, 0), "DPS": (1, 1)}
     policies: dict[Method, Policy] = {
@@ -93,7 +90,6 @@ def scenario(benchmark: Benchmark, method: Method, concurrency: int, threshold: 
         engines={Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy},
         cache="common",
         serialized=True,
-        speculation=speculation("STANDALONE", ACCEPTANCE[benchmark]),
     )
     return Scenario(fleet, policies[method], Load(concurrency=concurrency))
 

@@ -1,8 +1,6 @@
 """The paper's tables in simulation: the paper's figure beside the simulated one in every cell. Pure."""
 
-import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +13,9 @@ from dps_lab.simulate.paper import (
     TABLE_3,
     Benchmark,
     Method,
-    benchmark_sessions,
     scenario,
 )
+from dps_lab.simulate.rank_test import mann_whitney
 from dps_lab.simulate.report import Report, session_seconds, summarize
 from dps_lab.simulate.run import simulate
 from dps_lab.simulate.trace import SessionTrace
@@ -72,17 +70,13 @@ class _Run:
     sessions: list[float]
 
 
-def reproduce(progress: Progress) -> Reproduction:
+def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Progress) -> Reproduction:
     """Simulate every run of the three tables; `progress` is called with a description before each."""
-    sessions: dict[Benchmark, list[SessionTrace]] = {
-        "ToolBench": benchmark_sessions("ToolBench"),
-        "BFCL": benchmark_sessions("BFCL"),
-    }
 
     def run(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> _Run:
         suffix = f", τ = {'∞' if threshold is None else threshold}" if method == "DPS" else ""
         progress(f"{benchmark}, {method}, c = {concurrency}{suffix}")
-        chosen = scenario(benchmark, method, concurrency, threshold)
+        chosen = scenario(method, concurrency, threshold)
         results = simulate(sessions[benchmark], chosen)
         return _Run(summarize(results, chosen.fleet.gpus, 0.0), session_seconds(results))
 
@@ -154,39 +148,3 @@ def _sequential_columns(figures: Sequence[float], report: Report) -> Iterator[tu
 def _role(benchmark: Benchmark, column: str, role: Role) -> Role:
     """ToolBench's tokens/s are beyond what the GPU's memory bandwidth allows, so they are not fitted."""
     return "predicted" if benchmark == "ToolBench" and column == "TPS" else role
-
-
-def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
-    """The two-sided p-value of the Mann-Whitney U test, by the normal approximation with tie correction."""
-    ranks = _ranks([*first, *second])
-    n, m = len(first), len(second)
-    u = sum(ranks[:n]) - n * (n + 1) / 2
-    total = n + m
-    ties = sum(count**3 - count for count in _tie_sizes(ranks))
-    variance = n * m / 12 * (total + 1 - ties / (total * (total - 1)))
-    if variance == 0:
-        return 1.0
-    z = max(0.0, abs(u - n * m / 2) - 0.5) / math.sqrt(variance)
-    return 2 * (1 - statistics.NormalDist().cdf(z))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for position in range(start, end):
-            ranks[order[position]] = (start + 1 + end) / 2
-        start = end
-    return ranks
-
-
-def _tie_sizes(ranks: Sequence[float]) -> Iterator[int]:
-    counts: dict[float, int] = {}
-    for rank in ranks:
-        counts[rank] = counts.get(rank, 0) + 1
-    yield from counts.values()

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dps_lab.simulate.paper import BENCHMARKS, benchmark_sessions
 from dps_lab.simulate.reproduce import RUNS, Cell, Comparison, reproduce
 
 TITLES = {
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         done += 1
         messages.print(f"[{done}/{RUNS}] {description}", markup=False, highlight=False)
 
-    outcome = reproduce(progress)
+    outcome = reproduce({name: benchmark_sessions(name) for name in BENCHMARKS}, progress)
     if options.json:
         print(json.dumps({**asdict(outcome), "cells": [_as_json(cell) for cell in outcome.cells]}))
         return 0

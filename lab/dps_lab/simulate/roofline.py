@@ -29,15 +29,18 @@ class Efficiency:
     tokenization), during which the GPU serves others.
     """
 
-    bandwidth: float = 0.90
-    compute: float = 0.55
+    bandwidth: float = 0.81
+    compute: float = 0.75
     pass_seconds: float = 0.0004
-    draft_pass_seconds: float = 0.0004
-    request_seconds: float = 0.010
+    draft_pass_seconds: float = 0.0005
+    request_seconds: float = 0.006
 
 
 FITTED: Final = Efficiency()
 """The fit to the paper's Table 1 and to the columns c = 1 and c = 4 of its Table 2."""
+
+FITTED_ACCEPTANCE: Final = 2.35
+"""Mean tokens per verification of the draft model, from the same fit."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,15 @@ def kv_capacity(timings: list[EngineTiming]) -> list[int]:
 
 
 def speculation(algorithm: str, acceptance_length: float | None = None) -> Speculation:
-    """SGLang's default settings of an algorithm, with another mean acceptance length if one is given.
+    """SGLang's default settings of an algorithm, with the given mean acceptance length.
+
+    The default is the fitted length for a draft model, and the emulated engine's for other algorithms.
 
     Raises ValueError if the length is not between 1 and the number of draft tokens.
     """
     chosen = SPECULATION_DEFAULTS[algorithm]
     if acceptance_length is None:
-        return chosen
+        acceptance_length = FITTED_ACCEPTANCE if algorithm == "STANDALONE" else chosen.acceptance_length
     if not 1 <= acceptance_length <= chosen.draft_tokens:
         raise ValueError(
             f"an acceptance length of {acceptance_length:g} is impossible with {algorithm}: choose 1 to "

@@ -13,7 +13,7 @@ LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl"}
 
 WORKLOADS: Final = (*LENGTHS, "toolbench")
 
-TOOLBENCH_OUTPUT_TOKENS: Final = 118
+TOOLBENCH_OUTPUT_TOKENS: Final = 111
 """Mean answer length of the ToolBench-shaped workload. The paper does not report one: see docs/simulate.md."""
 
 _OUTPUT_SPREAD: Final = 0.5
