@@ -1,10 +1,10 @@
-"""check_lengths.py GATEWAY_URL: does the gateway's count of every prompt equal the real engine's?
+"""check_lengths.py GATEWAY_URL: compare the gateway's prompt lengths with the engine's.
 
     .venv/bin/python -m e2e.real_sglang.check_lengths http://127.0.0.1:8000
 
-Sends every named prompt (prompts.py) and the turns of real BFCL sessions through a gateway in front of real
-SGLang servers. Compares the header ``x-dps-prompt-tokens`` with the length in the engine's own answer, prints a
-table and exits with 1 where they differ, or where the gateway does not tell.
+Sends every named prompt (prompts.py) and turns of BFCL sessions through a gateway to real SGLang servers. Compares
+the header ``x-dps-prompt-tokens`` with the length in the engine's answer, prints a table, and exits with status 1 if
+a length differs or the header is missing.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from e2e.real_sglang.prompts import CHAT, MODEL, PromptCase, continuations, prom
 
 HEADER = "x-dps-prompt-tokens"
 BFCL_SESSIONS = 12
-"""About forty turns: three to four a session."""
+"""Three to four turns each, about forty in total."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One request's lengths in tokens; None where the gateway did not tell, or the engine refused."""
+    """The lengths of one prompt in tokens; None if the header is missing or the engine rejected the request."""
 
     name: str
     status: int
@@ -37,19 +37,19 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``refused`` (by the engine: there is no length to compare), or what is wrong."""
+        """``equal``, ``rejected`` (by the engine, so that there is no length to compare), or the problem."""
         if self.engine is None:
-            return "refused" if self.status in (400, 500) else f"failed with {self.status}"
+            return "rejected" if self.status in (400, 500) else f"failed with {self.status}"
         if self.gateway is None:
-            return "NOT TOLD"
+            return "NO HEADER"
         return "equal" if self.gateway == self.engine else "DIFFERENT"
 
 
 def bfcl_cases() -> Iterator[PromptCase]:
-    """Turns of real sessions, in order within each: tools in the prompt, recorded answers as history."""
+    """The turns of BFCL sessions in order, with tools in the prompt and recorded answers as history."""
     source = bfcl()
     if source.source != "registry":
-        sys.exit(f"BFCL is needed, but there is only {source.description}")
+        sys.exit(f"BFCL is required, but only {source.description} is available")
     styles: tuple[AnswerStyle, ...] = ("text", "tool_calls")
     for answers in styles:
         for session in islice(load_bfcl(source.path, answers), 0, None, 800 // (BFCL_SESSIONS // 2)):
@@ -62,13 +62,13 @@ async def check(session: aiohttp.ClientSession, case: PromptCase) -> Check:
     """Send one request and read both lengths."""
     async with session.post(case.path, json=case.body) as answer:
         body = await answer.read()
-    told = answer.headers.get(HEADER)
+    header = answer.headers.get(HEADER)
     engine = reported_prompt_tokens(body, continuations(case.body)) if answer.status == 200 else None
-    return Check(case.name, answer.status, None if told is None else int(told), engine)
+    return Check(case.name, answer.status, None if header is None else int(header), engine)
 
 
 async def main(url: str) -> int:
-    """Check every request against the gateway at ``url``; the exit status."""
+    """Check every request against the gateway at ``url``; returns the exit status."""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         checks = [await check(session, case) for case in (*prompt_cases(), *bfcl_cases())]
     for result in checks:
@@ -77,7 +77,7 @@ async def main(url: str) -> int:
         )
     verdicts = Counter(result.verdict for result in checks)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
-    return 0 if verdicts.keys() <= {"equal", "refused"} else 1
+    return 0 if verdicts.keys() <= {"equal", "rejected"} else 1
 
 
 if __name__ == "__main__":

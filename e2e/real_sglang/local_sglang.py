@@ -1,4 +1,4 @@
-"""A real SGLang on this machine, for tests: installed if it is not there yet, with a tiny model to serve."""
+"""SGLang on this machine: its installation and a tiny model to serve."""
 
 import os
 import subprocess
@@ -9,18 +9,21 @@ from dps_local.assets import cached, qwen_tokenizer
 HERE = Path(__file__).parent
 VENV = Path(os.environ.get("SGLANG_VENV", "/opt/sglang-cpu"))
 PYTHON = HERE / "sglang-python"
-"""The interpreter that has it."""
+"""The Python interpreter of the installation."""
 INSTALL_SECONDS = 1500.0
 MODEL_SECONDS = 300.0
 
 
 def install() -> None:
-    """Make the environment, which takes minutes on a new machine and nothing on others."""
+    """Install SGLang unless it is installed. Takes several minutes the first time."""
     subprocess.run([HERE / "install", VENV], check=True, timeout=INSTALL_SECONDS)
 
 
 def tiny_model() -> Path:
-    """The folder of a model with random weights and Qwen2.5's tokenizer; its own draft model. See install."""
+    """The folder of a model with random weights and Qwen2.5's tokenizer, also used as its own draft model.
+
+    Needs `install`.
+    """
     tokenizer = qwen_tokenizer()
 
     def make(_scratch: Path, target: Path) -> None:

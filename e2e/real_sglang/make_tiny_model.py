@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found"
-"""make_tiny_model.py TOKENIZER_DIR OUT_DIR: a tiny random Qwen2 checkpoint with the real Qwen2.5 tokenizer.
+"""make_tiny_model.py TOKENIZER_DIR OUT_DIR: create a tiny random Qwen2 checkpoint with the real Qwen2.5 tokenizer.
 
-Untied embeddings and a wide initialisation, so that the model does not repeat one token: equal answers from a
-greedy and a speculative server then mean something. The same checkpoint serves as its own draft model.
+Untied embeddings and a wide initialisation keep the model from repeating one token, so that it is significant if a
+greedy and a speculative server give equal answers. The checkpoint is also its own draft model.
 """
 
 import json
@@ -13,14 +13,12 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-VOCABULARY = (
-    151_665  # the tokenizer's own entries: the published checkpoints pad it with ids that decode to nothing
-)
+VOCABULARY = 151_665  # the tokenizer's entries; the published checkpoints pad the vocabulary with unused ids
 ROPE_THETA = 1e6
 
 
 def write(tokenizer: Path, out: Path) -> None:
-    """Write ``out`` (config, weights, tokenizer files); the same bytes each time."""
+    """Write config, weights and tokenizer files to ``out``. The output is deterministic."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -36,7 +34,7 @@ def write(tokenizer: Path, out: Path) -> None:
         eos_token_id=151_645,
     )
     Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(out)
-    # Transformers 5 writes rope_parameters only; an engine on Transformers 4 would take another base.
+    # Transformers 5 writes rope_parameters only; an engine with Transformers 4 would use its default base.
     written = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(written | {"rope_theta": ROPE_THETA}, indent=2))
     for name in ("tokenizer.json", "tokenizer_config.json"):

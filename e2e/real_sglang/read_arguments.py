@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found"
-"""read_arguments.py OUT: what SGLang makes of command lines, by the function that its launcher reads them with.
+"""read_arguments.py OUT: parse command lines with the function that SGLang's launcher uses.
 
-Run by an interpreter that has SGLang. Command lines come as JSON on standard input, a list of lists; OUT gets a
-list of objects, one a command line. One that SGLang refuses ends the process, as it would end the launcher.
+Needs an interpreter with SGLang. Reads a JSON list of command lines (lists of strings) from standard input and writes
+a JSON list with one object per command line to OUT. An invalid command line ends the process, as in the launcher.
 """
 
 import json
@@ -19,10 +19,10 @@ FIELDS = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    read = []
+    parsed = []
     for command_line in json.load(sys.stdin):
         arguments = prepare_server_args(command_line)
-        if hasattr(arguments, "resolve_once"):  # 0.5.8 does this while it parses
+        if hasattr(arguments, "resolve_once"):  # 0.5.8 resolves defaults while parsing
             arguments.resolve_once()
-        read.append({name: getattr(arguments, name) for name in FIELDS})
-    Path(sys.argv[1]).write_text(json.dumps(read))
+        parsed.append({name: getattr(arguments, name) for name in FIELDS})
+    Path(sys.argv[1]).write_text(json.dumps(parsed))

@@ -1,8 +1,8 @@
-"""record.py GREEDY_URL STANDALONE_URL: writes the contract and the stream fixtures from two real servers.
+"""record_contract.py GREEDY_URL STANDALONE_URL: record the contract and the stream fixtures from two real servers.
 
     .venv/bin/python -m e2e.real_sglang.record_contract http://127.0.0.1:31001 http://127.0.0.1:31002
 
-The servers are those of ./launch, idle, and started with ``--served-model-name Qwen/Qwen2.5-7B-Instruct``.
+The servers must be idle and started by ./launch-server with ``--served-model-name Qwen/Qwen2.5-7B-Instruct``.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ STREAMED = [{"role": "user", "content": "A stream"}]
 
 
 async def answers(session: aiohttp.ClientSession, cases: Iterable[Case]) -> dict[str, Shape]:
-    """What the server answers to each case, from an empty prefix cache; by the cases' names."""
+    """The server's answers by case name, starting with an empty prefix cache."""
     await send(session, Case("empty the cache", "POST", "/flush_cache"))
     return {case.name: describe(await send(session, case)) for case in cases}
 
 
 async def contract(greedy: aiohttp.ClientSession, speculative: aiohttp.ClientSession) -> dict[str, Shape]:
-    """All that is recorded of the two servers."""
+    """The contract, as recorded from both servers."""
     return {
         "engine": f"sglang {VERSION}",
         "greedy": await answers(greedy, GREEDY),
@@ -43,7 +43,7 @@ async def contract(greedy: aiohttp.ClientSession, speculative: aiohttp.ClientSes
 
 
 async def streams(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-    """One answer streamed without, with and with continuous usage: the exact bytes of each, as text."""
+    """The exact text of a stream without usage, with usage and with continuous usage."""
     options: dict[str, Any] = {
         "plain": {},
         "include_usage": {"stream_options": {"include_usage": True}},
@@ -58,11 +58,11 @@ async def streams(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
 
 
 async def main(greedy_url: str, speculative_url: str) -> None:
-    """Record both servers and write the files that the tests read."""
-    patience = aiohttp.ClientTimeout(total=120)
+    """Record both servers and write the test fixtures."""
+    timeout = aiohttp.ClientTimeout(total=120)
     async with (
-        aiohttp.ClientSession(greedy_url, timeout=patience) as greedy,
-        aiohttp.ClientSession(speculative_url, timeout=patience) as speculative,
+        aiohttp.ClientSession(greedy_url, timeout=timeout) as greedy,
+        aiohttp.ClientSession(speculative_url, timeout=timeout) as speculative,
     ):
         write(TESTS / f"local/contract/sglang-{VERSION}.json", await contract(greedy, speculative))
         name = VERSION.replace(".", "_")
@@ -70,7 +70,7 @@ async def main(greedy_url: str, speculative_url: str) -> None:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write JSON that a person can review as a difference."""
+    """Write indented JSON, so that differences can be reviewed."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The command lines of the operator and of `dps up`, read by the real SGLang, 0.5.8.post1 and 0.5.23."""
+"""SGLang 0.5.8.post1 and 0.5.23 parse the command lines of the operator and `dps up` as intended."""
 
 import json
 import os
@@ -21,29 +21,29 @@ pytestmark = pytest.mark.timeout(2400)
 VERSIONS = ("0.5.8.post1", "0.5.23")
 READ_SECONDS = 600.0
 ON_GPU = ["--device", "cuda"]
-"""Said here alone: left out, SGLang looks for a GPU, which a test has not."""
+"""Added for the test only; without it SGLang looks for a GPU."""
 
 SPECULATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Standalone": (
         {"algorithm": "Standalone", "draftModel": "MODEL"},
         {"algorithm": "STANDALONE", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4},
     ),
-    "Eagle, a tree": (
+    "Eagle, draft tree": (
         {"algorithm": "Eagle", "draftModel": "MODEL", "steps": 3, "topK": 4},
         {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 13},
     ),
-    "Eagle3, a tree that is cut": (
+    "Eagle3, truncated draft tree": (
         {"algorithm": "Eagle3", "draftModel": "MODEL", "steps": 5, "topK": 8, "draftTokens": 32},
         {"algorithm": "EAGLE3", "num_steps": 5, "eagle_topk": 8, "num_draft_tokens": 32},
     ),
     "Ngram": ({"algorithm": "Ngram"}, {"algorithm": "NGRAM", "num_draft_tokens": 12}),
 }
-"""`speculation` of a DPSRouter, and SGLang's fields, `speculative_` left out."""
+"""`speculation` of a DPSRouter, and the expected fields of SGLang without the prefix `speculative_`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, and what SGLang must read in it."""
+    """A command line, and the values that SGLang must parse from it."""
 
     name: str
     arguments: list[str]
@@ -56,7 +56,7 @@ def speculative(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def operators(model: str) -> Iterator[Case]:
-    """Both pools of a DPSRouter with every kind of speculation."""
+    """The command lines of both pools, for each speculation algorithm."""
     for name, (speculation, wanted) in SPECULATIONS.items():
         drafting = {key: model if value == "MODEL" else value for key, value in speculation.items()}
         spec = parse(
@@ -91,28 +91,28 @@ NOT_SPECULATIVE = {"speculative_algorithm": None}
 
 
 def local(model: str) -> Iterator[Case]:
-    """Both servers of `dps up`, on a CPU and on a GPU that they share."""
+    """The command lines of both servers of `dps up`, on the CPU and on a shared GPU."""
     options = SGLangOptions(model, draft_model=model)
     chain = speculative(model, SPECULATIONS["Standalone"][1])
     shares: dict[PoolName, float] = {"speculative": 0.45, "greedy": 0.8}
     for pool, share in shares.items():
-        told = chain if pool == "speculative" else NOT_SPECULATIVE
+        speculation = chain if pool == "speculative" else NOT_SPECULATIVE
         on_cpu = sglang_command(options, pool, Placement([]), port=31000, served_name="served")
         yield Case(
             f"dps up, {pool}, CPU",
             list(on_cpu.command[3:]),
-            {"device": "cpu", "host": "127.0.0.1", "port": 31000, "mem_fraction_static": 0.3, **told},
+            {"device": "cpu", "host": "127.0.0.1", "port": 31000, "mem_fraction_static": 0.3, **speculation},
         )
         shared = sglang_command(options, pool, Placement(["0"], shared=True), port=31000, served_name="m")
         yield Case(
             f"dps up, {pool}, a shared GPU",
             [*shared.command[3:], *ON_GPU],
-            {"device": "cuda", "host": "127.0.0.1", "mem_fraction_static": share, **told},
+            {"device": "cuda", "host": "127.0.0.1", "mem_fraction_static": share, **speculation},
         )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sglang_reads_what_was_meant(version: str, tmp_path: Path) -> None:
+def test_sglang_parses_command_lines_as_intended(version: str, tmp_path: Path) -> None:
     install()
     model = str(tiny_model())
     cases = [*operators(model), *local(model)]

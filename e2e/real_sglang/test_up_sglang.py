@@ -1,4 +1,4 @@
-"""`dps up --engine sglang` as a person runs it, with the real SGLang on a CPU: turns routed, counted, and all ended."""
+"""`dps up --engine sglang` with SGLang on the CPU: turns are routed and counted, and all processes are stopped."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 
 DPS = Path(__file__).parents[2] / ".venv/bin/dps"
 LOAD_SECONDS = 900.0
-"""Two engines on two cores that others use as well; half a minute where nobody does."""
+"""Time limit for loading two engines on a busy machine; an idle one with two cores needs half a minute."""
 END_SECONDS = 120.0
 
 LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
@@ -38,15 +38,15 @@ class Up:
     process: asyncio.subprocess.Process
     output: Path
 
-    def told(self, what: str) -> str:
-        """What it says after these words."""
-        found = re.search(rf"\b{what}:? ((?:http|/)[^\s)]+)", self.output.read_text())
+    def printed(self, label: str) -> str:
+        """The URL or path printed after a label."""
+        found = re.search(rf"\b{label}:? ((?:http|/)[^\s)]+)", self.output.read_text())
         assert found is not None, self.output.read_text()
         return found[1]
 
     def leftovers(self) -> bool:
-        """Whether its folder is still there."""
-        return Path(self.told("logs")).exists()
+        """Whether its folder still exists."""
+        return Path(self.printed("logs")).exists()
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -61,7 +61,7 @@ class Up:
 
 @asynccontextmanager
 async def dps_up(folder: Path, *arguments: str) -> AsyncIterator[Up]:
-    """`dps up`, interrupted afterwards: nothing may be left of it."""
+    """Run `dps up` and interrupt it on exit; no process and no folder may remain."""
     (port,) = free_ports(1)
     output = folder / "up.log"
     with output.open("w") as log:
@@ -82,16 +82,16 @@ async def dps_up(folder: Path, *arguments: str) -> AsyncIterator[Up]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process that this one started, and those that they started."""
+    """The ids of all descendant processes."""
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # gone
+    except OSError:  # the process has exited
         return []
     return [item for child in children for item in (child, *descendants(child))]
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -100,11 +100,11 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def sglang() -> list[str]:
-    """The arguments that start real engines."""
+    """The arguments of `dps up` that start SGLang."""
     install()
     model = str(tiny_model())
-    chosen = ["--engine", "sglang", "--engine-python", str(PYTHON)]
-    return [*chosen, "--model", model, "--draft-model", model]
+    engine = ["--engine", "sglang", "--engine-python", str(PYTHON)]
+    return [*engine, "--model", model, "--draft-model", model]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -116,7 +116,7 @@ async def up(sglang: list[str], tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 @dataclass(frozen=True)
 class Turn:
-    """What the gateway decided, and the engine's own count."""
+    """The gateway's decision, and the token counts reported by the engine."""
 
     headers: dict[str, str]
     prompt_tokens: int
@@ -124,7 +124,7 @@ class Turn:
     message: ChatCompletionMessageParam
 
 
-async def ask(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessageParam]) -> Turn:
+async def send(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessageParam]) -> Turn:
     answer = await client.chat.completions.with_raw_response.create(
         model=model, messages=history, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -141,19 +141,19 @@ async def ask(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessa
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def turns(up: Up) -> list[Turn]:
-    """A session through both pools."""
+    """The turns of a session that uses both pools."""
     history: list[ChatCompletionMessageParam] = [{"role": "system", "content": LONG}]
     played: list[Turn] = []
-    async with AsyncOpenAI(base_url=up.told("gateway"), api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=up.printed("gateway"), api_key="none", max_retries=0) as client:
         model = (await client.models.list()).data[0].id
         for question in QUESTIONS:
             history.append({"role": "user", "content": question})
-            played.append(await ask(client, model, history))
+            played.append(await send(client, model, history))
             history.append(played[-1].message)
     return played
 
 
-async def test_every_turn_is_counted_as_sglang_counts_it_and_routed_by_its_growth(turns: list[Turn]) -> None:
+async def test_turns_are_counted_like_sglang_and_routed_by_their_growth(turns: list[Turn]) -> None:
     lengths = [0, *(turn.prompt_tokens for turn in turns)]
     assert [turn.headers for turn in turns] == [
         {
@@ -170,7 +170,7 @@ async def test_every_turn_is_counted_as_sglang_counts_it_and_routed_by_its_growt
     ]
 
 
-async def test_each_engine_has_cached_the_session_up_to_the_turn_that_it_served_last(
+async def test_each_engine_has_cached_the_session_up_to_its_last_turn(
     turns: list[Turn],
 ) -> None:
     lengths, cached = [turn.prompt_tokens for turn in turns], [turn.cached_tokens for turn in turns]
@@ -180,11 +180,11 @@ async def test_each_engine_has_cached_the_session_up_to_the_turn_that_it_served_
     assert lengths[2] <= cached[4] < lengths[3]
 
 
-async def test_the_gateway_learns_what_was_cached(up: Up, turns: list[Turn]) -> None:
-    learnt = {
-        pool: await metric(up.told("admin"), "dps_cached_tokens_total", pool=pool) for pool in set(POOLS)
+async def test_gateway_records_cached_tokens(up: Up, turns: list[Turn]) -> None:
+    recorded = {
+        pool: await metric(up.printed("admin"), "dps_cached_tokens_total", pool=pool) for pool in set(POOLS)
     }
-    assert learnt == {
+    assert recorded == {
         pool: sum(turn.cached_tokens for turn, item in zip(turns, POOLS, strict=True) if item == pool)
         for pool in set(POOLS)
     }
@@ -193,32 +193,35 @@ async def test_the_gateway_learns_what_was_cached(up: Up, turns: list[Turn]) -> 
 @pytest.mark.usefixtures("turns")
 async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
     verified = {
-        pool: await metric(up.told(f"{pool} engine"), "sglang:spec_verify_calls_total")
+        pool: await metric(up.printed(f"{pool} engine"), "sglang:spec_verify_calls_total")
         for pool in ("speculative", "greedy")
     }
     assert verified["speculative"] > 0
     assert verified["greedy"] == 0
 
 
-async def test_another_stack_before_the_same_engines_learns_from_them_what_they_serve(
-    up: Up, tmp_path: Path
-) -> None:
-    urls = ["--speculative-url", up.told("speculative engine"), "--greedy-url", up.told("greedy engine")]
+async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_path: Path) -> None:
+    urls = [
+        "--speculative-url",
+        up.printed("speculative engine"),
+        "--greedy-url",
+        up.printed("greedy engine"),
+    ]
     async with dps_up(tmp_path, *urls) as another:
         await another.until(another.serves, LOAD_SECONDS)
-        async with AsyncOpenAI(base_url=another.told("gateway"), api_key="none", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=another.printed("gateway"), api_key="none", max_retries=0) as client:
             model = (await client.models.list()).data[0].id
-            turn = await ask(client, model, [{"role": "user", "content": SHORT}])
+            turn = await send(client, model, [{"role": "user", "content": SHORT}])
     assert model == str(tiny_model())
-    told = {name: turn.headers[name] for name in ("x-dps-pool", "x-dps-prompt-tokens", "x-dps-history")}
-    assert told == {
+    decision = {name: turn.headers[name] for name in ("x-dps-pool", "x-dps-prompt-tokens", "x-dps-history")}
+    assert decision == {
         "x-dps-pool": "speculative",
         "x-dps-prompt-tokens": str(turn.prompt_tokens),
         "x-dps-history": "new",
     }
 
 
-async def test_an_interrupt_while_models_load_leaves_nothing(sglang: list[str], tmp_path: Path) -> None:
+async def test_interrupt_while_models_load_leaves_no_process(sglang: list[str], tmp_path: Path) -> None:
     async with dps_up(tmp_path, *sglang) as up:
-        # SGLang's own processes: until they have loaded, they do not notice that the one that started them ended.
+        # Until they have loaded the model, SGLang's child processes do not notice that their parent has exited.
         await up.until(lambda: len(descendants(up.process.pid)) >= 6, LOAD_SECONDS)
