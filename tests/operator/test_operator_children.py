@@ -1,4 +1,4 @@
-"""What a DPSRouter stands for, object by object, compared whole with fixtures (see operator_golden)."""
+"""The children of a DPSRouter, compared with golden files (see dps_testkit.operator.golden)."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_children_are_exactly_these(case: str) -> None:
+def test_children_match_the_golden_file(case: str) -> None:
     wanted = list(yaml.safe_load_all((HERE / f"{case}.yaml").read_text()))
     assert children(router(CASES[case]), SETTINGS, "secret-uid") == wanted
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_child_is_owned_labelled_and_of_a_kind_that_is_watched(case: str) -> None:
+def test_every_child_has_an_owner_a_label_and_a_watched_kind(case: str) -> None:
     made = children(router(CASES[case]), SETTINGS, "secret-uid")
     assert len({(one["kind"], one["metadata"]["name"]) for one in made}) == len(made)
     for one in made:
@@ -33,7 +33,7 @@ def test_every_child_is_owned_labelled_and_of_a_kind_that_is_watched(case: str) 
         assert one["metadata"]["labels"]["dpsrouter.io/router"] == "qwen"
 
 
-def test_the_gateways_configuration_is_the_contracts() -> None:
+def test_gateway_configuration_matches_the_contract() -> None:
     assert gateway_config(router(EVERYTHING)) == {
         "listen": {"host": "0.0.0.0", "port": 8000, "adminPort": 9090},
         "model": {"name": "llama", "tokenizer": "meta-llama/Llama-3.1-8B-Instruct"},
@@ -60,11 +60,11 @@ def test_the_gateways_configuration_is_the_contracts() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_gateway_takes_the_configuration_that_it_is_given(case: str) -> None:
+def test_gateway_accepts_the_generated_configuration(case: str) -> None:
     GatewayConfig.model_validate(gateway_config(router(CASES[case])))
 
 
-def test_what_restarts_a_gateway_is_what_it_does_not_take_over_as_it_runs() -> None:
+def test_sections_that_restart_the_gateway_are_those_it_does_not_reload() -> None:
     assert READ_AT_START == FIXED_SECTIONS
 
 
@@ -73,25 +73,25 @@ def gateway_template(spec: dict[str, Any]) -> Manifest:
     return template
 
 
-def test_a_change_of_routing_changes_the_file_and_not_the_pods() -> None:
+def test_routing_change_updates_the_config_map_but_not_the_pod_template() -> None:
     changed = {**SMALLEST, "routing": {"thresholdTokens": None, "sessionTTLSeconds": 9}}
     assert gateway_template(changed) == gateway_template(SMALLEST)
     assert config_hash(router(changed)) != config_hash(router(SMALLEST))
 
 
-def test_a_change_that_the_gateway_reads_at_its_start_restarts_it() -> None:
+def test_change_of_a_startup_section_changes_the_pod_template() -> None:
     changed = {**SMALLEST, "telemetry": {"otlpEndpoint": "http://collector:4317"}}
     assert gateway_template(changed) != gateway_template(SMALLEST)
 
 
-def test_another_password_restarts_redis_and_gateway() -> None:
+def test_new_password_restarts_redis_and_gateway() -> None:
     first = children(router(SMALLEST), SETTINGS, "a")
     second = children(router(SMALLEST), SETTINGS, "b")
     changed = [one["metadata"]["name"] for one, other in zip(first, second, strict=True) if one != other]
     assert changed == ["qwen-redis", "qwen-gateway"]
 
 
-def test_the_password_stands_in_the_secret_alone() -> None:
+def test_secret_contains_password_configuration_and_url() -> None:
     secret = redis_secret(router(SMALLEST), "pass")
     assert secret["stringData"] == {
         "password": "pass",
@@ -100,7 +100,7 @@ def test_the_password_stands_in_the_secret_alone() -> None:
     }
 
 
-def test_a_disk_for_each_engine_pod_is_claimed_by_the_pod() -> None:
+def test_read_write_once_cache_is_an_ephemeral_volume_of_each_pod() -> None:
     cache = {"size": "50Gi", "accessMode": "ReadWriteOnce"}
     made = children(router({**SMALLEST, "model": {"name": "m", "cache": cache}}), SETTINGS, "")
     assert not [one for one in made if one["kind"] == "PersistentVolumeClaim"]
@@ -120,7 +120,7 @@ def test_a_disk_for_each_engine_pod_is_claimed_by_the_pod() -> None:
     }
 
 
-def test_the_gateway_reads_the_tokenizer_of_a_model_on_the_cache_volume() -> None:
+def test_gateway_mounts_the_cache_volume_of_a_local_model() -> None:
     model = {"name": "/models/qwen", "cache": {"existingClaim": "weights"}}
     spec = gateway_template({**SMALLEST, "model": model})["spec"]
     assert spec["volumes"][-1] == {
@@ -134,13 +134,13 @@ def test_the_gateway_reads_the_tokenizer_of_a_model_on_the_cache_volume() -> Non
     }
 
 
-def test_replicas_are_left_to_the_autoscaler() -> None:
+def test_replicas_are_unset_with_an_autoscaler() -> None:
     scaled = smallest(greedy={"autoscaling": {"maxReplicas": 4}})
     assert "replicas" not in engine_deployment(scaled, "greedy")["spec"]
     assert engine_deployment(scaled, "speculative")["spec"]["replicas"] == 1
 
 
-def test_nothing_of_the_node_pool_reaches_gateway_and_redis() -> None:
+def test_node_pool_does_not_affect_gateway_and_redis() -> None:
     for one in children(router(EVERYTHING), SETTINGS, ""):
         if one["metadata"]["name"] in ("qwen-gateway", "qwen-redis") and "template" in one.get("spec", {}):
             pod = one["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""Why a pod is not ready, in words that tell what to do."""
+"""Diagnosis of pods that are not ready."""
 
 from typing import Any
 
@@ -49,22 +49,22 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         "speculative",
         Problem("ImagePullFailed", "pod p cannot pull sglang:1; check the image's name and the pull secret"),
     ),
-    "a Secret is missing": (
+    "missing Secret": (
         pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "hub" not found')]),
         "speculative",
         Problem("ConfigMissing", 'pod p cannot start: secret "hub" not found'),
     ),
-    "a crash loop tells the log's last line": (
+    "crash loop with the last log line": (
         pod(containerStatuses=[waiting("CrashLoopBackOff", "back-off 5m", lastState=ENDED)]),
         "speculative",
         Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
     ),
-    "started anew after a crash": (
+    "restarted after a crash": (
         pod(containerStatuses=[RUNNING | {"lastState": ENDED}]),
         "speculative",
         Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
     ),
-    "a kill without a word": (
+    "killed without a log message": (
         pod(
             containerStatuses=[
                 waiting(
@@ -80,19 +80,19 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         "speculative",
         Problem("LoadingModel", "pod p is loading its model"),
     ),
-    "a gateway that starts": (
+    "starting gateway": (
         pod(component="gateway", containerStatuses=[RUNNING]),
         "gateway",
         Problem("Starting", "pod p is starting"),
     ),
-    "nothing known yet": (pod(), "speculative", Problem("Starting", "pod p is starting")),
+    "no container status": (pod(), "speculative", Problem("Starting", "pod p is starting")),
     "ready": (pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True}]), "speculative", None),
     "ready again after a crash": (
         pod(conditions=[READY], containerStatuses=[RUNNING | {"ready": True, "lastState": ENDED}]),
         "speculative",
         None,
     ),
-    "on its way out": (
+    "terminating": (
         pod() | {"metadata": {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}},
         "speculative",
         None,
@@ -101,11 +101,11 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
 
 
 @pytest.mark.parametrize(("body", "component", "wanted"), CASES.values(), ids=CASES.keys())
-def test_a_pod_is_diagnosed(body: Manifest, component: str, wanted: Problem | None) -> None:
+def test_pod_is_diagnosed(body: Manifest, component: str, wanted: Problem | None) -> None:
     assert problem(body, component) == wanted
 
 
-def test_the_worst_trouble_is_told_first() -> None:
+def test_most_severe_problem_is_reported() -> None:
     loading, crash = Problem("LoadingModel", "a"), Problem("CrashLooping", "z")
     assert most_severe([loading, crash]) == crash
     assert most_severe([]) is None

@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus about single DPSRouters and about itself."""
+"""The operator's Prometheus metrics and health endpoints."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ LABELS = {"router_namespace": "serving", "router": "qwen"}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told_before() -> Iterator[None]:
+def _clear_metrics() -> Iterator[None]:
     for gauge in (READY, FAILED):
         gauge.clear()
     yield
@@ -30,8 +30,8 @@ def _nothing_told_before() -> Iterator[None]:
         gauge.clear()
 
 
-class Passes:
-    """Fails as often as told, then is good. Tells what is counted when a pass begins, and when one was good."""
+class Reconciles:
+    """Fails `failures` times, then succeeds. Records the metric's value at the start of each reconcile."""
 
     def __init__(self, failures: int) -> None:
         self._failures = failures
@@ -39,13 +39,13 @@ class Passes:
         self.good = asyncio.Event()
 
     async def __call__(self, key: tuple[str, str]) -> None:
-        self.counted.append(failed_passes())
+        self.counted.append(failed_reconciles())
         if len(self.counted) <= self._failures:
-            raise ClusterError("away")
+            raise ClusterError("unavailable")
         self.good.set()
 
 
-def failed_passes() -> float | None:
+def failed_reconciles() -> float | None:
     return REGISTRY.get_sample_value("dps_operator_failed_passes", LABELS)
 
 
@@ -53,20 +53,20 @@ def ready() -> float | None:
     return REGISTRY.get_sample_value("dps_operator_router_ready", LABELS)
 
 
-async def test_failed_passes_are_counted_until_a_good_one() -> None:
-    passes = Passes(failures=2)
-    queue = WorkQueue(passes)
+async def test_failed_reconciles_are_counted_until_one_succeeds() -> None:
+    reconciles = Reconciles(failures=2)
+    queue = WorkQueue(reconciles)
     queue.add(KEY, 0)
     async with asyncio.timeout(30):
         task = asyncio.create_task(queue.work())
-        await passes.good.wait()
-        while failed_passes() is not None:  # noqa: ASYNC110 - a metric has no event
+        await reconciles.good.wait()
+        while failed_reconciles() is not None:  # noqa: ASYNC110 - a metric has no event
             await asyncio.sleep(0)
     task.cancel()
-    assert passes.counted == [None, 1, 2]
+    assert reconciles.counted == [None, 1, 2]
 
 
-async def test_a_router_is_not_ready_until_its_children_are_and_is_forgotten_with_it() -> None:
+async def test_ready_metric_is_zero_until_children_are_ready_and_removed_with_the_router() -> None:
     cluster, seen = FakeCluster(), Observations()
     reconciler = Reconciler(cluster, seen, SETTINGS, lambda: "2026-01-01T00:00:00Z")
     router = {"kind": "DPSRouter", "metadata": {"name": "qwen", "namespace": "serving"}, "spec": SMALLEST}
@@ -78,10 +78,10 @@ async def test_a_router_is_not_ready_until_its_children_are_and_is_forgotten_wit
     assert ready() is None
 
 
-async def test_a_listing_that_fails_is_told_until_one_is_whole() -> None:
+async def test_listing_failure_metric_is_set_until_a_listing_succeeds() -> None:
     cluster = FakeCluster()
     cluster.fail["list", "Pod"] = ClusterError("forbidden")
-    made = Resync(cluster, Observations(), WorkQueue(Passes(0)), Settings())
+    made = Resync(cluster, Observations(), WorkQueue(Reconciles(0)), Settings())
     async with asyncio.timeout(30):
         task = asyncio.create_task(made.run())
         while REGISTRY.get_sample_value("dps_operator_listing_failing") != 1:  # noqa: ASYNC110 - as above
@@ -92,8 +92,8 @@ async def test_a_listing_that_fails_is_told_until_one_is_whole() -> None:
     assert REGISTRY.get_sample_value("dps_operator_listing_failing") == 0
 
 
-async def test_the_oldest_pass_is_aged_when_it_is_asked_for() -> None:
-    queue = WorkQueue(Passes(0))
+async def test_age_of_the_oldest_reconcile_is_computed_at_scrape_time() -> None:
+    queue = WorkQueue(Reconciles(0))
     made = Resync(FakeCluster(), Observations(), queue, Settings())
     queue.running[KEY] = made.alive - 400
     async with TestClient(TestServer(application(queue, made, asyncio.Event(), Settings()))) as client:
@@ -102,8 +102,8 @@ async def test_the_oldest_pass_is_aged_when_it_is_asked_for() -> None:
     assert float(age.split()[1]) >= 400
 
 
-async def test_it_is_ready_while_it_watches() -> None:
-    queue, watching = WorkQueue(Passes(0)), asyncio.Event()
+async def test_readiness_requires_established_watches() -> None:
+    queue, watching = WorkQueue(Reconciles(0)), asyncio.Event()
     made = Resync(FakeCluster(), Observations(), queue, Settings())
     async with TestClient(TestServer(application(queue, made, watching, Settings()))) as client:
         assert (await client.get("/readyz")).status == 503

@@ -1,4 +1,4 @@
-"""A user's pod template over the operator's, and which nodes a pod may run on."""
+"""Pod template merging and node selection."""
 
 from typing import Any
 
@@ -12,39 +12,39 @@ from dps_operator.resources import labels
 from dps_testkit.operator.routers import SMALLEST, router
 
 OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
-    "a field is added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
-    "a field is replaced": ({"a": 1}, {"a": 2}, {"a": 2}),
-    "objects merge": ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
-    "a container is known by its name": (
+    "added field": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+    "replaced field": ({"a": 1}, {"a": 2}, {"a": 2}),
+    "merged objects": ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+    "container merged by name": (
         {"containers": [{"name": "engine", "image": "x"}]},
         {"containers": [{"name": "engine", "tty": True}]},
         {"containers": [{"name": "engine", "image": "x", "tty": True}]},
     ),
-    "a sidecar comes after": (
+    "appended sidecar": (
         {"containers": [{"name": "engine"}]},
         {"containers": [{"name": "sidecar"}]},
         {"containers": [{"name": "engine"}, {"name": "sidecar"}]},
     ),
-    "variables merge by name within a container": (
+    "environment merged by name": (
         {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]},
         {"containers": [{"name": "engine", "env": [{"name": "A", "value": "2"}, {"name": "B"}]}]},
         {"containers": [{"name": "engine", "env": [{"name": "A", "value": "2"}, {"name": "B"}]}]},
     ),
-    "a mount is known by its path": (
+    "mount merged by path": (
         {"volumeMounts": [{"mountPath": "/a", "name": "x"}]},
         {"volumeMounts": [{"mountPath": "/a", "readOnly": True}]},
         {"volumeMounts": [{"mountPath": "/a", "name": "x", "readOnly": True}]},
     ),
-    "other lists are replaced": ({"args": ["a", "b"]}, {"args": ["c"]}, {"args": ["c"]}),
+    "replaced list": ({"args": ["a", "b"]}, {"args": ["c"]}, {"args": ["c"]}),
 }
 
 
 @pytest.mark.parametrize(("base", "over", "wanted"), OVERLAYS.values(), ids=OVERLAYS.keys())
-def test_a_template_is_laid_over_another(base: Any, over: Any, wanted: Any) -> None:
+def test_templates_are_merged(base: Any, over: Any, wanted: Any) -> None:
     assert overlay(base, over) == wanted
 
 
-def test_labels_that_select_pods_cannot_be_overlaid() -> None:
+def test_selector_labels_cannot_be_overridden() -> None:
     over = PodTemplate.model_validate(
         {"metadata": {"labels": {"dpsrouter.io/router": "other", "team": "llm"}}}
     )
@@ -52,7 +52,7 @@ def test_labels_that_select_pods_cannot_be_overlaid() -> None:
     assert made["metadata"]["labels"] == labels(router(SMALLEST), "greedy") | {"team": "llm"}
 
 
-def test_resources_keep_the_defaults_that_are_not_named() -> None:
+def test_unset_resources_keep_their_defaults() -> None:
     defaults = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     wanted = Resources.model_validate({"requests": {"cpu": 8}})
     assert container_resources(defaults, wanted) == {
@@ -106,7 +106,7 @@ OTHER_NODES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize(("node", "profile"), NODES.values(), ids=NODES.keys())
-def test_a_node_is_found_by_the_profile_of_its_gpu_alone(node: dict[str, str], profile: Any) -> None:
+def test_node_matches_only_the_profile_of_its_gpu(node: dict[str, str], profile: Any) -> None:
     found = {
         name
         for name in ("A100-80GB", "A100-40GB")
@@ -116,12 +116,12 @@ def test_a_node_is_found_by_the_profile_of_its_gpu_alone(node: dict[str, str], p
 
 
 @pytest.mark.parametrize("node", OTHER_NODES.values(), ids=OTHER_NODES.keys())
-def test_no_other_node_is_found(node: dict[str, str]) -> None:
+def test_node_without_a_whole_a100_matches_no_profile(node: dict[str, str]) -> None:
     for profile in ("A100-80GB", "A100-40GB"):
         assert not matches(node, node_terms(NodePool.model_validate({"profile": profile})))
 
 
-def test_a_users_affinity_holds_beside_the_profiles() -> None:
+def test_custom_affinity_is_combined_with_the_profiles() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     wanted = {
         "nodeAffinity": {
@@ -138,12 +138,12 @@ def test_a_users_affinity_holds_beside_the_profiles() -> None:
     assert placement(pool)["affinity"]["podAntiAffinity"] == wanted["podAntiAffinity"]
 
 
-def test_the_usual_gpu_taints_are_tolerated_and_the_users_as_well() -> None:
+def test_gpu_taints_and_custom_taints_are_tolerated() -> None:
     pool = NodePool.model_validate({"tolerations": [{"key": "spot", "operator": "Exists"}]})
     assert placement(pool)["tolerations"] == [*GPU_TOLERATIONS, {"key": "spot", "operator": "Exists"}]
 
 
-def test_without_a_profile_only_what_the_user_says_is_asked_for() -> None:
+def test_without_a_profile_only_custom_constraints_apply() -> None:
     assert placement(NodePool(profile="None")) == {}
     assert placement(NodePool(profile="None", node_selector={"gpu": "h100"})) == {
         "nodeSelector": {"gpu": "h100"}

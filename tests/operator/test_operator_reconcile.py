@@ -1,4 +1,4 @@
-"""One pass over one DPSRouter, against an API server in memory."""
+"""Reconciling one DPSRouter against an in-memory API server."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 class World:
-    """An API server, an operator that watches it, and one DPSRouter."""
+    """An API server, an operator, and one DPSRouter."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.cluster = FakeCluster()
@@ -28,13 +28,13 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """An operator that knows nothing but what it lists."""
+        """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         typed: Cluster = self.cluster
         self.reconciler = Reconciler(typed, self.seen, SETTINGS, lambda: NOW)
 
     def edit(self, spec: dict[str, Any]) -> None:
-        """The spec as a user writes it."""
+        """Apply a spec as a user would."""
         known = self.cluster.objects.get(("DPSRouter", *KEY), {})
         generation = known.get("metadata", {}).get("generation", 0) + 1
         self.cluster.store(
@@ -46,8 +46,8 @@ class World:
         )
         self.cluster.objects["DPSRouter", *KEY]["spec"] = spec
 
-    async def look(self) -> None:
-        """What a listing sees."""
+    async def list_objects(self) -> None:
+        """Update the cache from a listing."""
         objects = copy.deepcopy(list(self.cluster.objects.values()))
         kinds = {kind.name for kind in CHILDREN}
         self.seen.replace(
@@ -56,9 +56,9 @@ class World:
             [one for one in objects if one["kind"] == "Pod"],
         )
 
-    async def settle(self) -> None:
-        """Look, and make it true."""
-        await self.look()
+    async def reconcile(self) -> None:
+        """List and reconcile."""
+        await self.list_objects()
         await self.reconciler.reconcile(KEY)
 
     def condition(self, kind: str) -> Manifest:
@@ -76,31 +76,31 @@ class World:
 @pytest.fixture
 async def world() -> World:
     made = World(SMALLEST)
-    await made.settle()
+    await made.reconcile()
     return made
 
 
-async def test_everything_is_made_in_one_pass(world: World) -> None:
+async def test_first_reconcile_creates_all_children(world: World) -> None:
     assert world.cluster.names("Deployment") == {"qwen-speculative", "qwen-greedy", "qwen-gateway"}
     assert world.condition("Ready")["reason"] == "Starting"
     assert world.cluster.names("Event")
 
 
-async def test_a_second_pass_writes_nothing(world: World) -> None:
+async def test_second_reconcile_writes_nothing(world: World) -> None:
     before = world.cluster.writes()
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.writes() == before
 
 
-async def test_an_operator_that_starts_anew_changes_no_object(world: World) -> None:
+async def test_operator_restart_changes_no_object(world: World) -> None:
     before = {name: one["metadata"]["resourceVersion"] for name, one in world.cluster.objects.items()}
     world.restart()
-    await world.settle()
+    await world.reconcile()
     after = {name: one["metadata"]["resourceVersion"] for name, one in world.cluster.objects.items()}
     assert after == before
 
 
-async def test_a_field_that_somebody_else_took_over_is_taken_back(world: World) -> None:
+async def test_field_of_another_manager_is_reverted(world: World) -> None:
     live = world.object("ConfigMap", "qwen-gateway")
     wanted = live["data"]["config.yaml"]
     live["data"] = {"config.yaml": "routing: {}"}
@@ -108,99 +108,99 @@ async def test_a_field_that_somebody_else_took_over_is_taken_back(world: World) 
         {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:data": {}}}
     ]
     live["metadata"]["resourceVersion"] = "1000"
-    await world.settle()
+    await world.reconcile()
     assert world.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"] == wanted
 
 
-async def test_a_deleted_child_returns(world: World) -> None:
+async def test_deleted_child_is_recreated(world: World) -> None:
     del world.cluster.objects["Service", "serving", "qwen-greedy"]
-    await world.settle()
+    await world.reconcile()
     assert "qwen-greedy" in world.cluster.names("Service")
 
 
-async def test_what_is_no_longer_asked_for_is_deleted_and_what_is_not_ours_stays() -> None:
+async def test_undesired_children_are_deleted_but_not_objects_of_other_owners() -> None:
     world = World(EVERYTHING)
-    await world.settle()
+    await world.reconcile()
     stranger = copy.deepcopy(world.object("NetworkPolicy", "qwen-redis"))
     stranger["metadata"] |= {"name": "mine", "ownerReferences": []}
     world.cluster.objects["NetworkPolicy", "serving", "mine"] = stranger
     world.edit(SMALLEST)
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.names("NetworkPolicy") == {"mine"}
     assert world.cluster.names("HorizontalPodAutoscaler") == set()
     assert world.cluster.names("Ingress") == set()
 
 
-async def test_the_password_is_made_once(world: World) -> None:
+async def test_password_is_created_once(world: World) -> None:
     first = world.object("Secret", "qwen-redis")["stringData"]["password"]
     world.restart()
-    await world.settle()
+    await world.reconcile()
     assert world.object("Secret", "qwen-redis")["stringData"]["password"] == first
     assert len(first) >= 32
 
 
-async def test_a_spec_that_cannot_be_leaves_what_runs(world: World) -> None:
+async def test_invalid_spec_does_not_change_running_workloads(world: World) -> None:
     before = copy.deepcopy(world.object("Deployment", "qwen-greedy"))
     world.edit({**SMALLEST, "engine": {"args": ["--port", "1"]}})
-    await world.settle()
+    await world.reconcile()
     assert world.condition("SpecValid")["status"] == "False"
     assert world.condition("SpecValid")["observedGeneration"] == 2
     assert world.object("Deployment", "qwen-greedy") == before
 
 
-async def test_a_spec_of_a_newer_operator_is_told_by_its_field(world: World) -> None:
+async def test_unknown_field_is_reported(world: World) -> None:
     world.edit({**SMALLEST, "futureField": {}})
-    await world.settle()
+    await world.reconcile()
     assert world.condition("SpecValid")["message"].startswith("spec.futureField: ")
 
 
 FAILURES: dict[str, tuple[ClusterError, str, str]] = {
-    "the server is overloaded": (ClusterError("too many requests", 429, 2.0), "Progressing", "Retrying"),
-    "the server is away": (ClusterError("cannot be reached"), "Progressing", "Retrying"),
+    "server overloaded": (ClusterError("too many requests", 429, 2.0), "Progressing", "Retrying"),
+    "server unreachable": (ClusterError("cannot be reached"), "Progressing", "Retrying"),
 }
 
 
 @pytest.mark.parametrize(("error", "kind", "reason"), FAILURES.values(), ids=FAILURES.keys())
-async def test_a_failure_is_told_and_the_pass_repeated(error: ClusterError, kind: str, reason: str) -> None:
+async def test_transient_failure_is_reported_and_retried(error: ClusterError, kind: str, reason: str) -> None:
     world = World(SMALLEST)
     world.cluster.fail["apply", "Service"] = error
-    await world.look()
+    await world.list_objects()
     with pytest.raises(ClusterError):
         await world.reconciler.reconcile(KEY)
     assert world.condition(kind)["reason"] == reason
     world.cluster.fail.clear()
-    await world.settle()
+    await world.reconcile()
     assert world.condition("Progressing")["reason"] == "RollingOut"
 
 
-async def test_a_missing_right_stops_only_what_it_is_about() -> None:
+async def test_missing_permission_affects_only_its_kind() -> None:
     world = World(SMALLEST)
     world.cluster.fail["apply", "Service"] = ClusterError("services is forbidden", 403)
-    await world.look()
+    await world.list_objects()
     with pytest.raises(ClusterError):
         await world.reconciler.reconcile(KEY)
     assert world.condition("Progressing")["message"] == "services is forbidden"
     assert world.cluster.names("Deployment") == {"qwen-speculative", "qwen-greedy", "qwen-gateway"}
 
 
-async def test_a_refused_child_is_told_and_the_others_are_made() -> None:
+async def test_rejected_child_is_reported_and_the_others_are_applied() -> None:
     world = World(SMALLEST)
     world.cluster.fail["apply", "StatefulSet"] = RejectedError("spec is invalid", 422)
-    await world.settle()
+    await world.reconcile()
     assert world.condition("SpecValid")["message"].startswith("StatefulSet qwen-redis: spec is invalid")
     assert "qwen-gateway" in world.cluster.names("Deployment")
 
 
-async def test_a_kind_that_is_not_installed_is_told() -> None:
+async def test_missing_crd_is_reported() -> None:
     world = World(EVERYTHING)
     world.cluster.fail["apply", "ServiceMonitor"] = NotInstalledError("page not found", 404)
-    await world.settle()
+    await world.reconcile()
     assert world.condition("SpecValid")["message"].startswith(
         "ServiceMonitor is not installed in this cluster"
     )
 
 
-async def test_an_object_of_somebody_else_is_left_alone() -> None:
+async def test_object_of_another_owner_is_not_adopted() -> None:
     world = World(SMALLEST)
     mine = {
         "apiVersion": "v1",
@@ -208,24 +208,24 @@ async def test_an_object_of_somebody_else_is_left_alone() -> None:
         "metadata": {"name": "qwen-greedy", "namespace": "serving"},
     }
     world.cluster.store(mine, "kubectl")
-    await world.settle()
+    await world.reconcile()
     assert "is not owned by this DPSRouter" in world.condition("SpecValid")["message"]
     assert "spec" not in world.object("Service", "qwen-greedy")
 
 
-async def test_children_of_a_predecessor_are_waited_for() -> None:
+async def test_children_of_a_deleted_router_of_the_same_name_block_the_reconcile() -> None:
     world = World(SMALLEST)
-    await world.settle()
+    await world.reconcile()
     world.cluster.objects["DPSRouter", *KEY]["metadata"]["uid"] = "another"
-    await world.look()
+    await world.list_objects()
     with pytest.raises(ClusterError, match="belongs to a deleted DPSRouter of the same name"):
         await world.reconciler.reconcile(KEY)
 
 
-async def test_replicas_are_handed_over_before_an_autoscaler_owns_them(world: World) -> None:
+async def test_replicas_are_transferred_to_a_second_manager_before_autoscaling(world: World) -> None:
     pools = {**SMALLEST["pools"], "greedy": {"autoscaling": {"maxReplicas": 4}}}
     world.edit({**SMALLEST, "pools": pools})
-    await world.settle()
+    await world.reconcile()
     managers = {
         entry["manager"]: "f:replicas" in entry["fieldsV1"]["f:spec"]
         for entry in world.object("Deployment", "qwen-greedy")["metadata"]["managedFields"]
@@ -233,27 +233,27 @@ async def test_replicas_are_handed_over_before_an_autoscaler_owns_them(world: Wo
     assert managers == {"dps-operator": False, HANDOVER: True}
 
 
-async def test_gateway_pods_are_touched_once_for_each_configuration(world: World) -> None:
+async def test_gateway_pods_are_annotated_once_per_configuration(world: World) -> None:
     gateway = pod("qwen-gateway-1", "gateway", phase="Running")
     world.cluster.objects["Pod", "serving", "qwen-gateway-1"] = gateway
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.calls["merge"] == 1
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.calls["merge"] == 1
     world.edit({**SMALLEST, "routing": {"thresholdTokens": 1}})
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.calls["merge"] == 2
 
 
-async def test_a_router_on_its_way_out_is_left_alone(world: World) -> None:
+async def test_terminating_router_is_not_reconciled(world: World) -> None:
     world.cluster.objects["DPSRouter", *KEY]["metadata"]["deletionTimestamp"] = NOW
     world.cluster.objects.pop(("Service", "serving", "qwen-greedy"))
     before = world.cluster.writes()
-    await world.settle()
+    await world.reconcile()
     assert world.cluster.writes() == before
 
 
-async def test_a_router_that_is_gone_is_forgotten(world: World) -> None:
+async def test_deleted_router_is_removed_from_the_cache(world: World) -> None:
     del world.cluster.objects["DPSRouter", *KEY]
-    await world.settle()
+    await world.reconcile()
     assert world.seen.children(KEY) == {}

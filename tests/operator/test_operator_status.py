@@ -1,4 +1,4 @@
-"""The status that follows from what was seen, the events that follow from it, and which pool has to wait."""
+"""Status, events, and the order of rollouts."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ CRASH = Problem("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: 
 
 
 def family(**changed: Child) -> dict[tuple[str, str], Child]:
-    """Children that all serve, but for the changed ones."""
+    """Children that are all ready, except for the changed ones."""
     made = {name: workload(name, replicas(2, 2) if name == "gateway" else replicas()) for name in COMPONENTS}
     made["redis"] = replace(made["redis"], kind="StatefulSet")
     made |= changed
@@ -28,16 +28,16 @@ def family(**changed: Child) -> dict[tuple[str, str], Child]:
 
 
 COMPONENTS = ("speculative", "greedy", "gateway", "redis")
-ALL_WELL = Observed(children=family())
+HEALTHY = Observed(children=family())
 
 
-def told(seen: Observed, **spec: Any) -> dict[str, tuple[str, str]]:
+def condition_reasons(seen: Observed, **spec: Any) -> dict[str, tuple[str, str]]:
     found = verdicts(router({**SMALLEST, **spec}), seen)
     return {one.type: (one.status, one.reason) for one in found}
 
 
-def test_when_all_is_well_everything_is_said_so() -> None:
-    assert told(ALL_WELL) == {
+def test_all_conditions_of_a_healthy_router() -> None:
+    assert condition_reasons(HEALTHY) == {
         "Ready": ("True", "Serving"),
         "Progressing": ("False", "Settled"),
         "SpecValid": ("True", "Accepted"),
@@ -49,7 +49,7 @@ def test_when_all_is_well_everything_is_said_so() -> None:
 
 
 CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
-    "nothing made yet": (
+    "no children yet": (
         Observed(),
         {
             "Ready": ("False", "NotCreated"),
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
             "GatewayReady": ("False", "NotCreated"),
         },
     ),
-    "a pool that crashes": (
+    "crash-looping pool": (
         Observed(
             family(speculative=workload("speculative", replicas(0))), [remembered_pod("speculative", CRASH)]
         ),
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
             "GreedyPoolReady": ("True", "AllReplicasReady"),
         },
     ),
-    "one replica of three serves": (
+    "one of three replicas ready": (
         Observed(
             family(speculative=workload("speculative", replicas(1, 3))),
             [remembered_pod("speculative", CRASH)],
@@ -78,46 +78,49 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
             "Progressing": ("True", "RollingOut"),
         },
     ),
-    "no pod may be made": (
+    "pod creation forbidden": (
         Observed(family(greedy=workload("greedy", replicas(0, failure="exceeded quota")))),
         {"Ready": ("False", "PodsForbidden"), "GreedyPoolReady": ("False", "PodsForbidden")},
     ),
-    "an old replica still serves": (
+    "replica of the old template": (
         Observed(family(greedy=workload("greedy", replicas(1, settled=False)))),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
     ),
-    "the spec cannot be": (
-        replace(ALL_WELL, invalid="spec.engine.args: --port is set by the operator; remove it"),
+    "invalid spec": (
+        replace(HEALTHY, invalid="spec.engine.args: --port is set by the operator; remove it"),
         {
             "Ready": ("False", "InvalidSpec"),
             "SpecValid": ("False", "InvalidSpec"),
             "GatewayReady": ("True", "AllReplicasReady"),
         },
     ),
-    "the API server fails": (
-        replace(ALL_WELL, failing="etcdserver: request timed out"),
+    "API server failure": (
+        replace(HEALTHY, failing="etcdserver: request timed out"),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "Retrying")},
     ),
-    "a pool waits for its turn": (
-        replace(ALL_WELL, waiting_pool="greedy"),
+    "pool on hold": (
+        replace(HEALTHY, waiting_pool="greedy"),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
     ),
 }
 
 
 @pytest.mark.parametrize(("seen", "wanted"), CASES.values(), ids=CASES.keys())
-def test_the_conditions_tell_how_it_is(seen: Observed, wanted: dict[str, tuple[str, str]]) -> None:
-    found = told(seen)
+def test_conditions_follow_from_observations(seen: Observed, wanted: dict[str, tuple[str, str]]) -> None:
+    found = condition_reasons(seen)
     assert {kind: found[kind] for kind in wanted} == wanted
 
 
-def test_a_redis_of_the_users_is_not_waited_for() -> None:
+def test_external_redis_does_not_block_readiness() -> None:
     store = {"urlSecretRef": {"name": "redis", "key": "url"}}
-    assert told(Observed(children=family()), sessionStore=store)["SessionStoreReady"] == ("True", "External")
+    assert condition_reasons(Observed(children=family()), sessionStore=store)["SessionStoreReady"] == (
+        "True",
+        "External",
+    )
 
 
-def test_the_whole_status() -> None:
-    made = build_status(router(SMALLEST), ALL_WELL, {}, "2026-01-01T00:00:00Z")
+def test_complete_status() -> None:
+    made = build_status(router(SMALLEST), HEALTHY, {}, "2026-01-01T00:00:00Z")
     assert made.pop("conditions")[0] == {
         "type": "Ready",
         "status": "True",
@@ -143,21 +146,21 @@ def test_the_whole_status() -> None:
     }
 
 
-def test_the_transition_time_moves_with_the_status_alone() -> None:
+def test_transition_time_changes_only_with_the_status() -> None:
     first = build_status(router(SMALLEST), Observed(), {}, "t1")
     second = build_status(router(SMALLEST), Observed(invalid="x"), first, "t2")
-    third = build_status(router(SMALLEST), ALL_WELL, second, "t3")
+    third = build_status(router(SMALLEST), HEALTHY, second, "t3")
     times = [made["conditions"][0]["lastTransitionTime"] for made in (first, second, third)]
     assert times == ["t1", "t1", "t3"]
 
 
-def test_the_same_sight_gives_the_same_status() -> None:
-    first = build_status(router(SMALLEST), ALL_WELL, {}, "t1")
-    assert build_status(router(SMALLEST), ALL_WELL, first, "t2") == first
+def test_equal_observations_give_an_equal_status() -> None:
+    first = build_status(router(SMALLEST), HEALTHY, {}, "t1")
+    assert build_status(router(SMALLEST), HEALTHY, first, "t2") == first
 
 
-def test_a_spec_that_cannot_be_read_leaves_what_was_known() -> None:
-    first = build_status(router(SMALLEST), ALL_WELL, {}, "t1")
+def test_unparsable_spec_keeps_the_rest_of_the_status() -> None:
+    first = build_status(router(SMALLEST), HEALTHY, {}, "t1")
     made = invalid_spec_status("spec.pools: missing", first, 2, "t2")
     assert [one["type"] for one in made["conditions"]] == [
         "Ready",
@@ -175,25 +178,25 @@ def test_a_spec_that_cannot_be_read_leaves_what_was_known() -> None:
 METADATA = {"name": "qwen", "namespace": "serving", "uid": "uid-1", "resourceVersion": "7"}
 
 
-def posted(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def event_reasons(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(one["type"], one["reason"]) for one in events(METADATA, before, after, "t")]
 
 
-def test_an_event_tells_each_change_of_a_reason() -> None:
+def test_event_is_created_for_each_changed_reason() -> None:
     first = build_status(router(SMALLEST), Observed(), {}, "t1")["conditions"]
-    crashing = CASES["a pool that crashes"][0]
+    crashing = CASES["crash-looping pool"][0]
     second = build_status(router(SMALLEST), crashing, {"conditions": first}, "t2")["conditions"]
-    assert posted([], first) == [
+    assert event_reasons([], first) == [
         ("Normal", "NotCreated"),
         ("Normal", "RollingOut"),
         ("Normal", "Accepted"),
     ]
-    assert posted(first, second) == [("Warning", "CrashLooping")]
-    assert posted(second, second) == []
+    assert event_reasons(first, second) == [("Warning", "CrashLooping")]
+    assert event_reasons(second, second) == []
 
 
-def test_an_event_has_one_name_however_often_it_is_posted() -> None:
-    after = build_status(router(SMALLEST), ALL_WELL, {}, "t1")["conditions"]
+def test_event_name_is_deterministic() -> None:
+    after = build_status(router(SMALLEST), HEALTHY, {}, "t1")["conditions"]
     names = [[one["metadata"]["name"] for one in events(METADATA, [], after, now)] for now in ("a", "b")]
     assert names[0] == names[1]
     assert len(set(names[0])) == 3
@@ -201,36 +204,36 @@ def test_an_event_has_one_name_however_often_it_is_posted() -> None:
 
 NEW, OLD = "new", "old"
 ROLLOUTS: dict[str, tuple[Child | None, Child | None, str | None]] = {
-    "nothing there yet": (None, None, None),
-    "nothing changes": (workload("s", replicas(), NEW), workload("g", replicas(), NEW), None),
-    "both change: the speculative pool first": (
+    "no Deployments": (None, None, None),
+    "no change": (workload("s", replicas(), NEW), workload("g", replicas(), NEW), None),
+    "both change: speculative pool first": (
         workload("s", replicas(), OLD),
         workload("g", replicas(), OLD),
         "greedy",
     ),
-    "the first is rolling": (
+    "first pool rolling out": (
         workload("s", replicas(settled=False), NEW),
         workload("g", replicas(), OLD),
         "greedy",
     ),
-    "the first has settled": (workload("s", replicas(), NEW), workload("g", replicas(), OLD), None),
-    "the second is rolling when the first changes again": (
+    "first pool settled": (workload("s", replicas(), NEW), workload("g", replicas(), OLD), None),
+    "second pool rolling out when the first changes again": (
         workload("s", replicas(), OLD),
         workload("g", replicas(settled=False), NEW),
         "speculative",
     ),
-    "the first never served": (workload("s", replicas(0), NEW), workload("g", replicas(), OLD), None),
-    "the second does not serve": (
+    "first pool not serving": (workload("s", replicas(0), NEW), workload("g", replicas(), OLD), None),
+    "second pool not serving": (
         workload("s", replicas(settled=False), NEW),
         workload("g", replicas(0), OLD),
         None,
     ),
-    "only one exists": (None, workload("g", replicas(), OLD), None),
+    "only one Deployment": (None, workload("g", replicas(), OLD), None),
 }
 
 
 @pytest.mark.parametrize(("speculative", "greedy", "wanted"), ROLLOUTS.values(), ids=ROLLOUTS.keys())
-def test_one_pool_changes_at_a_time(
+def test_only_one_pool_rolls_out_at_once(
     speculative: Child | None, greedy: Child | None, wanted: str | None
 ) -> None:
     desired = [engine_deployment(smallest(), "speculative"), engine_deployment(smallest(), "greedy")]

@@ -1,4 +1,4 @@
-"""The queue, the listings, the liveness probe, and how an answer of the API server becomes an error."""
+"""The work queue, listings, the liveness probe, and the mapping of API server errors."""
 
 import asyncio
 import json
@@ -28,29 +28,29 @@ A, B = ("ns", "a"), ("ns", "b")
 
 
 class Work:
-    """Records passes; each waits until it is let go, and fails as often as told."""
+    """Records reconciles. Each one waits for `go`, then raises the next of `failures`, if any."""
 
     def __init__(self) -> None:
-        self.begun: list[Key] = []
+        self.started: list[Key] = []
         self.go = asyncio.Event()
         self.failures: list[Exception] = []
-        self._began = asyncio.Event()
+        self._start_event = asyncio.Event()
 
-    async def passes(self, count: int) -> None:
-        """Wait until so many passes have begun."""
-        while len(self.begun) < count:
-            self._began.clear()
-            await self._began.wait()
+    async def reconciles(self, count: int) -> None:
+        """Wait until `count` reconciles have started."""
+        while len(self.started) < count:
+            self._start_event.clear()
+            await self._start_event.wait()
 
     async def __call__(self, key: Key) -> None:
-        self.begun.append(key)
-        self._began.set()
+        self.started.append(key)
+        self._start_event.set()
         await self.go.wait()
         if self.failures:
             raise self.failures.pop(0)
 
 
-async def test_events_of_one_router_are_gathered_into_one_pass() -> None:
+async def test_pending_requests_for_a_key_are_merged() -> None:
     work = Work()
     work.go.set()
     queue = WorkQueue(work)
@@ -59,31 +59,31 @@ async def test_events_of_one_router_are_gathered_into_one_pass() -> None:
     queue.add(B, 0)
     async with asyncio.timeout(5):
         tasks = [asyncio.create_task(queue.work()) for _ in range(2)]
-        await work.passes(2)
-    assert sorted(work.begun) == [A, B]
+        await work.reconciles(2)
+    assert sorted(work.started) == [A, B]
     for task in tasks:
         task.cancel()
 
 
-async def test_an_event_during_a_pass_makes_one_more_after_it() -> None:
+async def test_request_during_a_reconcile_causes_one_more() -> None:
     work = Work()
     queue = WorkQueue(work)
     queue.add(A, 0)
     async with asyncio.timeout(5):
         tasks = [asyncio.create_task(queue.work()) for _ in range(2)]
-        await work.passes(1)
+        await work.reconciles(1)
         queue.add(A, 0)
         queue.add(A, 0)
-        assert work.begun == [A]
+        assert work.started == [A]
         work.go.set()
-        await work.passes(2)
-    assert work.begun == [A, A]
+        await work.reconciles(2)
+    assert work.started == [A, A]
     for task in tasks:
         task.cancel()
 
 
-@pytest.mark.parametrize("error", [ClusterError("away"), ValueError("a bug")])
-async def test_a_failed_pass_is_repeated(error: Exception) -> None:
+@pytest.mark.parametrize("error", [ClusterError("unavailable"), ValueError("a bug")])
+async def test_failed_reconcile_is_retried(error: Exception) -> None:
     work = Work()
     work.failures = [error]
     work.go.set()
@@ -91,17 +91,17 @@ async def test_a_failed_pass_is_repeated(error: Exception) -> None:
     queue.add(A, 0)
     async with asyncio.timeout(10):
         task = asyncio.create_task(queue.work())
-        await work.passes(2)
+        await work.reconciles(2)
     task.cancel()
 
 
-async def test_pauses_grow_to_a_limit_and_the_server_may_ask_for_longer_ones() -> None:
+async def test_backoff_doubles_up_to_a_maximum_and_honours_retry_after() -> None:
     queue = WorkQueue(Work())
     assert [queue._backoff(A, None) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
     assert queue._backoff(B, 90.0) == 90.0
 
 
-async def test_a_sooner_request_brings_a_later_one_forward() -> None:
+async def test_earlier_request_supersedes_a_later_one() -> None:
     work = Work()
     work.go.set()
     queue = WorkQueue(work)
@@ -109,33 +109,33 @@ async def test_a_sooner_request_brings_a_later_one_forward() -> None:
     queue.add(A, 0)
     async with asyncio.timeout(5):
         task = asyncio.create_task(queue.work())
-        await work.passes(1)
+        await work.reconciles(1)
     task.cancel()
 
 
-def answered(status: int, **body: Any) -> ClusterError:
+def error_response(status: int, **body: Any) -> ClusterError:
     return error_from(status, "reason", json.dumps(body))
 
 
-ANSWERS: dict[str, tuple[ClusterError, type[ClusterError]]] = {
-    "no such object": (answered(404, message="x", details={"name": "a"}), NotFoundError),
-    "no such kind": (error_from(404, "Not Found", "404 page not found\n"), NotInstalledError),
-    "invalid": (answered(422, message="x"), RejectedError),
-    "malformed": (answered(400, message="x"), RejectedError),
-    "taken": (answered(409, reason="AlreadyExists"), AlreadyExistsError),
-    "conflict": (answered(409, reason="Conflict"), ClusterError),
-    "forbidden": (answered(403, message="x"), ClusterError),
-    "overloaded": (answered(429), ClusterError),
-    "broken": (error_from(500, "Internal", None), ClusterError),
+RESPONSES: dict[str, tuple[ClusterError, type[ClusterError]]] = {
+    "object not found": (error_response(404, message="x", details={"name": "a"}), NotFoundError),
+    "kind not found": (error_from(404, "Not Found", "404 page not found\n"), NotInstalledError),
+    "invalid": (error_response(422, message="x"), RejectedError),
+    "malformed": (error_response(400, message="x"), RejectedError),
+    "already exists": (error_response(409, reason="AlreadyExists"), AlreadyExistsError),
+    "conflict": (error_response(409, reason="Conflict"), ClusterError),
+    "forbidden": (error_response(403, message="x"), ClusterError),
+    "overloaded": (error_response(429), ClusterError),
+    "internal error": (error_from(500, "Internal", None), ClusterError),
 }
 
 
-@pytest.mark.parametrize(("error", "kind"), ANSWERS.values(), ids=ANSWERS.keys())
-def test_an_answer_becomes_an_error(error: ClusterError, kind: type[ClusterError]) -> None:
+@pytest.mark.parametrize(("error", "kind"), RESPONSES.values(), ids=RESPONSES.keys())
+def test_response_is_mapped_to_an_exception(error: ClusterError, kind: type[ClusterError]) -> None:
     assert type(error) is kind
 
 
-def test_an_error_carries_the_servers_words_and_its_wish_to_wait() -> None:
+def test_exception_has_the_servers_message_and_retry_after() -> None:
     error = error_from(429, "Too Many Requests", json.dumps({"message": "later"}), "7")
     assert (str(error), error.status, error.retry_after) == ("later", 429, 7.0)
 
@@ -145,7 +145,7 @@ async def resync(cluster: FakeCluster) -> tuple[Resync, Observations, WorkQueue]
     return Resync(cluster, seen, queue, Settings()), seen, queue
 
 
-async def test_a_listing_takes_in_everything_and_asks_for_every_router() -> None:
+async def test_listing_replaces_the_cache_and_enqueues_every_router() -> None:
     cluster = FakeCluster()
     cluster.store({"kind": "DPSRouter", "metadata": {"name": "a", "namespace": "ns"}, "spec": SMALLEST})
     cluster.fail["list", "HTTPRoute"] = NotInstalledError("page not found", 404)
@@ -154,7 +154,7 @@ async def test_a_listing_takes_in_everything_and_asks_for_every_router() -> None
     assert set(seen.routers) == {A}
 
 
-async def test_a_kind_that_is_installed_later_is_noticed() -> None:
+async def test_newly_installed_kind_is_detected() -> None:
     cluster = FakeCluster()
     cluster.fail["list", "HTTPRoute"] = NotInstalledError("page not found", 404)
     made, _, _ = await resync(cluster)
@@ -163,7 +163,7 @@ async def test_a_kind_that_is_installed_later_is_noticed() -> None:
     assert made.changed.is_set()
     assert not await made.new_kind_installed()
     made.changed.clear()
-    cluster.fail["list", "HTTPRoute"] = ClusterError("away")
+    cluster.fail["list", "HTTPRoute"] = ClusterError("unavailable")
     assert not await made.new_kind_installed()
     cluster.fail.clear()
     assert await made.new_kind_installed()
@@ -172,18 +172,18 @@ async def test_a_kind_that_is_installed_later_is_noticed() -> None:
     assert made.changed.is_set()
 
 
-async def test_a_listing_that_fails_forgets_nothing() -> None:
+async def test_failed_listing_keeps_the_cache() -> None:
     cluster = FakeCluster()
     cluster.store({"kind": "DPSRouter", "metadata": {"name": "a", "namespace": "ns"}, "spec": SMALLEST})
     made, seen, _ = await resync(cluster)
     await made.once()
-    cluster.fail["list", "Pod"] = ClusterError("away")
+    cluster.fail["list", "Pod"] = ClusterError("unavailable")
     with pytest.raises(ClusterError):
         await made.once()
     assert set(seen.routers) == {A}
 
 
-async def test_liveness_tells_a_pass_that_hangs_and_a_listing_that_is_overdue() -> None:
+async def test_liveness_detects_a_hanging_reconcile_and_an_overdue_listing() -> None:
     made, _, queue = await resync(FakeCluster())
     settings = Settings(stuck_after=300, resync_seconds=600)
     assert stuck_reason(queue, made, settings) == ""
@@ -194,7 +194,7 @@ async def test_liveness_tells_a_pass_that_hangs_and_a_listing_that_is_overdue() 
     assert stuck_reason(queue, made, settings).startswith("the listing is overdue by")
 
 
-def test_settings_come_from_the_environment_and_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_environment_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPS_OPERATOR_NAMESPACES", "a,b")
     monkeypatch.setenv("DPS_OPERATOR_GATEWAY_IMAGE", "gateway:9")
     made = settings_from(["--workers", "3"])

@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any
 
-from dps_operator.builders.pods import overlay
 from dps_operator.errors import AlreadyExistsError, ClusterError, NotFoundError
 from dps_operator.kinds import ROUTER, Kind
 from dps_operator.resources import MANAGED_BY, Manifest
@@ -29,7 +28,7 @@ class FakeCluster:
         """Store an object with UID, managed fields and resource version; a no-op keeps the version."""
         name = (manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         before = self.objects.get(name, {})
-        after = overlay(before, manifest)
+        after = _merged(before, manifest)
         metadata = after["metadata"] = dict(after["metadata"])
         metadata.setdefault("uid", f"uid-{len(self.objects)}-{self._version}")
         entries = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
@@ -73,7 +72,7 @@ class FakeCluster:
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         self._called("merge", kind.name)
-        self.objects[kind.name, namespace, name] = overlay(await self.get(kind, namespace, name), change)
+        self.objects[kind.name, namespace, name] = _merged(await self.get(kind, namespace, name), change)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._called("delete", kind.name)
@@ -86,6 +85,16 @@ class FakeCluster:
     def writes(self) -> int:
         """The number of write calls so far."""
         return sum(count for verb, count in self.calls.items() if verb not in ("get", "list"))
+
+
+def _merged(base: Any, change: Any) -> Any:
+    """A JSON merge patch (RFC 7396): objects merge by field, lists and scalars are replaced.
+
+    Server-side apply additionally merges keyed lists, which no test of the reconciler depends on.
+    """
+    if not isinstance(base, dict) or not isinstance(change, dict):
+        return change
+    return base | {field: _merged(base.get(field), value) for field, value in change.items()}
 
 
 def _fields(value: Any) -> Any:
