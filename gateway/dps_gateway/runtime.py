@@ -24,6 +24,7 @@ from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.turn import Turns
 from dps_gateway.upstream.exchange import Upstream
 from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.retries import RetryBudget
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Runtime:
             )
             for pool in Pool
         }
+        self.retry_budget = RetryBudget()
         self.draining = False
         self.config = config
         self.keys = loaded.keys

@@ -136,6 +136,6 @@ async def test_the_watch_is_followed_and_begun_again(tmp_path: Path) -> None:
 
 def test_outside_of_a_cluster_a_service_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"'service' works in a Kubernetes pod .* elsewhere give 'endpoints'"
+        ConfigError, match=r"'service' requires a Kubernetes pod .* use 'endpoints' elsewhere"
     ):
         ApiServer.of_pod({}, tmp_path)

@@ -1,11 +1,13 @@
-"""A pool of replicas: places, the queue for them, and replicas that come and go."""
+"""A pool of replicas: its queue, its limits, and replicas that are added, removed, lost and recovered."""
 
 import asyncio
+import random
 
 import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
+from dps_gateway.upstream.replica import Replica
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -16,7 +18,7 @@ def pool(*urls: str, places: int = 1, queue: int = 10) -> EnginePool:
     return result
 
 
-async def test_a_request_waits_for_a_place_and_gets_the_one_that_is_given_back() -> None:
+async def test_queued_request_gets_the_replica_that_is_released() -> None:
     engines = pool("a")
     first = await engines.acquire("s", NOBODY, 1.0)
     waiting = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
@@ -27,7 +29,7 @@ async def test_a_request_waits_for_a_place_and_gets_the_one_that_is_given_back()
     assert (engines.in_flight, engines.queued) == (1, 0)
 
 
-async def test_waiting_requests_are_served_in_order() -> None:
+async def test_queued_requests_are_served_in_order() -> None:
     engines = pool("a")
     held = await engines.acquire("s", NOBODY, 1.0)
     served: list[int] = []
@@ -45,14 +47,14 @@ async def test_waiting_requests_are_served_in_order() -> None:
     assert served == [0, 1, 2, 3, 4]
 
 
-async def test_a_full_queue_refuses_at_once() -> None:
+async def test_full_queue_rejects_immediately() -> None:
     engines = pool("a", queue=0)
     await engines.acquire("s", NOBODY, 1.0)
     with pytest.raises(PoolFull, match="the greedy pool and its queue are full"):
         await engines.acquire("s", NOBODY, 60.0)
 
 
-async def test_a_wait_that_is_too_long_ends() -> None:
+async def test_wait_in_the_queue_is_bounded() -> None:
     engines = pool("a")
     await engines.acquire("s", NOBODY, 1.0)
     with pytest.raises(PoolFull, match=r"was busy for 0.01 s"):
@@ -60,28 +62,28 @@ async def test_a_wait_that_is_too_long_ends() -> None:
     assert engines.queued == 0
 
 
-async def test_an_abandoned_wait_passes_its_place_on() -> None:
+async def test_cancelled_request_releases_the_replica_it_was_assigned() -> None:
     engines = pool("a")
     held = await engines.acquire("s", NOBODY, 1.0)
     leaving = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
     staying = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
     await asyncio.sleep(0)
     engines.release(held)
-    leaving.cancel()  # just as the place is its own
+    leaving.cancel()  # after the assignment, before the task has run
     assert await asyncio.wait_for(staying, 5.0) is held
     assert (engines.in_flight, engines.queued) == (1, 0)
 
 
-async def test_no_ready_replica_is_told_apart_from_a_busy_pool() -> None:
+async def test_pool_without_a_ready_replica_raises_pool_empty() -> None:
     engines = pool("a", "b")
-    engines.replicas["a"].failed()
+    engines.mark_unavailable(engines.replicas["a"])
     with pytest.raises(PoolEmpty, match="no replica of the greedy pool is ready"):
         await engines.acquire("s", frozenset({"b"}), 1.0)
-    engines.replicas["a"].succeeded()
+    engines.mark_available(engines.replicas["a"])
     assert (await engines.acquire("s", frozenset({"b"}), 1.0)).url == "a"
 
 
-async def test_replicas_that_discovery_keeps_keep_their_load() -> None:
+async def test_replicas_that_remain_endpoints_keep_their_load() -> None:
     engines = pool("a", "b")
     busy = await engines.acquire(None, frozenset({"b"}), 1.0)
     engines.set_endpoints(["a", "c"])
@@ -92,7 +94,7 @@ async def test_replicas_that_discovery_keeps_keep_their_load() -> None:
     assert engines.in_flight == 0
 
 
-async def test_a_new_replica_takes_the_waiting() -> None:
+async def test_new_replica_serves_the_queue() -> None:
     engines = pool("a")
     await engines.acquire("s", NOBODY, 1.0)
     waiting = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
@@ -108,3 +110,122 @@ def test_speed_is_a_running_mean_of_observations() -> None:
     assert len(engines.ready) == 2
     assert engines.time_to_first_token_seconds == pytest.approx(1.1)
     assert engines.time_per_output_token_seconds == 0.02
+
+
+async def acquired(engines: EnginePool, *avoid: str) -> "asyncio.Task[Replica]":
+    """A request that has joined the queue."""
+    task = asyncio.create_task(engines.acquire(None, frozenset(avoid), 60.0))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
+    engines = pool("a")
+    held = await engines.acquire("s", NOBODY, 1.0)
+    waiting = await acquired(engines)
+    engines.release(held)
+    newcomer = await acquired(engines)
+    assert await waiting is held
+    assert not newcomer.done()
+    engines.release(held)
+    assert await newcomer is held
+
+
+async def test_released_replica_goes_to_the_first_request_that_can_use_it() -> None:
+    engines = pool("a", "b")
+    a = await engines.acquire(None, frozenset({"b"}), 1.0)
+    await engines.acquire(None, frozenset({"a"}), 1.0)
+    first, second = await acquired(engines, "a"), await acquired(engines)
+    engines.release(a)
+    assert await second is a
+    assert (first.done(), engines.queued) == (False, 1)
+
+
+async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> None:
+    engines = pool("a")
+    held = await engines.acquire("s", NOBODY, 1.0)
+    waiting = [await acquired(engines) for _ in range(3)]
+    engines.mark_unavailable(held)
+    engines.release(held)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [PoolEmpty] * 3
+
+
+async def test_queue_moves_to_the_remaining_replica_when_one_is_lost() -> None:
+    engines = pool("a", "b")
+    a = await engines.acquire(None, frozenset({"b"}), 1.0)
+    b = await engines.acquire(None, frozenset({"a"}), 1.0)
+    waiting = [await acquired(engines), await acquired(engines, "a"), await acquired(engines, "b")]
+    engines.mark_unavailable(a)
+    engines.release(a)
+    with pytest.raises(PoolEmpty):
+        await waiting[2]
+    engines.release(b)
+    assert await waiting[0] is b
+    engines.release(b)
+    assert await waiting[1] is b
+
+
+async def test_recovered_replica_serves_the_queue() -> None:
+    engines = pool("a", "b")
+    await engines.acquire(None, frozenset({"b"}), 1.0)
+    engines.mark_unavailable(engines.replicas["b"])
+    waiting = await acquired(engines)
+    engines.mark_available(engines.replicas["b"])
+    assert (await waiting).url == "b"
+
+
+async def test_higher_limit_serves_the_queue() -> None:
+    engines = pool("a")
+    held = await engines.acquire("s", NOBODY, 1.0)
+    waiting = await acquired(engines)
+    engines.configure(2, 10, None)
+    assert await waiting is held
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_no_wake_up_is_lost_and_limits_hold_whatever_happens(seed: int) -> None:
+    """Random arrivals, releases, cancellations, losses and recoveries of replicas."""
+    rng = random.Random(seed)
+    engines = pool("a", "b", "c", places=2, queue=100)
+    tasks: list[asyncio.Task[Replica]] = []
+    held: list[Replica] = []
+    replicas = list(engines.replicas.values())
+    for _ in range(200):
+        action = rng.random()
+        if action < 0.4:
+            avoid = frozenset(rng.sample("abc", rng.choice([0, 0, 1])))
+            tasks.append(asyncio.create_task(engines.acquire(rng.choice([None, "s"]), avoid, 60.0)))
+        elif action < 0.7 and held:
+            engines.release(held.pop(rng.randrange(len(held))))
+        elif action < 0.8 and tasks:
+            rng.choice(tasks).cancel()
+        elif action < 0.9:
+            engines.mark_unavailable(rng.choice(replicas))
+        else:
+            engines.mark_available(rng.choice(replicas))
+        if rng.random() < 0.7:
+            await asyncio.sleep(0)
+        held += finished(tasks)
+        assert all(0 <= replica.in_flight <= 2 for replica in replicas)
+    for replica in replicas:
+        engines.mark_available(replica)
+    while tasks:
+        for replica in held:
+            engines.release(replica)
+        held = []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        before = len(tasks)
+        held = finished(tasks)
+        assert held or len(tasks) < before or not tasks, "queued requests although replicas are free"
+    for replica in held:
+        engines.release(replica)
+    assert (engines.in_flight, engines.queued) == (0, 0)
+
+
+def finished(tasks: "list[asyncio.Task[Replica]]") -> list[Replica]:
+    """Remove the finished tasks; the replicas that they were assigned."""
+    done = [task for task in tasks if task.done()]
+    tasks[:] = [task for task in tasks if not task.done()]
+    return [task.result() for task in done if not task.cancelled() and task.exception() is None]

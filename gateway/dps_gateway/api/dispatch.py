@@ -1,7 +1,6 @@
 """Finding a replica that answers: first in the pool that the policy chose, then in the other one."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,15 +12,11 @@ from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull, Replica
+from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
+from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.retries import Retries
 
 ATTEMPTS_PER_POOL: Final = 3
-MAX_DISCONNECTED: Final = 2
-"""Replicas that may close the connection on one request before it fails. Some requests crash SGLang (it fails an
-assertion); without this limit one such request could take down every replica."""
-
-_REPLICA_DOWN: Final = frozenset({"connect", "disconnect", "broken"})
-"""Kinds of failure after which a replica receives no requests until a health check succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +30,8 @@ class Outbound:
     """The request headers, given the API key of the pool's engines."""
     session: str | None
     """The session whose replica is preferred; None selects the least loaded replica."""
+    streamed: bool
+    """Whether the answer is expected to begin before it is complete."""
     buffered: bool
     """Whether an answer that does not stream is read completely before any of it is relayed, so that a failure
     halfway through can still be retried."""
@@ -55,39 +52,6 @@ class Placed:
         """Release the upstream connection and the replica's slot."""
         self.answer.close()
         self.pool.release(self.replica)
-
-
-class Retries:
-    """Where the attempts of one request have failed, and whether it may be sent again."""
-
-    def __init__(self) -> None:
-        self._failed: defaultdict[Pool, set[str]] = defaultdict(set)
-        self._disconnected: set[str] = set()
-
-    def avoid(self, pool: Pool) -> frozenset[str]:
-        """The URLs of the pool's replicas that are not to be tried again."""
-        return frozenset(self._failed[pool])
-
-    @property
-    def fresh_connection(self) -> bool:
-        """Whether to bypass pooled connections: a crashed engine leaves stale ones behind."""
-        return bool(self._disconnected)
-
-    def record(self, pool: Pool, replica: Replica, failure: UpstreamFailed) -> None:
-        """Record a failed attempt. Raises `failure` if the request must not be sent again.
-
-        The first disconnect of a replica may only mean that the engine closed an idle connection, so the same
-        replica is tried once more, on a fresh connection.
-        """
-        if failure.kind == "disconnect" and replica.url not in self._disconnected:
-            self._disconnected.add(replica.url)
-            if len(self._disconnected) < MAX_DISCONNECTED:
-                return
-            replica.failed()
-            raise failure
-        self._failed[pool].add(replica.url)
-        if failure.kind in _REPLICA_DOWN:
-            replica.failed()
 
 
 def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
@@ -112,20 +76,24 @@ def placement_headers(call: Call, placed: Placed) -> dict[str, str]:
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
     """Send the request to one replica after another until one begins to answer.
 
-    Nothing has reached the client yet, so every failure can be retried, on another replica or in the other pool.
-    Raises the last failure: PoolFull, PoolEmpty or UpstreamFailed.
+    Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the other
+    pool. timeouts.totalSeconds bounds all attempts together. Raises the last failure: PoolFull, PoolEmpty or
+    UpstreamFailed.
     """
     runtime = call.runtime
-    retries = Retries()
+    timeouts = runtime.upstream.timeouts
+    deadline = time.monotonic() + timeouts.total_seconds
+    retries = Retries(runtime.retry_budget, streamed=outbound.streamed)
     failure: Exception | None = None
     started = False
     for pool, reason in _pools_to_try(runtime, decision):
         for _ in range(ATTEMPTS_PER_POOL):
+            if not retries.may_stay(pool.name):
+                break
             queued_at = time.perf_counter()
+            patience = min(timeouts.queue_seconds, deadline - time.monotonic())
             try:
-                replica = await pool.acquire(
-                    outbound.session, retries.avoid(pool.name), runtime.upstream.timeouts.queue_seconds
-                )
+                replica = await pool.acquire(outbound.session, retries.avoid(pool.name), patience)
             except PoolEmpty as error:
                 failure = failure or error
                 break
@@ -134,17 +102,27 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
                 runtime.metrics.overhead.observe(queued_at - call.started)
                 runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
             try:
-                placed = await _send(runtime, pool, replica, reason, outbound, retries.fresh_connection)
+                placed = await _send(
+                    runtime, pool, replica, reason, outbound, deadline, retries.fresh_connection
+                )
             except UpstreamFailed as error:
-                pool.release(replica)
-                runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
                 failure = error
-                retries.record(pool.name, replica, error)
+                runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
+                if retries.record(pool.name, replica.url, error):
+                    pool.mark_unavailable(replica)
+                elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
+                    pool.record_error(replica)
+                pool.release(replica)
+                if time.monotonic() >= deadline or not retries.allowed_after(error):
+                    raise
                 continue
             except BaseException:
                 pool.release(replica)
                 raise
-            replica.succeeded()
+            if placed.answer.status >= 500:
+                pool.record_error(replica)
+            else:
+                pool.record_success(replica)
             return placed
     raise failure or PoolFull("no replica accepted the request")
 
@@ -163,6 +141,7 @@ async def _send(
     replica: Replica,
     reason: Reason,
     outbound: Outbound,
+    deadline: float,
     fresh_connection: bool,
 ) -> Placed:
     """One attempt. Raises UpstreamFailed."""
@@ -172,6 +151,8 @@ async def _send(
         outbound.body,
         outbound.headers(pool.api_key),
         outbound.method,
+        deadline=deadline,
+        streamed=outbound.streamed,
         fresh_connection=fresh_connection,
     )
     placed = Placed(pool, replica, reason, answer)
@@ -180,7 +161,7 @@ async def _send(
             placed.content = await answer.body()
         except UpstreamBroken as error:
             answer.close()
-            raise UpstreamFailed("broken", str(error)) from error
+            raise UpstreamFailed("timeout" if error.timed_out else "broken", str(error)) from error
         except BaseException:
             answer.close()
             raise

@@ -26,6 +26,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=None,
+        streamed=True,
         buffered=False,
     )
     placed = await dispatch(call, Decision(least_loaded(runtime.pools), Reason.FIXED), outbound)

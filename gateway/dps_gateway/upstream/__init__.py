@@ -1,1 +1,1 @@
-"""The engines: which replicas there are, which one takes a turn, and the exchange with it."""
+"""The engines: discovery and health of replicas, the choice among them, and the HTTP exchange with one."""

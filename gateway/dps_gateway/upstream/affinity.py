@@ -1,7 +1,7 @@
-"""Which replica of a pool takes a session: always the same one, unless it is overloaded. Pure.
+"""Select the replica for a session: always the same one, unless it is overloaded. Pure.
 
-Rendezvous hashing with bounded load: a session's replicas are ranked by hash, so that a replica that comes or goes
-moves only its own sessions, and the first whose load is within a factor of the pool's mean is taken
+Rendezvous hashing with bounded load: replicas are ranked by a hash of session and URL, so that adding or removing a
+replica moves only the sessions on it. The first replica whose load is within a factor of the pool's mean is selected
 (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
 """
 
@@ -12,10 +12,11 @@ from typing import Final, Protocol, TypeVar
 import xxhash
 
 LOAD_FACTOR: Final = 1.25
+"""A replica is skipped if its load exceeds the pool's mean by more than this factor."""
 
 
 class Loaded(Protocol):
-    """A replica as the choice sees it."""
+    """The properties of a replica that the selection depends on."""
 
     @property
     def url(self) -> str: ...
@@ -28,7 +29,7 @@ R = TypeVar("R", bound=Loaded)
 
 
 def ranked(session: str, replicas: Sequence[R]) -> list[R]:
-    """The replicas in this session's own order of preference."""
+    """The replicas in the session's order of preference."""
     if len(replicas) < 2:
         return list(replicas)
     return sorted(
@@ -39,9 +40,9 @@ def ranked(session: str, replicas: Sequence[R]) -> list[R]:
 
 
 def preferred(session: str | None, replicas: Sequence[R], max_in_flight: int) -> R | None:
-    """The replica for one more request, or None if all of them are full.
+    """The replica for one more request, or None if all have `max_in_flight` requests.
 
-    Without a session the least loaded one. `max_in_flight` bounds each replica.
+    Without a session, the least loaded replica.
     """
     free = [replica for replica in replicas if replica.in_flight < max_in_flight]
     if not free:

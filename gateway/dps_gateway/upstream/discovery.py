@@ -1,7 +1,7 @@
-"""The replicas behind a Kubernetes Service, followed through its EndpointSlices.
+"""Discover the replicas behind a Kubernetes Service by watching its EndpointSlices.
 
-List, then watch, and trust neither: a watch ends after a few minutes at the latest and everything is listed anew.
-While the API server is away the replicas that were known stay.
+Every watch ends after a few minutes and is followed by a new list, so missed events are corrected. While the API
+server is unavailable, the last known replicas are kept.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-class ListAgain(Exception):
-    """The watch cannot go on from where it is."""
+class WatchExpired(Exception):
+    """The watch cannot be resumed from its resource version; a new list is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """How a pod reaches its cluster's API server. The token is read anew each time: the kubelet renews it."""
+    """How a pod connects to its API server. The token is read for every request, because the kubelet rotates it."""
 
     url: str
     token_file: Path
@@ -44,14 +44,14 @@ class ApiServer:
     def of_pod(
         cls, environment: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT
     ) -> "ApiServer":
-        """The API server of the pod this runs in. Raises ConfigError outside of a cluster."""
+        """The API server of the cluster that this process runs in. Raises ConfigError outside a cluster."""
         host, port = (
             environment.get("KUBERNETES_SERVICE_HOST"),
             environment.get("KUBERNETES_SERVICE_PORT", "443"),
         )
         if host is None or not (account / "token").exists():
             raise ConfigError(
-                "pools: 'service' works in a Kubernetes pod with a service account; elsewhere give 'endpoints'"
+                "pools: 'service' requires a Kubernetes pod with a service account; use 'endpoints' elsewhere"
             )
         bracketed = f"[{host}]" if ":" in host else host
         return cls(f"https://{bracketed}:{port}", account / "token", account / "ca.crt")
@@ -66,16 +66,16 @@ class ApiServer:
 def replica_urls(
     slices: Iterable[Mapping[str, Any]], port: int, known: Collection[str] = frozenset()
 ) -> list[str]:
-    """The URLs of all endpoints that are ready. `port` is the one wanted, should a slice have several.
+    """URLs of the ready endpoints. `port` selects among several slice ports.
 
-    Where none is, those that are going away and still serve, as kube-proxy does it (KEP-1669): a pool whose only pod
-    was deleted serves on until that pod is told to stop, and with luck its successor is there by then. Where there
-    are none of these either, those that stay of the `known` ones: a control plane that cannot see its nodes calls
-    every pod not ready, and an engine that has indeed failed is found out by the gateway itself.
+    If no endpoint is ready, endpoints that are terminating but still serving are used, as in kube-proxy (KEP-1669),
+    until a replacement is ready. If there are none of these either, the `known` endpoints that are not terminating
+    are kept: a control plane that has lost contact with its nodes reports every pod as not ready, and the gateway's
+    own health checks detect engines that have really failed.
     """
     ready: set[str] = set()
-    going: set[str] = set()
-    staying: set[str] = set()
+    terminating: set[str] = set()
+    unready: set[str] = set()
     for endpoint_slice in slices:
         ports = [each["port"] for each in endpoint_slice.get("ports") or [] if each.get("port")]
         if not ports:
@@ -91,28 +91,28 @@ def replica_urls(
             if conditions.get("ready") is not False:  # absent means ready
                 ready |= urls
             elif conditions.get("serving") and conditions.get("terminating"):
-                going |= urls
+                terminating |= urls
             elif not conditions.get("terminating"):
-                staying |= urls.intersection(known)
-    return sorted(ready or going or staying)
+                unready |= urls.intersection(known)
+    return sorted(ready or terminating or unready)
 
 
-class _Found:
-    """Tells of the replicas in a Service's slices, and remembers them for when none is ready."""
+class _Replicas:
+    """Reports the replicas in a Service's slices, and keeps them in case none is ready later."""
 
-    def __init__(self, port: int, tell: Callable[[list[str]], None]) -> None:
+    def __init__(self, port: int, report: Callable[[list[str]], None]) -> None:
         self._port = port
-        self._tell = tell
+        self._report = report
         self._known: list[str] = []
 
-    def see(self, slices: Iterable[Mapping[str, Any]]) -> None:
+    def update(self, slices: Iterable[Mapping[str, Any]]) -> None:
         self._known = replica_urls(slices, self._port, self._known)
-        self._tell(self._known)
+        self._report(self._known)
 
 
-async def watch_service(api: ApiServer, service: ServiceRef, found: Callable[[list[str]], None]) -> None:
-    """Call `found` with the ready replicas whenever they change, for ever."""
-    replicas = _Found(service.port, found)
+async def watch_service(api: ApiServer, service: ServiceRef, on_change: Callable[[list[str]], None]) -> None:
+    """Call `on_change` with the URLs of the ready replicas after every event, until cancelled."""
+    replicas = _Replicas(service.port, on_change)
     pause = FIRST_PAUSE_SECONDS
     connector = aiohttp.TCPConnector(ssl=api.ssl())
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SECONDS + 30)
@@ -121,25 +121,29 @@ async def watch_service(api: ApiServer, service: ServiceRef, found: Callable[[li
             try:
                 await _follow(session, api, service, replicas)
                 pause = FIRST_PAUSE_SECONDS
-            except (aiohttp.ClientError, OSError, TimeoutError, ListAgain, ValueError) as error:
+            except (aiohttp.ClientError, OSError, TimeoutError, WatchExpired, ValueError) as error:
                 log.warning(
-                    "endpoints of %s/%s: %s; again in %.1f s", service.namespace, service.name, error, pause
+                    "watching the endpoints of %s/%s failed: %s; retrying in %.1f s",
+                    service.namespace,
+                    service.name,
+                    error,
+                    pause,
                 )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 async def _follow(
-    session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, replicas: _Found
+    session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, replicas: _Replicas
 ) -> None:
-    """One list and one watch after it."""
+    """One list, followed by one watch."""
     url = f"{api.url}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
     query = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
     async with session.get(url, params=query, headers=api.headers()) as response:
         response.raise_for_status()
         listed = orjson.loads(await response.read())
     slices = {item["metadata"]["name"]: item for item in listed["items"]}
-    replicas.see(slices.values())
+    replicas.update(slices.values())
     query |= {
         "watch": "true",
         "resourceVersion": listed["metadata"]["resourceVersion"],
@@ -160,5 +164,5 @@ async def _follow(
                 case "BOOKMARK":
                     continue
                 case _:
-                    raise ListAgain(str(event["object"].get("message", event["type"])))
-            replicas.see(slices.values())
+                    raise WatchExpired(str(event["object"].get("message", event["type"])))
+            replicas.update(slices.values())

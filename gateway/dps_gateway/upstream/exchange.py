@@ -1,4 +1,4 @@
-"""One HTTP exchange with one replica: the request sent, the answer up to its first bytes, and what failed."""
+"""One HTTP exchange with one replica: send the request, wait for the first bytes, stream the rest."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +12,7 @@ from yarl import URL
 from dps_gateway.config import Timeouts
 
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
-"""The engine, or what stands before it, did not take the request: another replica may."""
+"""The engine, or a proxy in front of it, rejected the request without executing it."""
 
 _HOP_BY_HOP: Final = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -26,63 +26,81 @@ _NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-req
 
 
 class UpstreamFailed(Exception):
-    """A replica did not begin to answer. `kind` is a metric label; `answer` what it said, if it said anything."""
+    """A replica did not begin to answer. `kind` is a metric label; `answer` the status and body of a rejection."""
 
     def __init__(self, kind: str, message: str, answer: "tuple[int, bytes] | None" = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.answer = answer
 
+    @property
+    def rejected(self) -> bool:
+        """Whether the replica answered that it does not execute the request."""
+        return self.answer is not None
+
 
 class UpstreamBroken(Exception):
     """A replica began to answer and did not finish."""
 
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
 
 class Answer:
-    """A replica's answer that has begun: status and headers, and the body as it comes."""
+    """An answer that a replica has begun: its status, its headers, and its body as a stream."""
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, timeouts: Timeouts) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, first: bytes, timeouts: Timeouts, deadline: float
+    ) -> None:
         self._response = response
         self._timeouts = timeouts
-        self._deadline = time.monotonic() + timeouts.total_seconds
+        self._deadline = deadline
         self.first = first
         self.status = response.status
         self.streams = response.content_type == "text/event-stream"
         if response.connection is not None and response.connection.protocol is not None:
-            # Until here the engine was thinking; from here on silence means something else.
+            # The wait for the first byte includes queueing and prefill; pauses between bytes have a limit of their own.
             response.connection.protocol.read_timeout = timeouts.idle_seconds
 
     def headers(self) -> CIMultiDict[str]:
-        """The headers that belong to the client."""
+        """The headers to relay to the client."""
         return _without(self._response.headers, _NOT_RETURNED)
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """The chunks after the first. Raises UpstreamBroken if the replica goes away, falls silent or goes on
-        for longer than timeouts.totalSeconds."""
+        """The chunks after the first.
+
+        Raises UpstreamBroken if the replica closes the connection, sends nothing for timeouts.idleSeconds, or does
+        not finish within timeouts.totalSeconds.
+        """
         content = self._response.content
         try:
             while chunk := await content.readany():
                 yield chunk
                 if time.monotonic() > self._deadline:
-                    raise UpstreamBroken(f"the answer took longer than {self._timeouts.total_seconds:g} s")
+                    raise UpstreamBroken(
+                        f"the answer took longer than {self._timeouts.total_seconds:g} s", timed_out=True
+                    )
         except TimeoutError as error:
-            raise UpstreamBroken(f"the engine sent nothing for {self._timeouts.idle_seconds:g} s") from error
+            raise UpstreamBroken(
+                f"the engine sent nothing for {self._timeouts.idle_seconds:g} s", timed_out=True
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamBroken("the engine closed the connection in mid-answer") from error
+            raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
 
     async def body(self) -> bytes:
-        """The whole body. Raises UpstreamBroken."""
+        """The complete body. Raises UpstreamBroken."""
         if self._response.content.at_eof():
             return self.first
         return b"".join([self.first, *[chunk async for chunk in self.rest()]])
 
     def close(self) -> None:
-        """Let go of the connection: reused if the answer is complete, else cut, which aborts the generation."""
+        """Release the connection if the answer is complete; otherwise close it, which aborts the generation."""
         self._response.release() if self._response.content.at_eof() else self._response.close()
 
 
 class Upstream:
-    """The client side towards the engines: one connection pool for all of them, and connections beside it."""
+    """The HTTP client for all engines, with a connection pool, and fresh connections on request."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.configure(timeouts)
@@ -98,13 +116,8 @@ class Upstream:
         )
 
     def configure(self, timeouts: Timeouts) -> None:
-        """Take on timeouts, for the requests to come."""
+        """Apply new timeouts to the requests that follow."""
         self.timeouts = timeouts
-        self._limits = aiohttp.ClientTimeout(
-            total=None,  # a timer for every request; `Answer.rest` looks at the clock instead
-            sock_connect=timeouts.connect_seconds,
-            sock_read=timeouts.first_byte_seconds,
-        )
 
     async def close(self) -> None:
         await self._session.close()
@@ -118,20 +131,30 @@ class Upstream:
         headers: CIMultiDict[str],
         method: str = "POST",
         *,
+        deadline: float,
+        streamed: bool,
         fresh_connection: bool = False,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
 
+        `deadline` (`time.monotonic()`) bounds the whole exchange. timeouts.firstByteSeconds applies only if the answer
+        is `streamed`: otherwise its first byte is sent when it is complete.
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
+        remaining = max(0.001, deadline - time.monotonic())
+        limits = aiohttp.ClientTimeout(
+            total=None,  # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead
+            sock_connect=min(self.timeouts.connect_seconds, remaining),
+            sock_read=min(self.timeouts.first_byte_seconds, remaining) if streamed else remaining,
+        )
         try:
             response = await session.request(
                 method,
                 _url(base_url, path),
                 data=body,
                 headers=headers,
-                timeout=self._limits,
+                timeout=limits,
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -151,16 +174,18 @@ class Upstream:
         except BaseException:
             response.close()
             raise
-        answer = Answer(response, first, self.timeouts)
+        answer = Answer(response, first, self.timeouts, deadline)
         if response.status in RETRYABLE_STATUSES:
             try:
-                said = await answer.body()
+                content = await answer.body()
             except UpstreamBroken:
-                said = b""
+                content = b""
             finally:
                 answer.close()
             raise UpstreamFailed(
-                f"status_{response.status}", f"the engine answered {response.status}", (response.status, said)
+                f"status_{response.status}",
+                f"the engine answered {response.status}",
+                (response.status, content),
             )
         return answer
 
@@ -173,9 +198,9 @@ def _url(base_url: str, path: str) -> URL:
 def forwarded_headers(
     incoming: "CIMultiDictProxy[str]", api_key: str | None, trace: Mapping[str, str], request_id: str
 ) -> CIMultiDict[str]:
-    """The request headers for an engine: the client's without its credentials, with the gateway's own."""
+    """The request headers for an engine: the client's without credentials, and the gateway's own."""
     headers = _without(incoming, _NOT_FORWARDED)
-    headers["Accept-Encoding"] = "identity"  # the usage in the answer has to be readable
+    headers["Accept-Encoding"] = "identity"  # the gateway reads the usage in the answer
     headers["x-request-id"] = request_id
     headers.update(trace)
     if api_key:

@@ -1,4 +1,4 @@
-"""Which replicas answer: asked regularly, so that one that failed gets requests again when it is back."""
+"""Periodic health checks, which return failed replicas to service."""
 
 import asyncio
 import logging
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 import aiohttp
 
-from dps_gateway.upstream.pool import EnginePool, Replica
+from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,10 @@ async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds:
                 for pool in pools:
                     for replica in list(pool.replicas.values()):
                         group.create_task(_check(session, pool, replica, path, limits))
-            waiting = any(not replica.ready for pool in pools for replica in pool.replicas.values())
-            await asyncio.sleep(min(1.0, interval_seconds()) if waiting else interval_seconds())
+            replicas = [replica for pool in pools for replica in pool.replicas.values()]
+            all_available = all(replica.available for replica in replicas)
+            # An unavailable replica is checked every second, so that it returns to service soon.
+            await asyncio.sleep(interval_seconds() if all_available else min(1.0, interval_seconds()))
 
 
 async def _check(
@@ -38,11 +41,14 @@ async def _check(
             healthy = response.status < 500
     except (aiohttp.ClientError, OSError, TimeoutError):
         healthy = False
-    if healthy != replica.ready:
+    if healthy != replica.available:
         log.info(
-            "replica %s of the %s pool is %s", replica.url, pool.name, "ready" if healthy else "not ready"
+            "replica %s of the %s pool is %s",
+            replica.url,
+            pool.name,
+            "available" if healthy else "unavailable",
         )
     if healthy:
-        replica.succeeded()
+        pool.mark_available(replica)
     else:
-        replica.failed()
+        pool.mark_unavailable(replica)

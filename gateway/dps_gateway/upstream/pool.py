@@ -1,45 +1,50 @@
-"""One pool of engine replicas: who is ready, how busy, and who is waiting for a place."""
+"""One pool of engine replicas: which are ready, how busy they are, and the queue for them."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.affinity import preferred
+from dps_gateway.upstream.replica import Replica
+
+log = logging.getLogger(__name__)
 
 SMOOTHING: Final = 0.1
 """Weight of the newest observation in the pool's running means."""
 
+MAX_EJECTED_FRACTION: Final = 0.5
+"""The largest part of a pool's replicas that is ejected at the same time. If most replicas return errors, the cause
+is probably the requests or the load, and fewer replicas would not help."""
+
 
 class PoolFull(Exception):
-    """All replicas are busy and so is the queue, or the wait for a place was too long."""
+    """All replicas are busy, and the queue is full or the wait was too long."""
 
 
 class PoolEmpty(Exception):
     """No replica of the pool is ready."""
 
 
-class Replica:
-    """One engine server."""
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A queued request."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.in_flight = 0
-        self.ready = True
-        self.seen_ready = False
-        """Whether it ever answered: a replica is trusted until it fails, but the gateway is not ready by hope."""
-
-    def succeeded(self) -> None:
-        self.ready = self.seen_ready = True
-
-    def failed(self) -> None:
-        """It refused a connection or a health check: it gets no request until a health check succeeds."""
-        self.ready = False
+    session: str | None
+    avoid: frozenset[str]
+    place: "asyncio.Future[Replica | None]"
+    """The replica that was assigned to the request, or None if no replica is left for it."""
 
 
 class EnginePool:
-    """The replicas of one pool, and what this gateway has observed of them."""
+    """The replicas of one pool, and what this gateway has observed of them.
+
+    Free replicas are assigned to queued requests as soon as they become free, in the order of arrival. A request that
+    arrives later therefore never overtakes a queued one, and no wake-up can be lost.
+    """
 
     def __init__(
         self, name: Pool, max_in_flight_per_replica: int, max_queued: int, api_key: str | None = None
@@ -53,86 +58,150 @@ class EnginePool:
         """Running mean over recent streamed answers; None until there is one."""
         self.time_per_output_token_seconds: float | None = None
         """Running mean over recent streamed answers; None until there is one."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Waiter] = deque()
 
     def configure(self, max_in_flight_per_replica: int, max_queued: int, api_key: str | None) -> None:
         """Apply new limits and a new API key. Requests in flight are unaffected."""
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.max_queued = max_queued
         self.api_key = api_key
-        self._wake(len(self._waiting))
+        self._assign()
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
-        """Take in what discovery found. Requests on a replica that is gone finish there."""
+        """Set the replicas' base URLs. Requests on a removed replica are finished there."""
         self.replicas = {url: self.replicas.get(url) or Replica(url) for url in urls}
-        self._wake(len(self._waiting))
+        self._assign()
 
     @property
     def ready(self) -> list[Replica]:
+        """The replicas that may receive requests."""
         return [replica for replica in self.replicas.values() if replica.ready]
 
     @property
     def in_flight(self) -> int:
+        """Requests in flight on all replicas."""
         return sum(replica.in_flight for replica in self.replicas.values())
 
     @property
     def queued(self) -> int:
+        """Requests that wait for a free replica."""
         return len(self._waiting)
 
     @property
     def has_room(self) -> bool:
-        """Whether a request would be sent at once."""
-        return any(replica.in_flight < self.max_in_flight_per_replica for replica in self.ready)
+        """Whether a request would be sent without waiting."""
+        return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
 
     async def acquire(self, session: str | None, avoid: frozenset[str], timeout_seconds: float) -> Replica:
-        """A replica for one request; the caller must `release` it. Waits its turn when all are busy.
+        """A replica for one request, which the caller must `release`. Waits in the queue while all are busy.
 
-        `avoid` are replicas that have failed this request. Raises PoolEmpty if none is left, PoolFull if the
-        queue is full or the wait too long.
+        `avoid` contains the URLs of replicas that have failed this request. Raises PoolEmpty if no other replica is
+        ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_seconds
-        while True:
-            usable = [replica for replica in self.ready if replica.url not in avoid]
-            if not usable:
-                raise PoolEmpty(f"no replica of the {self.name} pool is ready")
-            replica = preferred(session, usable, self.max_in_flight_per_replica)
-            if replica is not None:
-                replica.in_flight += 1
-                return replica
-            if len(self._waiting) >= self.max_queued:
-                raise PoolFull(f"the {self.name} pool and its queue are full")
-            place: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(place)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await place
-            except TimeoutError:
-                raise PoolFull(f"the {self.name} pool was busy for {timeout_seconds:g} s") from None
-            except BaseException:  # cancelled just as it got its place: the next one in line takes it
-                if place.done() and not place.cancelled():
-                    self._wake(1)
-                raise
-            finally:
-                if place in self._waiting:
-                    self._waiting.remove(place)
+        if not self._usable(avoid):
+            raise self._empty()
+        replica = self._take(session, avoid)
+        if replica is not None:
+            return replica
+        if len(self._waiting) >= self.max_queued:
+            raise PoolFull(f"the {self.name} pool and its queue are full")
+        replica = await self._wait(
+            _Waiter(session, avoid, asyncio.get_running_loop().create_future()), timeout_seconds
+        )
+        if replica is None:
+            raise self._empty()
+        return replica
 
     def release(self, replica: Replica) -> None:
-        """Give back a place; the longest waiting request gets it."""
+        """End a request on `replica`, which is assigned to the next request in the queue."""
         replica.in_flight -= 1
-        self._wake(1)
+        self._assign(only_free=True)
+
+    def mark_available(self, replica: Replica) -> None:
+        """Record a successful health check."""
+        replica.available = replica.seen_ready = True
+        self._assign()
+
+    def mark_unavailable(self, replica: Replica) -> None:
+        """Record a failed connection or health check: no more requests until a health check succeeds."""
+        replica.available = False
+        self._assign()
+
+    def record_success(self, replica: Replica) -> None:
+        """Record an answer that is not a server error."""
+        replica.succeeded()
+        self._assign()
+
+    def record_error(self, replica: Replica) -> None:
+        """Record a 5xx answer or a timeout, and eject the replica after several in a row."""
+        replica.errored()
+        ejected = sum(each.ejected for each in self.replicas.values())
+        if not replica.failing or ejected + 1 > MAX_EJECTED_FRACTION * len(self.replicas):
+            return
+        backoff = replica.eject()
+        log.warning(
+            "replica %s of the %s pool keeps failing; it is ejected for %.0f s",
+            replica.url,
+            self.name,
+            backoff,
+        )
+        asyncio.get_running_loop().call_later(backoff, self._assign)
+        self._assign()
 
     def observe(self, first_token_seconds: float | None, per_token_seconds: float | None) -> None:
-        """Take an answer's speed into the running means."""
+        """Add an answer's speed to the running means."""
         self.time_to_first_token_seconds = _smoothed(self.time_to_first_token_seconds, first_token_seconds)
         self.time_per_output_token_seconds = _smoothed(self.time_per_output_token_seconds, per_token_seconds)
 
-    def _wake(self, places: int) -> None:
-        while places > 0 and self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                places -= 1
+    async def _wait(self, waiter: _Waiter, timeout_seconds: float) -> Replica | None:
+        self._waiting.append(waiter)
+        place = waiter.place
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await place
+        except TimeoutError:
+            if place.done() and not place.cancelled():  # assigned at the last moment
+                return place.result()
+            raise PoolFull(f"the {self.name} pool was busy for {timeout_seconds:g} s") from None
+        except asyncio.CancelledError:
+            replica = place.result() if place.done() and not place.cancelled() else None
+            if replica is not None:
+                self.release(replica)
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _assign(self, *, only_free: bool = False) -> None:
+        """Assign free replicas to queued requests, oldest first, and resolve requests that no replica is left for.
+
+        `only_free` skips the latter: the set of ready replicas has not changed.
+        """
+        for waiter in list(self._waiting):
+            if waiter.place.done():  # cancelled, and about to leave the queue
+                continue
+            usable = self._usable(waiter.avoid)
+            replica = self._take(waiter.session, waiter.avoid) if usable else None
+            if replica is not None or not usable:
+                self._waiting.remove(waiter)
+                waiter.place.set_result(replica)
+            elif only_free and not self.has_room:
+                return
+
+    def _usable(self, avoid: frozenset[str]) -> list[Replica]:
+        return [replica for replica in self.ready if replica.url not in avoid]
+
+    def _take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
+        """Reserve a replica if one is free."""
+        limit = self.max_in_flight_per_replica
+        free = [replica for replica in self._usable(avoid) if not replica.probing or replica.accepts(limit)]
+        replica = preferred(session, free, limit)
+        if replica is not None:
+            replica.in_flight += 1
+        return replica
+
+    def _empty(self) -> PoolEmpty:
+        return PoolEmpty(f"no replica of the {self.name} pool is ready")
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

@@ -1,0 +1,76 @@
+"""One engine server: whether it may receive requests. Pure, except for the clock.
+
+Two independent mechanisms take a replica out of rotation. A failed connection or health check makes it unavailable
+until a health check succeeds. Consecutive errors eject it although its health checks succeed, as in Envoy's outlier
+detection: for a backoff, after which a single request probes it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+ERRORS_TO_EJECT: Final = 5
+"""Consecutive 5xx answers and timeouts after which a replica is ejected."""
+
+FIRST_EJECTION_SECONDS: Final = 5.0
+LONGEST_EJECTION_SECONDS: Final = 60.0
+
+
+class Replica:
+    """One engine server."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url = url
+        self.in_flight = 0
+        self.available = True
+        """Whether the last connection or health check succeeded. Assumed until proven otherwise."""
+        self.seen_ready = False
+        """Whether it has ever answered. Without that it does not count for the gateway's readiness."""
+        self._clock = clock
+        self._errors = 0
+        self._ejections = 0
+        self._ejected_until = 0.0
+
+    @property
+    def ejected(self) -> bool:
+        """Whether it is in the backoff of an ejection."""
+        return self._ejections > 0 and self._clock() < self._ejected_until
+
+    @property
+    def probing(self) -> bool:
+        """Whether an ejection's backoff has ended, and no request has succeeded since."""
+        return self._ejections > 0 and not self.ejected
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may receive requests."""
+        return self.available and not self.ejected
+
+    @property
+    def failing(self) -> bool:
+        """Whether it should be ejected: after consecutive errors, or after a single one while it is probed."""
+        return not self.ejected and self._errors >= (1 if self.probing else ERRORS_TO_EJECT)
+
+    def accepts(self, max_in_flight: int) -> bool:
+        """Whether it may receive one more request. While it is probed, only one is in flight."""
+        return self.ready and self.in_flight < (1 if self.probing else max_in_flight)
+
+    def succeeded(self) -> None:
+        """Record an answer that is not a server error."""
+        self.available = self.seen_ready = True
+        self._errors = 0
+        if self.probing:
+            self._ejections = 0
+
+    def errored(self) -> None:
+        """Record a 5xx answer or a timeout."""
+        if not self.ejected:
+            self._errors += 1
+
+    def eject(self) -> float:
+        """Take it out of rotation. Returns the backoff in seconds, which doubles with every ejection in a row."""
+        backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
+        self._ejections += 1
+        self._errors = 0
+        self._ejected_until = self._clock() + backoff
+        return backoff

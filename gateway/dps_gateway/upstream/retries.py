@@ -1,0 +1,95 @@
+"""Whether a request that a replica failed is sent again, and where."""
+
+from collections import defaultdict
+from typing import Final
+
+from dps_gateway.pool import Pool
+from dps_gateway.upstream.exchange import UpstreamFailed
+
+MAX_DISCONNECTED: Final = 2
+"""Replicas that may close the connection on one request before it fails. Some requests crash SGLang (it fails an
+assertion); without this limit one such request could take down every replica."""
+
+MAX_REJECTED_PER_POOL: Final = 2
+MAX_REJECTED: Final = 3
+"""Attempts of one request that replicas may reject (429, 502, 503, 504): two in a pool, and one in the other."""
+
+RETRY_RATIO: Final = 0.2
+RETRY_BURST: Final = 10.0
+
+
+class RetryBudget:
+    """Bounds the retries of rejected requests to a fraction of all requests, as in Finagle and Linkerd.
+
+    Overloaded engines reject many requests. Sending each of them again would multiply the load.
+    """
+
+    def __init__(self) -> None:
+        self._balance = RETRY_BURST
+
+    def deposit(self) -> None:
+        """Record a new request."""
+        self._balance = min(RETRY_BURST, self._balance + RETRY_RATIO)
+
+    def withdraw(self) -> bool:
+        """Whether the budget allows one more retry, which is deducted."""
+        if self._balance < 1:
+            return False
+        self._balance -= 1
+        return True
+
+
+class Retries:
+    """The failed attempts of one request.
+
+    A replica that cannot be reached, or that has crashed, has not answered; the request is sent to another one. A
+    replica that has rejected the request may be overloaded; retries are few, and limited by the budget. After a
+    timeout the replica may still be executing the request. It is sent once more if a stream was expected to begin.
+    An answer that does not stream takes as long as it takes, so it is not executed a second time.
+    """
+
+    def __init__(self, budget: RetryBudget, *, streamed: bool) -> None:
+        self._budget = budget
+        self._streamed = streamed
+        self._failed: defaultdict[Pool, set[str]] = defaultdict(set)
+        self._disconnected: set[str] = set()
+        self._rejected: defaultdict[Pool, int] = defaultdict(int)
+        self._timed_out = 0
+        budget.deposit()
+
+    def avoid(self, pool: Pool) -> frozenset[str]:
+        """The URLs of the pool's replicas that are not to be tried again."""
+        return frozenset(self._failed[pool])
+
+    def may_stay(self, pool: Pool) -> bool:
+        """Whether another replica of the same pool may be tried."""
+        return self._rejected[pool] < MAX_REJECTED_PER_POOL
+
+    @property
+    def fresh_connection(self) -> bool:
+        """Whether to bypass pooled connections: a crashed engine leaves stale ones behind."""
+        return bool(self._disconnected)
+
+    def record(self, pool: Pool, url: str, failure: UpstreamFailed) -> bool:
+        """Record a failed attempt. Returns whether the replica is down: it cannot be reached, or has crashed.
+
+        The first disconnect of a replica may only mean that the engine closed an idle connection, so the same replica
+        is tried once more, on a fresh connection.
+        """
+        if failure.kind == "disconnect" and url not in self._disconnected:
+            self._disconnected.add(url)
+            return len(self._disconnected) >= MAX_DISCONNECTED
+        self._failed[pool].add(url)
+        if failure.rejected:
+            self._rejected[pool] += 1
+        if failure.kind == "timeout":
+            self._timed_out += 1
+        return failure.kind in ("connect", "disconnect", "broken")
+
+    def allowed_after(self, failure: UpstreamFailed) -> bool:
+        """Whether the request may be sent again after the failure recorded last."""
+        if failure.rejected:
+            return sum(self._rejected.values()) < MAX_REJECTED and self._budget.withdraw()
+        if failure.kind == "timeout":
+            return self._streamed and self._timed_out == 1 and self._budget.withdraw()
+        return failure.kind != "disconnect" or len(self._disconnected) < MAX_DISCONNECTED

@@ -1,0 +1,181 @@
+"""Attempts, retries and deadlines of a request, against scripted engines."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from dps_gateway.app import public_app
+from dps_gateway.config import parse_config
+from dps_gateway.pool import Pool
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.runtime import Runtime
+from dps_gateway.upstream.replica import ERRORS_TO_EJECT
+from dps_gateway.upstream.retries import RETRY_BURST, RETRY_RATIO
+from dps_local.assets import bundled_tokenizer
+
+CHAT = "/v1/chat/completions"
+ANSWER = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
+
+
+class ScriptedEngine:
+    """Answers every request with `status`, after `delay` seconds."""
+
+    def __init__(self, status: int = 200, delay: float = 0.0) -> None:
+        self.status = status
+        self.delay = delay
+        self.requests = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests += 1
+        await asyncio.sleep(self.delay)
+        if self.status != 200:
+            return web.json_response({"error": {"message": "scripted"}}, status=self.status)
+        if (await request.json()).get("stream"):
+            return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
+        return web.json_response(ANSWER)
+
+
+class Site:
+    """A gateway between one client and scripted engines."""
+
+    def __init__(self, runtime: Runtime, client: TestClient[Any, Any], engines: list[ScriptedEngine]) -> None:
+        self.runtime = runtime
+        self._client = client
+        self._engines = engines
+
+    @property
+    def attempts(self) -> int:
+        """Requests that any engine has received."""
+        return sum(engine.requests for engine in self._engines)
+
+    async def post(self, number: int = 0, **fields: Any) -> ClientResponse:
+        """One chat request of session `number`."""
+        body = {"messages": [{"role": "user", "content": "hello"}], **fields}
+        response = await self._client.post(CHAT, json=body, headers={"x-session-id": str(number)})
+        await response.read()
+        return response
+
+
+Start = Callable[..., Awaitable[Site]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+
+        async def started(
+            speculative: list[ScriptedEngine], greedy: list[ScriptedEngine], timeouts: str = "{}"
+        ) -> Site:
+            urls: list[list[str]] = []
+            for pool in (speculative, greedy):
+                urls.append([])
+                for engine in pool:
+                    app = web.Application()
+                    app.router.add_post(CHAT, engine.handle)
+                    server = await stack.enter_async_context(TestServer(app))
+                    urls[-1].append(str(server.make_url("")).rstrip("/"))
+            config = parse_config(
+                f"model: {{name: m, tokenizer: {bundled_tokenizer()}}}\n"
+                f"pools: {{speculative: {{endpoints: {urls[0]}}}, greedy: {{endpoints: {urls[1]}}}}}\n"
+                f"routing: {{thresholdTokens: null}}\ntimeouts: {timeouts}",
+                source="test",
+                environment={},
+            )
+            runtime = Runtime(config, Tokenizer.load(config.model.tokenizer))
+            stack.push_async_callback(runtime.close)
+            client = await stack.enter_async_context(TestClient(TestServer(public_app(runtime))))
+            return Site(runtime, client, [*speculative, *greedy])
+
+        yield started
+
+
+def engines(count: int, status: int = 200, delay: float = 0.0) -> list[ScriptedEngine]:
+    return [ScriptedEngine(status, delay) for _ in range(count)]
+
+
+async def test_rejected_request_is_retried_in_both_pools(start: Start) -> None:
+    healthy = ScriptedEngine()
+    site = await start(engines(3, status=503), [healthy])
+    response = await site.post()
+    assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
+    assert site.attempts == 3
+
+
+async def test_request_that_all_replicas_reject_has_few_attempts(start: Start) -> None:
+    site = await start(engines(3, status=503), engines(3, status=503))
+    assert (await site.post()).status == 503
+    assert site.attempts == 3
+
+
+async def test_retries_of_rejected_requests_are_a_fraction_of_the_load(start: Start) -> None:
+    site = await start(engines(3, status=503), engines(3, status=503))
+    requests = 100
+    statuses = {(await site.post(number)).status for number in range(requests)}
+    assert statuses == {503}
+    assert site.attempts <= requests + RETRY_BURST + RETRY_RATIO * requests
+
+
+async def test_unreachable_replicas_are_not_limited_by_the_retry_budget(start: Start) -> None:
+    site = await start([ScriptedEngine()], [ScriptedEngine()])
+    pool = site.runtime.pools[Pool.SPECULATIVE]
+    for number in range(30):
+        pool.set_endpoints([f"http://127.0.0.1:9/{number}"])  # the discard port: connections are refused
+        assert (await site.post(number)).status == 200
+
+
+async def test_total_timeout_bounds_all_attempts_of_a_stream(start: Start) -> None:
+    timeouts = "{firstByteSeconds: 0.3, totalSeconds: 0.5}"
+    site = await start(engines(3, delay=3.0), engines(3, delay=3.0), timeouts)
+    started = time.monotonic()
+    assert (await site.post(stream=True)).status == 502
+    assert time.monotonic() - started < 2.0
+    assert site.attempts <= 2
+
+
+async def test_stream_that_does_not_begin_in_time_is_tried_once_more(start: Start) -> None:
+    site = await start(engines(3, delay=3.0), engines(3, delay=3.0), "{firstByteSeconds: 0.2}")
+    assert (await site.post(stream=True)).status == 502
+    assert site.attempts == 2
+
+
+async def test_answer_that_does_not_stream_may_take_longer_than_the_first_byte_timeout(start: Start) -> None:
+    site = await start(engines(2, delay=0.5), engines(2), "{firstByteSeconds: 0.1}")
+    response = await site.post()
+    assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
+    assert site.attempts == 1
+
+
+async def test_answer_that_does_not_stream_is_not_executed_twice(start: Start) -> None:
+    site = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
+    assert (await site.post()).status == 502
+    assert site.attempts == 1
+
+
+async def test_replica_that_keeps_failing_is_ejected(start: Start) -> None:
+    failing = ScriptedEngine(status=500)
+    site = await start([failing, *engines(2)], engines(1))
+    statuses = [(await site.post(number)).status for number in range(60)]
+    assert failing.requests == statuses.count(500) == ERRORS_TO_EJECT
+    assert len(site.runtime.pools[Pool.SPECULATIVE].ready) == 2
+
+
+async def test_replica_that_times_out_is_ejected(start: Start) -> None:
+    hanging = ScriptedEngine(delay=30.0)
+    site = await start([hanging, *engines(2)], engines(1), "{firstByteSeconds: 0.1}")
+    statuses = [(await site.post(number, stream=True)).status for number in range(60)]
+    assert hanging.requests == ERRORS_TO_EJECT
+    assert set(statuses) == {200}
+
+
+async def test_pool_whose_replicas_all_fail_keeps_serving(start: Start) -> None:
+    """Errors of every replica are probably caused by the requests."""
+    site = await start(engines(2, status=500), engines(1))
+    for number in range(40):
+        await site.post(number)
+    assert len(site.runtime.pools[Pool.SPECULATIVE].ready) == 1
