@@ -1,0 +1,192 @@
+"""The shared page store as SGLang's ``dynamic`` HiCache storage backend (SGLang 0.5.23)."""
+
+import json
+import logging
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
+from sglang.srt.runtime_context import get_server_args
+
+from dps_sglang import compatibility
+from dps_sglang.settings import Settings
+from dps_sglang.shared_cache import SharedCache
+from dps_sglang.storage.geometry import Geometry
+from dps_sglang.storage.page import PageFormat
+from dps_sglang.storage.store import PageStore
+from dps_sglang.weights import fingerprint
+
+logger = logging.getLogger(__name__)
+
+KV_OPTIONS = (
+    "quantization",
+    "json_model_override_args",
+    "quantization_param_path",
+    "model_impl",
+    "load_format",
+)
+"""Engine options that change KV without changing a page's shape."""
+
+
+class NotShareable(Exception):
+    """A configuration whose KV must not be shared; the message says why."""
+
+
+class TorchPages:
+    """Pages of SGLang's host pool as bytes."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        page = pool.get_data_page(0, flat=True)
+        self.page_bytes = page.numel() * page.element_size()
+        self._dtype = page.dtype
+
+    def load(self, slot: int) -> memoryview:
+        page = self._pool.get_data_page(slot, flat=True).contiguous()
+        return memoryview(page.view(torch.uint8).numpy())
+
+    def buffer(self) -> memoryview:
+        return memoryview(torch.empty(self.page_bytes, dtype=torch.uint8).numpy())
+
+    def save(self, slot: int, page: memoryview) -> None:
+        self._pool.set_from_flat_data_page(slot, torch.frombuffer(page, dtype=self._dtype))
+
+
+class SharedPrefixCache(HiCacheStorage):
+    """Stores pages of target KV. Sidecar pools (draft models, Mamba, sliding windows) are not shared."""
+
+    def __init__(self, storage_config: Any, _options: Any = None) -> None:
+        self._config = storage_config
+        self._settings = Settings.parse(storage_config.extra_config)
+        self._cache: SharedCache | None = None
+        self._page_tokens = 1
+        self._warned_of_sidecars = False
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        try:
+            self._cache = self._open(mem_pool_host)
+        except NotShareable as error:
+            logger.warning("dps prefix cache: not shared: %s", error)
+
+    def _open(self, pool: Any) -> SharedCache:
+        reason = compatibility.objection(version("sglang"), compatibility.STORAGE_SIGNATURES)
+        if reason is not None:
+            raise NotShareable(reason)
+        pages = TorchPages(pool)
+        geometry = self._geometry(pool, pages.page_bytes)
+        page_format = PageFormat.of(geometry, self._settings.secret())
+        self._page_tokens = pool.page_size
+        logger.info(
+            "dps prefix cache: shared in %s, folder %s, %s",
+            self._settings.directory,
+            page_format.folder,
+            geometry,
+        )
+        return SharedCache(PageStore(self._settings.directory, page_format, self._settings.limits), pages)
+
+    def _geometry(self, pool: Any, page_bytes: int) -> Geometry:
+        arguments, config = get_server_args(), self._config
+        if arguments.enable_lora:
+            raise NotShareable("LoRA adapters are enabled")
+        rank = "any" if config.is_mla_model else config.tp_rank  # MLA replicates KV on all ranks
+        shape = {
+            name: getattr(pool, name, None)
+            for name in ("layer_num", "head_num", "head_dim", "storage_format_tag")
+        }
+        return Geometry(
+            engine_version=f"sglang {version('sglang')}",
+            weights=self._settings.weights or _weights(arguments.model_path, arguments.load_format),
+            compute_dtype=str(arguments.dtype),
+            kv_dtype=f"{pool.dtype} {arguments.kv_cache_dtype}",
+            pool=f"{type(pool).__name__} {json.dumps(shape)}",
+            layout=pool.layout,
+            page_tokens=pool.page_size,
+            page_bytes=page_bytes,
+            shard=(
+                f"tp {rank}/{config.tp_size} pp {config.pp_rank}/{config.pp_size} cp {config.attn_cp_rank}/"
+                f"{config.attn_cp_size} dcp {config.dcp_rank}/{config.dcp_size} heads {config.tp_lcm_size}"
+            ),
+            options=json.dumps({name: str(getattr(arguments, name, None)) for name in KV_OPTIONS}),
+        )
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        return self._cache.prefix_pages(keys) if self._cache is not None else 0
+
+    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        if self._cache is None:
+            return [False] * len(keys)
+        return self._cache.read(keys, self._slots(host_indices))
+
+    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        if self._cache is None:
+            return [False] * len(keys)
+        return self._cache.write(keys, self._slots(host_indices))
+
+    def _slots(self, host_indices: Any) -> list[int]:
+        slots: list[int] = host_indices[:: self._page_tokens].tolist()
+        return slots
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        if pool_transfers:
+            if not self._warned_of_sidecars:
+                names = sorted({str(transfer.name) for transfer in pool_transfers})
+                logger.warning("dps prefix cache: not read: the engine also needs %s", ", ".join(names))
+                self._warned_of_sidecars = True
+            return PoolTransferResult.empty()
+        return PoolTransferResult(self.batch_exists(keys, extra_info), {})
+
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
+
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
+
+    def clear(self) -> None:
+        """Nothing: the pages belong to other engines as well. SGLang's admin endpoint calls this."""
+        logger.warning("dps prefix cache: an engine cannot clear the shared store")
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+
+    # SGLang's older interface, which interface_v1 replaces.
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        return None
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> Any:
+        return [None] * len(keys)
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        return False
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        return False
+
+
+def _weights(model_path: str, load_format: str) -> str:
+    """The fingerprint of a checkpoint. Raises NotShareable if it is not on this machine."""
+    if str(load_format) == "dummy":
+        raise NotShareable("the weights are random (load format dummy)")
+    folder = Path(model_path)
+    if not folder.is_dir():
+        try:
+            from huggingface_hub import snapshot_download
+
+            folder = Path(
+                snapshot_download(model_path, revision=get_server_args().revision, local_files_only=True)
+            )
+        except Exception as error:  # the hub's client raises many kinds
+            raise NotShareable(f"the weights of {model_path} cannot be found; set weights") from error
+    try:
+        return fingerprint(folder)
+    except (OSError, ValueError) as error:
+        raise NotShareable(f"the weights cannot be identified: {error}; set weights") from error

@@ -1,0 +1,71 @@
+"""Whether the running SGLang is one that this plugin was tested with.
+
+The plugin depends on functions that SGLang does not document. Where the version or a signature differs, the plugin
+changes nothing, and the engine's prefix cache is not shared.
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+VERSIONS = frozenset({"0.5.23"})
+
+UNIFIED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+DRAFT_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+STORAGE = "sglang.srt.mem_cache.hicache_storage.HiCacheStorage"
+HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
+
+BUILD_SIDECARS = f"{UNIFIED_CACHE}._build_sidecar_transfers"
+DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
+
+STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
+    f"{STORAGE}.batch_exists": ("self", "keys", "extra_info"),
+    f"{STORAGE}.batch_exists_v2": ("self", "keys", "pool_transfers", "extra_info"),
+    f"{STORAGE}.batch_get_v1": ("self", "keys", "host_indices", "extra_info"),
+    f"{STORAGE}.batch_set_v1": ("self", "keys", "host_indices", "extra_info"),
+    f"{STORAGE}.batch_get_v2": ("self", "transfers", "extra_info"),
+    f"{STORAGE}.batch_set_v2": ("self", "transfers", "extra_info"),
+    f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
+    f"{HOST_POOL}.set_from_flat_data_page": ("self", "index", "data_page"),
+}
+REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    BUILD_SIDECARS: ("self", "phase", "kv_xfer", "comp_xfers"),
+    DRAFT_PREFILL: (
+        "self",
+        "batch",
+        "target_hidden_states",
+        "next_token_ids",
+        "mm_input_embeds",
+        "kv_loc_plan",
+    ),
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
+        "batch",
+        "model_runner",
+        "capture_hidden_mode",
+        "return_hidden_states_before_norm",
+        "extend_position_info",
+        "spec_mrope_positions",
+        "kv_loc_plan",
+        "write_cols",
+    ),
+}
+
+
+def objection(
+    version: str,
+    signatures: Mapping[str, tuple[str, ...]],
+    resolve: Callable[[str], Any] = pkgutil.resolve_name,
+) -> str | None:
+    """Why this SGLang cannot be used, or None if it can."""
+    if version not in VERSIONS:
+        return f"SGLang {version} is not supported; supported: {', '.join(sorted(VERSIONS))}"
+    for target, expected in signatures.items():
+        try:
+            parameters = tuple(inspect.signature(resolve(target)).parameters)
+        except (AttributeError, ImportError, TypeError, ValueError) as error:
+            return f"{target} cannot be used: {error}"
+        if parameters != expected:
+            return f"{target} takes {parameters}, expected {expected}"
+    return None

@@ -1,0 +1,90 @@
+"""Lets a STANDALONE engine use pages that an engine without a draft model wrote (SGLang 0.5.23).
+
+SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
+For a request whose prefix came from host memory or storage, the draft model prefills that prefix itself, into the
+slots that the target uses. Verification by the target model keeps answers right even if a refill fails: a wrong
+draft lowers the acceptance length only.
+"""
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+logger = logging.getLogger(__name__)
+
+STORAGE_PHASES = ("PREFETCH", "BACKUP_STORAGE")
+DRAFT_POOLS = ("draft", "draft_indexer", "draft_swa")
+CHUNK_TOKENS = 4096
+"""Tokens that the draft model prefills at once, which bounds its activations."""
+
+
+def without_draft_pages(
+    original: Callable[..., Any], self: Any, phase: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``_build_sidecar_transfers``: keep draft pages between device and host, but out of storage."""
+    transfers = original(self, phase, *args, **kwargs)
+    if phase.name in STORAGE_PHASES:
+        return [transfer for transfer in transfers if transfer.name.value not in DRAFT_POOLS]
+    return transfers
+
+
+def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``_draft_extend_for_prefill``: prefill the draft model's part of fetched prefixes first."""
+    if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
+        for row, request in enumerate(batch.reqs):
+            if needs_refill(request):
+                try:
+                    prefill_prefix(self, batch, row, request)
+                except RuntimeError:
+                    logger.exception("dps prefix cache: the draft model could not prefill %s", request.rid)
+    return original(self, batch, *args, **kwargs)
+
+
+def needs_refill(request: Any) -> bool:
+    """Whether this is the request's first chunk, after a prefix that did not come from device memory."""
+    fetched = request.cached_tokens_host + request.cached_tokens_storage
+    return bool(request.extend_batch_idx == 1 and request.prefix_len and fetched)
+
+
+def prefill_prefix(worker: Any, batch: Any, row: int, request: Any) -> None:
+    """Run the draft model over a request's cached prefix, chunk by chunk."""
+    length = request.prefix_len
+    tokens = request.get_fill_ids()
+    slots = worker.req_to_token_pool.req_to_token[batch.req_pool_indices[row], :length].to(torch.int64)
+    for start in range(0, length, CHUNK_TOKENS):
+        end = min(length, start + CHUNK_TOKENS)
+        # SGLang feeds a draft model the tokens shifted by one.
+        chunk = _chunk(batch, row, request, list(tokens[start + 1 : end + 1]), start, end)
+        chunk.out_cache_loc = slots[start:end]
+        forward_batch = ForwardBatch.init_new(
+            chunk,
+            worker.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False,
+        )
+        worker.draft_runner.forward(forward_batch)
+
+
+def _chunk(batch: Any, row: int, request: Any, tokens: list[int], start: int, end: int) -> Any:
+    """A batch of one request that extends it from ``start`` to ``end``."""
+    device = batch.seq_lens.device
+    chunk = copy.copy(batch)
+    chunk.reqs, chunk.decoding_reqs = [request], None
+    chunk.multimodal_inputs, chunk.return_logprob = None, False
+    chunk.req_pool_indices = batch.req_pool_indices[row : row + 1]
+    chunk.req_pool_indices_cpu = batch.req_pool_indices_cpu[row : row + 1]
+    chunk.input_ids = torch.tensor(tokens, dtype=torch.int64, device=device)
+    chunk.seq_lens, chunk.seq_lens_cpu = torch.tensor([end], device=device), torch.tensor([end])
+    chunk.seq_lens_sum = end
+    chunk.orig_seq_lens = torch.tensor([end], dtype=torch.int32, device=device)
+    chunk.prefix_lens, chunk.extend_lens, chunk.extend_num_tokens = [start], [end - start], end - start
+    chunk.extend_logprob_start_lens = [0]
+    chunk.spec_info = EagleDraftExtendInput(
+        hidden_states=None, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
+    )
+    return chunk

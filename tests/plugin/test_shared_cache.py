@@ -1,0 +1,71 @@
+"""Batches between host memory and the store, with host memory as plain bytes."""
+
+from pathlib import Path
+
+import pytest
+
+from dps_sglang.shared_cache import SharedCache
+from tests.plugin.pages import PAYLOAD_BYTES, files, payload, store
+
+PAGE_TOKENS = 64
+KEYS = [f"page {number}" for number in range(20)]
+SLOTS = [PAGE_TOKENS * (number + 3) for number in range(20)]
+
+
+class Memory:
+    """Host memory of an engine: a page by its first slot."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytes] = {}
+
+    def load(self, slot: int) -> memoryview:
+        return memoryview(self.pages[slot])
+
+    def buffer(self) -> memoryview:
+        return memoryview(bytearray(PAYLOAD_BYTES))
+
+    def save(self, slot: int, page: memoryview) -> None:
+        self.pages[slot] = bytes(page)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    memory = Memory()
+    memory.pages = {slot: payload(key) for key, slot in zip(KEYS, SLOTS, strict=True)}
+    assert SharedCache(store(tmp_path), memory).write(KEYS, SLOTS) == [True] * len(KEYS)
+    return tmp_path
+
+
+def test_pages_arrive_in_the_slots_of_their_keys(written: Path) -> None:
+    memory = Memory()
+    reader = SharedCache(store(written), memory)
+    assert reader.prefix_pages(KEYS) == len(KEYS)
+    slots = SLOTS[::-1]
+    assert reader.read(KEYS, slots) == [True] * len(KEYS)
+    assert memory.pages == {slot: payload(key) for key, slot in zip(KEYS, slots, strict=True)}
+
+
+def test_damaged_page_leaves_host_memory_unchanged(written: Path) -> None:
+    pages = store(written)
+    path, _ = pages._locate(KEYS[7])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    memory = Memory()
+    results = SharedCache(pages, memory).read(KEYS, SLOTS)
+    assert results == [key != KEYS[7] for key in KEYS]
+    assert SLOTS[7] not in memory.pages
+
+
+def test_prefix_ends_at_the_first_missing_page(written: Path) -> None:
+    pages = store(written)
+    pages._locate(KEYS[5])[0].unlink()
+    assert SharedCache(pages, Memory()).prefix_pages(KEYS) == 5
+
+
+def test_beginning_of_a_prefix_is_more_recent_than_its_end(tmp_path: Path) -> None:
+    memory = Memory()
+    memory.pages = {slot: payload(key) for key, slot in zip(KEYS, SLOTS, strict=True)}
+    pages = store(tmp_path)
+    SharedCache(pages, memory).write(KEYS, SLOTS)
+    assert len(files(tmp_path)) == len(KEYS)
+    first, last = (pages._locate(key)[0].stat().st_mtime_ns for key in (KEYS[0], KEYS[-1]))
+    assert first >= last
