@@ -1,8 +1,8 @@
-"""Named requests, one for every way a prompt can be written, whose length the engine itself then tells.
+"""Named requests that cover the ways in which a prompt can be given, to compare prompt lengths with the engine's.
 
-A router that counts prompt tokens must agree with the engine on each of them. All data, no I/O; every name
-says what is special about the request. The cases follow SGLang 0.5.23's own handling (serving_chat.py).
-Not among them: prompts of /generate that end the server's process (README.md, "Poison").
+A router that counts prompt tokens must agree with the engine on each of them. Data only, no I/O. The cases follow the
+implementation in SGLang 0.5.23 (serving_chat.py). Prompts of /generate that crash the server are excluded (README.md,
+"Requests that crash the engine").
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": '{"celsius": 21}'
 
 @dataclass(frozen=True)
 class PromptCase:
-    """A request: ``path`` below the server's address and a JSON ``body`` that asks for one output token."""
+    """A request with a path and a JSON body that asks for one output token."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ def text(*parts: str) -> list[dict[str, str]]:
 
 
 def call(arguments: Any, **fields: Any) -> dict[str, Any]:
-    """An assistant message with one tool call whose ``arguments`` are given as they are."""
+    """An assistant message with one tool call; ``arguments`` are not encoded."""
     function = {"name": "weather", "arguments": arguments}
     return CALLED | {"tool_calls": [CALL | {"function": function}]} | fields
 
@@ -392,12 +392,12 @@ COMPLETION_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def continuations(body: Mapping[str, Any]) -> int:
-    """How many continuations of each prompt a body of ``/generate`` asks for (elsewhere 1: counted once)."""
+    """The number of continuations of each prompt in a /generate request; 1 for other routes, which report it once."""
     return int(body.get("sampling_params", {}).get("n", 1))
 
 
 def prompt_cases() -> Iterator[PromptCase]:
-    """Every named request."""
+    """Yield all named requests."""
     chat = {"model": MODEL, "max_tokens": 1, "temperature": 0}
     for name, messages in CHAT_MESSAGES.items():
         yield PromptCase(f"chat: {name}", CHAT, chat | {"messages": messages})

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found"
-"""Lets torchvision be imported beside a CPU build of torch.
+"""Makes torchvision importable with a CPU build of torch.
 
-PyPI's torchvision cannot load its compiled part then, which would register these operators. With a CUDA build of
-torch it can, and registering them twice would be an error.
+With a CPU build, PyPI's torchvision cannot load its extension module, which registers these operators. With a CUDA
+build it can, and registering them twice would be an error.
 """
 
 import importlib.util

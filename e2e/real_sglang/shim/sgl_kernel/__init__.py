@@ -1,7 +1,7 @@
-"""Stand-in for the CUDA wheel of SGLang's kernels on a machine without a GPU.
+"""Replaces the CUDA wheel of SGLang's kernels on a machine without a GPU.
 
-``cpu_operators`` has what chain speculation needs on a CPU. Every other name, of every submodule, is an object
-that raises when it is called: SGLang imports many kernels and calls none of the others here.
+``cpu_operators`` implements what chain speculation needs on a CPU. Every other name in every submodule is an object
+that raises NotImplementedError when it is called: SGLang imports many kernels but does not call them on the CPU.
 """
 
 import sys
@@ -15,7 +15,7 @@ __version__ = "0.4.10"
 
 
 class Missing:
-    """A kernel that there is not."""
+    """A kernel that is not available."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,14 +28,14 @@ class Missing:
 
 
 def missing(module: str, name: str) -> Missing:
-    """The stand-in for a name of a module; AttributeError for what Python itself looks for."""
+    """A placeholder for a name in a module. Raises AttributeError for dunder names, which Python looks up itself."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Missing(f"{module}.{name}")
 
 
 class Stub(ModuleType):
-    """A submodule all of whose names are missing kernels."""
+    """A submodule in which every name is a missing kernel."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -46,7 +46,7 @@ class Stub(ModuleType):
 
 
 class Stubs(MetaPathFinder, Loader):
-    """Finds every submodule that is not a file."""
+    """Provides a stub for every submodule that is not a file."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.startswith("sgl_kernel.") else None
@@ -55,10 +55,10 @@ class Stubs(MetaPathFinder, Loader):
         return Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing: a stub has no code."""
 
 
-from .cpu_operators import *  # noqa: E402, F403  # names that SGLang imports from here
+from .cpu_operators import *  # noqa: E402, F403  # SGLang imports these names from here
 
 sys.meta_path.append(Stubs())
 

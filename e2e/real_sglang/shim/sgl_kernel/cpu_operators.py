@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-any-unimported"
-"""The operators that SGLang 0.5.23's speculation on a CPU takes from a CPU build of its kernels, in plain torch.
+"""The operators that SGLang 0.5.23 needs for speculation on a CPU, implemented in plain torch.
 
 For a chain of drafts (``--speculative-eagle-topk 1``). Names, arguments and their order are SGLang's; tensors
 are written in place as its kernels do.
@@ -26,7 +26,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Write each request's new KV slots into its row."""
+    """Write the new KV slots of each request into its row."""
     taken = 0
     for row, first, last in _spans(req_pool_indices, start, end):
         slots = out_cache_loc[taken : taken + last - first]
@@ -42,7 +42,7 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Read each request's KV slots from its row."""
+    """Read the KV slots of each request from its row."""
     taken = 0
     for row, first, last in _spans(req_pool_indices, start, end):
         out_cache_loc[taken : taken + last - first] = req_to_token[row, first:last].to(out_cache_loc.dtype)
@@ -61,7 +61,7 @@ def assign_draft_cache_locs_contiguous_cpu(
 def build_draft_decode_metadata_cpu(
     req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, topk: int, num_steps: int, pool_len: int
 ) -> Tensor:
-    """Rows of KV slots for draft decoding: with one branch, the requests' own."""
+    """The rows of KV slots for draft decoding; for a chain, the rows of the requests."""
     _chain_only(topk)
     return req_to_token[req_pool_indices].clone()
 
@@ -78,7 +78,7 @@ def fill_bonus_tokens_cpu(
 def fill_accept_out_cache_loc_cpu(
     accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
 ) -> None:
-    """The KV slots of accepted tokens, without gaps."""
+    """The KV slots of the accepted tokens, compacted."""
     flat = accept_index.view(-1)
     accepted = flat[flat > -1].long()
     accept_out_cache_loc[: accepted.numel()] = out_cache_loc[accepted].to(accept_out_cache_loc.dtype)
@@ -87,7 +87,7 @@ def fill_accept_out_cache_loc_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: Tensor, strides: Tensor, target_slots: Tensor, source_slots: Tensor
 ) -> None:
-    """Move KV entries in every layer's buffer: addresses and bytes an entry, all read before any is written."""
+    """Move KV entries in all layers' buffers, given as addresses and bytes per entry. Reads precede writes."""
     for address, size in _spans(data_ptrs, strides):
         entries = [ctypes.string_at(address + slot * size, size) for slot in source_slots.tolist()]
         for slot, entry in zip(target_slots.tolist(), entries, strict=True):
@@ -99,7 +99,7 @@ def build_tree_kernel_efficient_cpu(
     retrive_index: Tensor, retrive_next_token: Tensor, retrive_next_sibling: Tensor, topk: int, depth: int,
     draft_token_num: int, tree_mask_mode: int,
 ) -> None:  # fmt: skip
-    """The draft tree of each request: a chain, each token seeing those before it."""
+    """The draft tree of each request: a chain in which each token attends to the previous ones."""
     _chain_only(topk)
     count, size = verified_seq_len.numel(), draft_token_num
     steps = torch.arange(size)
@@ -114,7 +114,7 @@ def verify_tree_greedy_cpu(
     predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor,
     retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    """Accept the drafts that the target would have chosen, and its own choice after them."""
+    """Accept the draft tokens that equal the target's choices, plus the target's next token."""
     target = target_predict.reshape(candidates.shape)
     agrees = (candidates[:, 1:] == target[:, :-1]).long().cumprod(1)
     for row, accepted in enumerate(agrees[:, : accept_index.shape[1] - 1].sum(1).tolist()):
@@ -129,7 +129,7 @@ def decode_attention_cpu(
     v: Tensor, loc: Tensor, attn_logits: Tensor, req_to_token: Tensor, req_pool_indices: Tensor,
     seq_lens: Tensor, scaling: float, *_: Any,
 ) -> None:  # fmt: skip
-    """Attention of one new token a request over its KV slots, the new one written first."""
+    """Attention of one new token per request over its KV slots, after the new entry is written."""
     if k is not None:
         k_buffer[loc] = k.view(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = v.view(-1, *v_buffer.shape[1:]).to(v_buffer.dtype)
@@ -146,7 +146,7 @@ def extend_attention_cpu(
     extend_start_loc: Tensor, max_extend_len: int, scaling: float, logit_cap: float, is_cross: bool, swa: Any,
     encoder_lens: Any, sinks: Any, tree_mask: Tensor | None, is_causal: bool,
 ) -> None:  # fmt: skip
-    """Attention of several new tokens a request, whose KV is cached: causal, or as the draft tree allows."""
+    """Attention of several new tokens per request with cached KV: causal, or restricted by the draft tree."""
     requests = _spans(req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
     for row, (request, length, new, first) in enumerate(requests):
         keys, values = _cached(req_to_token[request, :length], k_buffer, v_buffer, q)
@@ -173,6 +173,6 @@ def _chain_only(topk: int) -> None:
         raise NotImplementedError(f"drafts in a tree (topk {topk}) need a GPU; use topk 1")
 
 
-# SGLang's attention backend for CPUs looks these two up among torch's own operators.
+# SGLang's attention backend for CPUs looks up these two in torch.ops.
 torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
 torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
