@@ -1,4 +1,4 @@
-"""Input from registries: cached whole, and a bundled stand-in that says so when there is none."""
+"""Downloads from registries: caching, and bundled files as a fallback."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def assets_module(cache: Path, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_registry_the_bundled_stand_ins_are_used_and_named(tmp_path: Path) -> None:
+def test_bundled_files_are_used_and_named_if_downloads_fail(tmp_path: Path) -> None:
     done = assets_module(cache=tmp_path / "cache", path=tmp_path)
     assert (done.returncode, done.stdout.splitlines()) == (
         0,
@@ -41,7 +41,7 @@ def test_without_a_registry_the_bundled_stand_ins_are_used_and_named(tmp_path: P
     )
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(tmp_path: Path) -> None:
+def test_cached_files_are_not_downloaded_again(tmp_path: Path) -> None:
     for name in (f"tokenizer-qwen2_5-{QWEN_VERSION}", f"bfcl-eval-{BFCL_VERSION}"):
         (tmp_path / "cache" / name).mkdir(parents=True)
     done = assets_module(cache=tmp_path / "cache", path=tmp_path)
@@ -57,7 +57,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_fetch_that_fails_leaves_nothing_behind(cache: Path) -> None:
+def test_failed_download_leaves_nothing_behind(cache: Path) -> None:
     def fetch(scratch: Path, target: Path) -> None:
         (target / "half").write_text("")
         raise FetchError("the line broke")
@@ -67,7 +67,7 @@ def test_a_fetch_that_fails_leaves_nothing_behind(cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_processes_that_fetch_at_once_end_with_one_whole_folder(cache: Path) -> None:
+def test_concurrent_downloads_produce_one_complete_folder(cache: Path) -> None:
     together = threading.Barrier(4)
 
     def fetch(scratch: Path, target: Path) -> None:
@@ -82,7 +82,7 @@ def test_processes_that_fetch_at_once_end_with_one_whole_folder(cache: Path) -> 
     }
 
 
-def test_the_bundled_data_is_small() -> None:
+def test_bundled_data_is_small() -> None:
     files = [bundled_sessions(), *bundled_tokenizer().iterdir()]
     assert sum(file.stat().st_size for file in files) < 400_000
 
@@ -95,11 +95,11 @@ def tokenizer() -> Any:
 
 
 @given(text=st.text())
-def test_the_bundled_tokenizer_can_spell_any_text(tokenizer: Any, text: str) -> None:
+def test_bundled_tokenizer_round_trips_any_text(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_the_bundled_tokenizer_has_a_chat_template_in_qwens_manner(tokenizer: Any) -> None:
+def test_bundled_tokenizer_has_a_chat_template_like_qwens(tokenizer: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     rendered = tokenizer.apply_chat_template(
         [

@@ -1,4 +1,4 @@
-"""The fake engine and the load generator, against each other on one loopback connection or several."""
+"""The benchmark's fake engine and load generator, tested against each other."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def requests(stream: bool, number: int, path: str = "/v1/chat/completions") -> I
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_request_of_every_connection_is_answered_in_full(engine: int, stream: bool) -> None:
+async def test_every_request_of_every_connection_is_answered_completely(engine: int, stream: bool) -> None:
     sequences = [requests(stream, 5), requests(stream, 5), requests(stream, 5)]
     load = await run_load(engine, sequences, partial(is_whole, stream=stream), keep=True)
     assert len(load.bodies) == len(load.sent) == len(load.finished) == 15
@@ -39,7 +39,7 @@ async def test_every_request_of_every_connection_is_answered_in_full(engine: int
     )
 
 
-async def test_a_shared_sequence_is_sent_once(engine: int) -> None:
+async def test_shared_sequence_is_sent_once(engine: int) -> None:
     shared = requests(False, 7)
     load = await run_load(engine, [shared, shared], partial(is_whole, stream=False))
     assert len(load.sent) == 7
@@ -52,14 +52,14 @@ async def test_a_shared_sequence_is_sent_once(engine: int) -> None:
         pytest.param(requests(False, 1, "/v1/nothing"), partial(is_whole, stream=False), id="a 404"),
     ],
 )
-async def test_a_wrong_answer_ends_the_run(
+async def test_wrong_answer_fails_the_run(
     engine: int, sequence: Iterator[bytes], whole: partial[bool]
 ) -> None:
     with pytest.raises(WireError):
         await run_load(engine, [sequence], whole)
 
 
-def test_the_unary_answer_is_a_chat_completion() -> None:
+def test_unary_answer_is_a_chat_completion() -> None:
     answer = json.loads(completion(b'{"seed": 1200}', arrived=17))
     assert answer == {
         "id": "fake-00000000000000000017",
@@ -87,7 +87,7 @@ def test_the_unary_answer_is_a_chat_completion() -> None:
         ),
     ],
 )
-def test_the_stream_has_32_chunks_and_usage_only_if_asked_for(
+def test_stream_has_32_chunks_and_usage_only_on_request(
     request_body: bytes, usage: list[dict[str, int]]
 ) -> None:
     *chunks, done = events(request_body, arrived=17)
@@ -103,7 +103,7 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
-def test_growing_sessions_append_to_their_history_on_their_own_connection() -> None:
+def test_growing_session_appends_to_its_history_on_one_connection() -> None:
     cell = Cell(False, Content(4096, "growing"))
     made = traffic(cell, "a", sessions=6, connections=3, count=count_words)
     assert [(len(warm), len(timed)) for warm, timed in zip(made.warm, made.timed, strict=True)] == [
@@ -120,14 +120,14 @@ def test_growing_sessions_append_to_their_history_on_their_own_connection() -> N
 
 @pytest.mark.parametrize("size", [4096, 32768])
 @pytest.mark.parametrize("sessions", ["distinct", "growing"])
-def test_bodies_have_about_the_named_size(size: int, sessions: str) -> None:
+def test_request_bodies_have_about_the_stated_size(size: int, sessions: str) -> None:
     content = Content(size, "distinct" if sessions == "distinct" else "growing")
     made = traffic(Cell(False, content), "a", sessions=2, connections=1, count=count_words)
     lengths = [len(request) for mine in made.timed for request in mine]
     assert 0.85 * size < sum(lengths) / len(lengths) < 1.15 * size
 
 
-def test_the_same_seed_makes_the_same_requests_and_another_one_no_request_alike() -> None:
+def test_requests_are_determined_by_the_seed_and_differ_between_seeds() -> None:
     cell = Cell(True, Content(4096, "distinct"))
     first, again, other = (traffic(cell, seed, 5, 2, count_words) for seed in ("a", "a", "b"))
     assert first == again

@@ -1,4 +1,4 @@
-"""From measured rounds to the printed table."""
+"""Statistics and tables of the benchmark."""
 
 from dps_lab.bench import metrics, table
 from dps_lab.bench.peers import BARE, VLLM
@@ -6,7 +6,7 @@ from dps_lab.bench.summary import Round, Spread, Summary, summarise
 from dps_lab.bench.traffic import Cell, Content
 
 
-def test_ratios_are_taken_within_each_round_and_cpu_over_all_rounds() -> None:
+def test_ratios_are_per_round_and_cpu_is_over_all_rounds() -> None:
     rounds = {
         VLLM: [
             Round(rate=1000, latency=0.010, cpu_seconds=0.125, requests=1024, lost=0.0),
@@ -27,7 +27,7 @@ def test_ratios_are_taken_within_each_round_and_cpu_over_all_rounds() -> None:
     }
 
 
-def test_the_throughput_table() -> None:
+def test_throughput_table() -> None:
     summaries = {
         "vllm-router": Summary(Spread(5300, 5000, 5600.4), Spread(1, 1, 1), 0.0021, 60e-6, 1.0, 0.0),
         "dps gateway": Summary(Spread(1590, 1400, 1700), Spread(0.3, 0.28, 0.31), 0.01, 240e-6, 0.25, 0.126),
@@ -44,7 +44,7 @@ def test_the_throughput_table() -> None:
     )
 
 
-def test_the_table_of_added_time_ends_with_what_the_gateway_says_itself() -> None:
+def test_added_time_table_ends_with_the_overhead_reported_by_the_gateway() -> None:
     content = Content(32768, "distinct")
     added = {content: {"dps gateway": Spread(0.0009, 0.0008, 0.001)}}
     assert (
@@ -57,7 +57,7 @@ def test_the_table_of_added_time_ends_with_what_the_gateway_says_itself() -> Non
     )
 
 
-def test_the_table_of_what_tracing_costs() -> None:
+def test_tracing_cost_table() -> None:
     summaries = {
         "off": Summary(Spread(2500, 2400, 2600), Spread(1, 1, 1), 0.006, 400e-6, 1.0, 0.0),
         "all": Summary(Spread(1500, 1400, 1600), Spread(0.6, 0.58, 0.62), 0.01, 700e-6, 0.57, 0.0),
@@ -95,7 +95,7 @@ dps_gateway_overhead_seconds_count 14.0
 """
 
 
-def test_what_the_gateway_counted_between_two_scrapes() -> None:
+def test_counter_increase_between_two_scrapes() -> None:
     before, after = metrics.parse(BEFORE), metrics.parse(AFTER)
     assert metrics.mean_between(before, after, "dps_gateway_overhead_seconds") == 0.125
     assert metrics.rise(before, after, "dps_history_total") == {"kind=grown": 7.0}

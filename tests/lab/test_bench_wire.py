@@ -1,4 +1,4 @@
-"""The benchmark's HTTP framing: what arrives in any pieces is the same messages."""
+"""The benchmark's HTTP framing, with messages split at arbitrary positions."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ CUTS = st.lists(st.integers(min_value=0, max_value=10_000), max_size=12)
 
 
 @given(CUTS)
-def test_requests_are_the_same_in_whatever_pieces_they_arrive(cuts: list[int]) -> None:
+def test_requests_are_parsed_regardless_of_how_they_are_split(cuts: list[int]) -> None:
     reader = RequestReader()
     assert [request for piece in pieces(REQUESTS, cuts) for request in reader.feed(piece)] == CUT
 
@@ -45,9 +45,7 @@ def test_requests_are_the_same_in_whatever_pieces_they_arrive(cuts: list[int]) -
 @pytest.mark.parametrize(
     ("response", "body"), [(STREAM, b"data: 0\n\ndata: [DONE]\n\n"), (UNARY, b'{"a": 1}')]
 )
-def test_a_response_is_complete_with_its_last_byte_and_not_before(
-    response: bytes, body: bytes, cuts: list[int]
-) -> None:
+def test_response_is_complete_exactly_at_its_last_byte(response: bytes, body: bytes, cuts: list[int]) -> None:
     reader = ResponseReader()
     *before, last = pieces(response, cuts)
     for _ in range(2):  # a connection is kept
@@ -60,25 +58,25 @@ def test_a_response_is_complete_with_its_last_byte_and_not_before(
     [
         (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "not a 200"),
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "unknown length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{}", "more bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{}", "longer than its Content-Length"),
     ],
 )
-def test_a_response_that_was_not_asked_for_is_an_error(response: bytes, reason: str) -> None:
+def test_unexpected_response_is_an_error(response: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         ResponseReader().feed(response)
 
 
-def test_a_chunked_request_is_an_error() -> None:
+def test_chunked_request_is_an_error() -> None:
     with pytest.raises(WireError, match="chunked"):
         RequestReader().feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8))
-def test_chunks_put_together_are_what_was_cut(parts: list[bytes]) -> None:
+def test_dechunking_reverses_chunking(parts: list[bytes]) -> None:
     assert dechunk(b"".join(map(chunk, parts)) + b"0\r\n\r\n") == b"".join(parts)
 
 
 @pytest.mark.parametrize("broken", [b"", b"3\r\nab", b"3\r\nabcd\r\n0\r\n\r\n", b"1\r\na\r\n"])
-def test_broken_chunks_are_an_error(broken: bytes) -> None:
+def test_malformed_chunks_are_an_error(broken: bytes) -> None:
     with pytest.raises(WireError):
         dechunk(broken)

@@ -1,4 +1,4 @@
-"""What the demo chooses to replay, and what it concludes."""
+"""The demo's selection of sessions, and its verdict."""
 
 import pytest
 
@@ -35,12 +35,12 @@ def sessions(count: int, answer: str = "ok") -> list[Session]:
     ("available", "count", "chosen"),
     [(10, 5, "0 2 4 6 8"), (10, 3, "0 3 6"), (3, 3, "0 1 2"), (2, 80, "0 1")],
 )
-def test_sessions_are_chosen_evenly_from_all(available: int, count: int, chosen: str) -> None:
+def test_selected_sessions_are_evenly_spread(available: int, count: int, chosen: str) -> None:
     counter = PromptCounter(bundled_tokenizer())
     assert [session.id for session in choose(sessions(available), count, counter)] == chosen.split()
 
 
-def test_a_turn_asks_for_as_many_tokens_as_its_recorded_answer_has() -> None:
+def test_turn_requests_as_many_tokens_as_its_recorded_answer_has() -> None:
     counter = PromptCounter(bundled_tokenizer())
     answers = ["The result of the request.", "word " * 2 * MAX_ANSWER_TOKENS]
     assert [
@@ -48,7 +48,7 @@ def test_a_turn_asks_for_as_many_tokens_as_its_recorded_answer_has() -> None:
     ] == [counter.text_tokens(answers[0]), MAX_ANSWER_TOKENS]
 
 
-def test_it_went_well_when_nothing_was_lost_and_nothing_differs() -> None:
+def test_demo_succeeds_if_nothing_is_lost_and_nothing_differs() -> None:
     assert verdict(ReplayResult("DPS", 7, 1.0), Comparison(7, [], []), lost=0) == (
         True,
         [
@@ -66,5 +66,5 @@ def test_it_went_well_when_nothing_was_lost_and_nothing_differs() -> None:
         (Comparison(7, [], []), 1, False),
     ],
 )
-def test_a_loss_or_a_difference_is_a_failure(comparison: Comparison, lost: int, fine: bool) -> None:
+def test_loss_or_difference_fails_the_demo(comparison: Comparison, lost: int, fine: bool) -> None:
     assert verdict(ReplayResult("DPS", 7, 1.0), comparison, lost)[0] is fine

@@ -1,4 +1,4 @@
-"""Plots are PNG files, whatever there is to draw."""
+"""The demo's plot is a PNG file, whatever the data."""
 
 import struct
 from dataclasses import replace
@@ -51,7 +51,7 @@ PLOT = DemoPlot(
         pytest.param(replace(PLOT, threshold_tokens=0), id="no turn speculates"),
     ],
 )
-def test_the_demos_plot_is_a_png(plot: DemoPlot, tmp_path: Path) -> None:
+def test_demo_plot_is_a_png(plot: DemoPlot, tmp_path: Path) -> None:
     draw_demo(plot, tmp_path / "folder" / "demo.png")
     image = (tmp_path / "folder" / "demo.png").read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"

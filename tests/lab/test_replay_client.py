@@ -1,4 +1,4 @@
-"""The replay client against servers that answer, break, refuse and disappear."""
+"""The replay client with servers that answer, disconnect, reject and disappear."""
 
 import asyncio
 import json
@@ -116,7 +116,7 @@ def options(*urls: str, **changes: Any) -> ReplayOptions:
     return ReplayOptions(urls=urls, model="m", **changes)
 
 
-async def test_a_streamed_turn_is_recorded_whole(serve: Serve) -> None:
+async def test_streamed_turn_is_recorded_completely(serve: Serve) -> None:
     url = await serve(script := Script(answering))
     [record] = await send(options(url, run="r-", max_tokens=5, extra_body={"ignore_eos": True}), session())
     assert record == TurnRecord(
@@ -174,7 +174,7 @@ async def calling(request: web.Request) -> web.StreamResponse:
         (calling, {"answers": "model"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}),
     ],
 )
-async def test_the_next_turn_has_the_recorded_or_the_models_own_answer(
+async def test_next_turn_contains_the_recorded_or_the_models_answer(
     serve: Serve, handler: Handler, changes: dict[str, Any], answer: dict[str, Any]
 ) -> None:
     url = await serve(script := Script(handler))
@@ -186,7 +186,7 @@ async def test_the_next_turn_has_the_recorded_or_the_models_own_answer(
     ]
 
 
-async def test_without_session_ids_none_is_sent(serve: Serve) -> None:
+async def test_no_session_id_is_sent_if_disabled(serve: Serve) -> None:
     url = await serve(script := Script(answering))
     await send(options(url, session_ids="none"), session())
     assert script.sessions == [None]
@@ -226,7 +226,7 @@ REPEATED = replace(FIRST, pool="speculative", delta_tokens=0)
         (busy, REPEATED, 0),
     ],
 )
-async def test_a_failed_attempt_is_repeated_and_the_first_decision_seen_counts(
+async def test_failed_attempt_is_retried_and_the_first_decision_counts(
     serve: Serve, failure: Handler, verdict: Verdict, unacknowledged: int
 ) -> None:
     url = await serve(Script(failure, second_verdict))
@@ -239,14 +239,14 @@ async def test_a_failed_attempt_is_repeated_and_the_first_decision_seen_counts(
     )
 
 
-async def test_a_repetition_goes_to_another_server(serve: Serve) -> None:
+async def test_retry_goes_to_another_server(serve: Serve) -> None:
     gone = f"http://127.0.0.1:{unused_port()}/v1"
     here = await serve(Script(answering))
     records = await send(options(gone, here), session(turns=3))
     assert [(record.url, record.error) for record in records] == [(here, None)] * 3
 
 
-async def test_turns_go_to_the_servers_in_rotation(serve: Serve) -> None:
+async def test_turns_rotate_over_the_servers(serve: Serve) -> None:
     urls = [await serve(Script(answering)) for _ in range(3)]
     records = await send(options(*urls), session(turns=5))
     assert [urls.index(record.url) for record in records] == [0, 1, 2, 0, 1]
@@ -257,7 +257,7 @@ async def refusing(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize(("handler", "attempts"), [(refusing, 1), (busy, 4)])
-async def test_a_session_ends_at_a_turn_that_is_lost(serve: Serve, handler: Handler, attempts: int) -> None:
+async def test_session_ends_at_a_lost_turn(serve: Serve, handler: Handler, attempts: int) -> None:
     url = await serve(Script(answering, handler))
     result = await replay([session(turns=3)], options(url, attempts=4), ClosedLoop(1))
     assert [(record.turn, record.attempts, record.error is None) for record in result.turns] == [
@@ -281,7 +281,7 @@ async def test_every_turn_of_every_session_is_sent_in_order(
     }
 
 
-async def test_a_closed_loop_has_no_more_sessions_at_once_than_it_says(serve: Serve) -> None:
+async def test_closed_loop_does_not_exceed_its_concurrency(serve: Serve) -> None:
     running: set[str | None] = set()
     most = 0
 
@@ -298,7 +298,7 @@ async def test_a_closed_loop_has_no_more_sessions_at_once_than_it_says(serve: Se
     assert 1 <= most <= 3
 
 
-def test_a_file_that_is_not_sessions_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_session_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s.jsonl").write_text("{}\n")
     status = main(["http://127.0.0.1:1/v1", "--sessions", str(tmp_path / "s.jsonl")])
     assert (status, capsys.readouterr().err) == (
@@ -307,7 +307,7 @@ def test_a_file_that_is_not_sessions_is_named(tmp_path: Path, capsys: pytest.Cap
     )
 
 
-async def test_the_command_prints_tables_and_writes_what_it_saw(
+async def test_command_prints_tables_and_writes_the_records(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = await serve(Script(answering))

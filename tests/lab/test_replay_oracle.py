@@ -1,4 +1,4 @@
-"""The oracle: Eq. 1 and 2 of the paper over recorded sessions, by whole rendering and tokenization."""
+"""The oracle: Eq. 1 and 2 of the paper, applied to recorded sessions."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ from dps_local.assets import bundled_tokenizer
         (10**9, math.inf, "speculative"),
     ],
 )
-def test_a_turn_speculates_up_to_the_threshold(delta: int, threshold: float, pool: str) -> None:
+def test_turn_speculates_up_to_the_threshold(delta: int, threshold: float, pool: str) -> None:
     assert delta_prefill_pool(delta, threshold) == pool
 
 
@@ -34,7 +34,7 @@ def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_each_turn_adds_to_the_one_before(counter: PromptCounter) -> None:
+def test_delta_is_the_growth_since_the_previous_turn(counter: PromptCounter) -> None:
     answer = {"role": "assistant", "content": "hi"}
     session = Session(
         id="a",
@@ -68,7 +68,7 @@ def test_messages_and_tools_are_counted_as_the_engine_renders_them(counter: Prom
     assert counter.prompt_tokens(messages, [tool]) == counter.text_tokens(rendered)
 
 
-def test_an_answer_is_as_long_as_its_text_and_calls(counter: PromptCounter) -> None:
+def test_answer_length_counts_text_and_calls(counter: PromptCounter) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     assert [
         counter.answer_tokens({"role": "assistant", "content": ""}),

@@ -1,4 +1,4 @@
-"""What a replay's records say."""
+"""Statistics of a replay, and its comparison with the oracle."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def one(value: float, count: int = 1) -> Quantiles:
     return Quantiles(count, value, value, value, value, value, value)
 
 
-def test_a_summary_tells_routes_lengths_latency_and_losses() -> None:
+def test_summary_has_routes_lengths_latency_and_losses() -> None:
     lost = replace(
         record("b", 2, Verdict(), 9.0), status=None, ttft=None, attempts=12, usage=Usage(), error="gone"
     )
@@ -59,7 +59,7 @@ def test_a_summary_tells_routes_lengths_latency_and_losses() -> None:
     assert summarize(ReplayResult("run", 5, 10.0, turns)).speculative_share == pytest.approx(1 / 3)
 
 
-def test_a_replay_of_a_server_without_verdicts_has_no_routes() -> None:
+def test_replay_without_decision_headers_has_no_routes() -> None:
     summary = summarize(ReplayResult("plain", 1, 1.0, [record("a", 1, Verdict())]))
     assert (summary.routes, summary.delta_tokens, summary.speculative_share, summary.lost) == (
         {},
@@ -94,7 +94,7 @@ REPEATED = replace(SPECULATIVE, delta_tokens=0)
         (replace(REPEATED, prompt_tokens=121), 1, "differing"),
     ],
 )
-def test_a_decision_beside_the_oracles(verdict: Verdict, unacknowledged: int, kind: str) -> None:
+def test_comparison_of_a_decision_with_the_oracle(verdict: Verdict, unacknowledged: int, kind: str) -> None:
     turn = replace(record("a", 2, verdict), unacknowledged=unacknowledged)
     pair = [(turn, TRUTH["a"][1])]
     assert compare([turn], TRUTH) == Comparison(

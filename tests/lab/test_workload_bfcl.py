@@ -1,4 +1,4 @@
-"""BFCL's files as sessions."""
+"""Conversion of BFCL's files to sessions."""
 
 import json
 from pathlib import Path
@@ -91,7 +91,7 @@ ANSWERS: dict[AnswerStyle, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("style", ["text", "tool_calls"])
-def test_a_session_has_json_schema_tools_and_the_ground_truth_as_its_answers(
+def test_session_has_json_schema_tools_and_the_ground_truth_as_answers(
     folder: Path, style: AnswerStyle
 ) -> None:
     asked = [[ASK], [ASK], [{"role": "user", "content": NEW_FUNCTIONS}]]
@@ -109,6 +109,6 @@ def test_a_session_has_json_schema_tools_and_the_ground_truth_as_its_answers(
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="BFCL is not in the cache: python -m dps_lab.workload.assets")
 @pytest.mark.parametrize("style", ["text", "tool_calls"])
-def test_the_real_data_is_800_sessions_of_3336_turns(style: AnswerStyle) -> None:
+def test_real_data_has_800_sessions_and_3336_turns(style: AnswerStyle) -> None:
     sessions = load_bfcl(REAL, style)
     assert (len(sessions), sum(len(session.turns) for session in sessions)) == (800, 3336)

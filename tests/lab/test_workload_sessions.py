@@ -1,4 +1,4 @@
-"""The session format: what it accepts, and what it says of a line that is wrong."""
+"""The session format: valid sessions, and errors for invalid lines."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ HI = {"role": "assistant", "content": "hi"}
 TURN = {"messages": [HELLO], "answer": HI}
 
 
-def test_a_line_is_a_session_and_blank_lines_are_nothing() -> None:
+def test_each_line_is_a_session_and_blank_lines_are_skipped() -> None:
     line = {
         "id": "a",
         "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -68,14 +68,14 @@ def test_a_line_is_a_session_and_blank_lines_are_nothing() -> None:
         ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already used in line 1"),
     ],
 )
-def test_a_wrong_line_is_named_with_its_key(line: str | dict[str, Any], complaint: str) -> None:
+def test_invalid_line_is_reported_with_its_key(line: str | dict[str, Any], complaint: str) -> None:
     text = line if isinstance(line, str) else json.dumps(line)
     with pytest.raises(SessionFormatError) as caught:
         parse_sessions([json.dumps({"id": "a", "turns": [TURN]}), text], "s.jsonl")
     assert str(caught.value).startswith(complaint)
 
 
-def test_prompts_are_the_history_with_the_recorded_answers() -> None:
+def test_prompts_contain_the_history_with_recorded_answers() -> None:
     session = Session(id="a", system="Be brief.", turns=[Turn(messages=[HELLO], answer=HI)] * 2)
     system = {"role": "system", "content": "Be brief."}
     assert list(session.prompts()) == [[system, HELLO], [system, HELLO, HI, HELLO]]
@@ -99,11 +99,11 @@ sessions = st.builds(
 
 
 @given(st.lists(sessions, unique_by=lambda session: session.id, max_size=4))
-def test_what_is_written_is_read_back(originals: list[Session]) -> None:
+def test_dumped_sessions_parse_to_equal_sessions(originals: list[Session]) -> None:
     assert parse_sessions(dump_sessions(originals).split("\n")) == originals
 
 
-def test_the_bundled_sample_is_two_dozen_sessions_whose_results_answer_their_calls() -> None:
+def test_bundled_sample_has_24_sessions_whose_results_match_their_calls() -> None:
     sample = load_sessions(bundled_sessions())
     assert len(sample) == 24
     for session in sample:

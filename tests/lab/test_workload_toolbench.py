@@ -41,7 +41,7 @@ def test_every_seed_has_the_papers_shape(seed: int) -> None:
     assert all(len(session) > 1 for session in sessions)
 
 
-def test_a_seed_decides_everything() -> None:
+def test_lengths_are_determined_by_the_seed() -> None:
     assert toolbench_shaped(1) == toolbench_shaped(1) != toolbench_shaped(2)
 
 
@@ -51,11 +51,11 @@ def counter() -> PromptCounter:
 
 
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 9))
-def test_text_of_so_many_tokens(counter: PromptCounter, tokens: int, seed: int) -> None:
+def test_text_has_exactly_the_requested_tokens(counter: PromptCounter, tokens: int, seed: int) -> None:
     assert counter.text_tokens(text_of(tokens, counter, random.Random(seed))) == tokens
 
 
-def test_sessions_of_text_come_out_at_exactly_these_lengths(counter: PromptCounter) -> None:
+def test_prompts_have_exactly_the_generated_lengths(counter: PromptCounter) -> None:
     sessions = toolbench_sessions(counter, seed=3)
     assert [
         [decision.delta_tokens for decision in expected_decisions(session, counter)]

@@ -1,11 +1,11 @@
-"""Emulated time."""
+"""Clocks in emulated time."""
 
 import asyncio
 
 from dps_local.emulated_sglang.clock import ScaledClock, VirtualClock
 
 
-async def test_virtual_time_passes_by_sleeping_only() -> None:
+async def test_virtual_time_passes_only_in_sleep() -> None:
     clock = VirtualClock()
     await clock.sleep(100.0)
     await clock.sleep(0.5)
@@ -13,7 +13,7 @@ async def test_virtual_time_passes_by_sleeping_only() -> None:
     assert clock.now() == 100.5
 
 
-async def test_scaled_time_never_runs_ahead_of_its_sleeps_by_more_than_their_granularity() -> None:
+async def test_scaled_clock_oversleeps_by_at_most_the_sleep_granularity() -> None:
     clock = ScaledClock(speed=1000.0)
     slept = 0.0
     for _ in range(200):

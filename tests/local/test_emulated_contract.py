@@ -1,4 +1,4 @@
-"""The emulated engine answers as the real SGLang did when its contract was recorded (e2e/real_sglang)."""
+"""The emulated server's responses match those recorded from SGLang (e2e/real_sglang)."""
 
 import asyncio
 import json
@@ -58,25 +58,21 @@ def speculative(settings: EngineSettings) -> tuple[dict[str, Shape], dict[str, S
 
 
 @pytest.mark.parametrize("name", [case.name for case in GREEDY])
-def test_a_greedy_engine_answers_as_the_real_one(name: str, greedy: tuple[dict[str, Shape], ...]) -> None:
+def test_greedy_engine_matches_sglang(name: str, greedy: tuple[dict[str, Shape], ...]) -> None:
     assert unexplained(TRUTH["greedy"], {name: greedy[0][name]}, DELIBERATE) == {}
 
 
 @pytest.mark.parametrize("name", [case.name for case in SPECULATIVE])
-def test_a_speculative_engine_answers_as_the_real_one(
-    name: str, speculative: tuple[dict[str, Shape], ...]
-) -> None:
+def test_speculative_engine_matches_sglang(name: str, speculative: tuple[dict[str, Shape], ...]) -> None:
     assert unexplained(TRUTH["speculative"], {name: speculative[0][name]}, DELIBERATE) == {}
 
 
-def test_every_deliberate_difference_is_one(greedy: tuple[dict[str, Shape], ...]) -> None:
+def test_every_deliberate_difference_exists(greedy: tuple[dict[str, Shape], ...]) -> None:
     assert unused(TRUTH["greedy"], greedy[0], DELIBERATE) == []
 
 
 @pytest.mark.parametrize("pool", ["greedy", "speculative"])
-def test_metrics_have_the_names_types_and_labels_of_the_real_ones(
-    pool: str, request: pytest.FixtureRequest
-) -> None:
+def test_metrics_have_sglangs_names_types_and_labels(pool: str, request: pytest.FixtureRequest) -> None:
     recorded = TRUTH["metrics" if pool == "greedy" else "speculative metrics"]
     _, emulated = request.getfixturevalue(pool)
     assert emulated == {name: recorded.get(name) for name in emulated}
@@ -85,7 +81,7 @@ def test_metrics_have_the_names_types_and_labels_of_the_real_ones(
 @pytest.mark.parametrize(
     ("stream", "recorded"), [(True, "client left a stream"), (False, "client left an answer")]
 )
-async def test_a_client_that_leaves_has_the_same_effect(
+async def test_client_disconnect_has_the_same_effect(
     stream: bool, recorded: str, settings: EngineSettings
 ) -> None:
     unhurried = create_app(replace(settings, speed=1))

@@ -15,12 +15,12 @@ def tokenizer(tmp_path: Path) -> list[str]:
     return ["--tokenizer-path", str(tmp_path)]
 
 
-def test_no_flags_but_a_tokenizer_are_a_greedy_a100(tokenizer: list[str]) -> None:
+def test_defaults_are_a_greedy_a100(tokenizer: list[str]) -> None:
     settings = parse(tokenizer)
     assert replace(settings, arguments={}) == EngineSettings(tokenizer[1], enable_cache_report=False)
 
 
-def test_flags_set_what_they_name(tokenizer: list[str]) -> None:
+def test_flags_are_parsed_to_settings(tokenizer: list[str]) -> None:
     flags = (
         "--host 127.0.0.2 --port 31000 --model-path m --served-model-name s --api-key k --context-length 100 "
         "--max-running-requests 7 --max-total-tokens 1000 --enable-cache-report --random-seed 3 "
@@ -57,7 +57,7 @@ def test_flags_set_what_they_name(tokenizer: list[str]) -> None:
     )
 
 
-def test_flags_of_sglang_without_a_meaning_here_are_taken_and_told(tokenizer: list[str]) -> None:
+def test_other_sglang_flags_are_accepted_and_reported(tokenizer: list[str]) -> None:
     flags = "--tp-size 2 --enable-metrics --mem-fraction-static 0.8 --cuda-graph-bs 1 2 4"
     arguments = parse([*tokenizer, *flags.split()]).arguments
     assert {name: arguments[name] for name in ("tp_size", "enable_metrics", "cuda_graph_bs")} == {
@@ -67,7 +67,7 @@ def test_flags_of_sglang_without_a_meaning_here_are_taken_and_told(tokenizer: li
     }
 
 
-def test_the_api_key_is_not_told(tokenizer: list[str]) -> None:
+def test_api_key_is_not_reported(tokenizer: list[str]) -> None:
     assert "secret" not in str(parse([*tokenizer, "--api-key", "secret"]).arguments)
 
 

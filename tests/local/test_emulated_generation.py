@@ -1,4 +1,4 @@
-"""What an emulated model says, and when it stops."""
+"""The emulated model's answers, and when they end."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,29 +21,29 @@ def plan(params: SamplingParams = TEN, *, seed: int = 0, choice: int = 0, room: 
     return AnswerPlanner(VOCABULARY, seed, mean_tokens=5.0).plan(PROMPT, params, room, choice)
 
 
-def test_one_prompt_has_one_answer() -> None:
+def test_answer_is_deterministic() -> None:
     assert plan() == plan()
 
 
 @pytest.mark.parametrize(
     "other", [plan(seed=1), plan(choice=1), plan(replace(TEN, sampling_seed=1))], ids=["engine", "n", "seed"]
 )
-def test_another_seed_or_choice_has_another(other: Plan) -> None:
+def test_answer_differs_by_seed_and_choice(other: Plan) -> None:
     assert other != plan()
 
 
-def test_an_answer_that_ignores_its_end_is_as_long_as_allowed() -> None:
+def test_answer_with_ignore_eos_has_the_maximum_length() -> None:
     answer = plan()
     assert len(answer.token_ids) == 10
     assert answer.finish_reason == {"type": "length", "length": 10}
     assert answer.text == "".join(WORDS[token] for token in answer.token_ids)
 
 
-def test_room_bounds_an_answer_that_nothing_else_bounds() -> None:
+def test_room_limits_an_answer_without_max_new_tokens() -> None:
     assert len(plan(SamplingParams(max_new_tokens=None, ignore_eos=True), room=17).token_ids) == 17
 
 
-def test_an_answer_that_ends_by_itself_ends_with_a_silent_end_token() -> None:
+def test_eos_token_is_counted_but_has_no_text() -> None:
     answer = plan(SamplingParams(max_new_tokens=None))
     assert answer.token_ids[-1] == EOS
     assert answer.finish_reason == {"type": "stop", "matched": EOS}
@@ -53,7 +53,7 @@ def test_an_answer_that_ends_by_itself_ends_with_a_silent_end_token() -> None:
 @pytest.mark.parametrize(
     ("trim", "expected"), [(False, " one two"), (True, " one two three")], ids=["trimmed", "no_stop_trim"]
 )
-def test_a_stop_string_ends_the_answer(trim: bool, expected: str) -> None:
+def test_stop_string_ends_the_answer(trim: bool, expected: str) -> None:
     vocabulary = Vocabulary((1,), {1: " one two three four"}, EOS)
     params = SamplingParams(max_new_tokens=3, stop=(" three",), ignore_eos=True, no_stop_trim=trim)
     answer = AnswerPlanner(vocabulary, 0, 5.0).plan(PROMPT, params, 100, 0)
@@ -63,7 +63,7 @@ def test_a_stop_string_ends_the_answer(trim: bool, expected: str) -> None:
     assert answer.text == (" one two three four" if trim else expected)
 
 
-def test_a_stop_token_ends_the_answer_silently() -> None:
+def test_stop_token_ends_the_answer_without_text() -> None:
     stop = plan().token_ids[4]
     before = plan().token_ids.index(stop)
     answer = plan(replace(TEN, stop_token_ids=frozenset({stop})))
@@ -79,7 +79,7 @@ def test_a_stop_token_ends_the_answer_silently() -> None:
     seed=st.integers(0, 1000),
     stop=st.sampled_from([(), (" two",), ("e t",), (" one", "three")]),
 )
-def test_text_grows_with_the_tokens_and_lengths_are_kept(
+def test_text_grows_with_the_tokens_within_the_limits(
     longest: int, shortest: int, seed: int, stop: tuple[str, ...]
 ) -> None:
     params = SamplingParams(max_new_tokens=longest, min_new_tokens=min(shortest, longest), stop=stop)
@@ -107,5 +107,5 @@ def test_text_grows_with_the_tokens_and_lengths_are_kept(
         ),
     ],
 )
-def test_sampling_parameters_are_checked(fields: dict[str, Any], problem: str | None) -> None:
+def test_sampling_parameters_are_validated(fields: dict[str, Any], problem: str | None) -> None:
     assert SamplingParams(**fields).problem() == problem

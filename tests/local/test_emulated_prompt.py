@@ -1,4 +1,4 @@
-"""From requests to prompts: equal to what SGLang counted, with its own tokenizer; and the rules behind that."""
+"""Prompts have the lengths that SGLang reported, and follow its rules."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def counted(prompts: Prompts, path: str, body: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case["name"])
-def test_a_prompt_has_as_many_tokens_as_sglang_counted(case: dict[str, Any], qwen: Prompts) -> None:
+def test_prompt_length_equals_sglangs(case: dict[str, Any], qwen: Prompts) -> None:
     assert counted(qwen, case["path"], case["body"]) == case["prompt_tokens"]
 
 
@@ -59,11 +59,11 @@ def test_a_prompt_has_as_many_tokens_as_sglang_counted(case: dict[str, Any], qwe
         ({"description": {"type": "int"}}, {"description": {"type": "int"}}),
     ],
 )
-def test_type_names_in_tool_schemas_become_json_schemas(given: Any, normalized: Any) -> None:
+def test_type_names_in_tool_schemas_are_normalized_to_json_schema(given: Any, normalized: Any) -> None:
     assert normalized_schema(given) == normalized
 
 
-def test_a_tool_keeps_the_clients_key_order_and_gains_what_sglang_adds() -> None:
+def test_tool_keeps_the_clients_key_order_and_gains_sglangs_defaults() -> None:
     tool = Tool.model_validate({"type": "function", "function": {"parameters": {}, "name": "f"}})
     assert json.dumps(tool.model_dump()) == json.dumps(
         {
@@ -74,6 +74,6 @@ def test_a_tool_keeps_the_clients_key_order_and_gains_what_sglang_adds() -> None
     )
 
 
-def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_directory_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--tokenizer-path takes a directory"):
         Prompts.load(str(tmp_path))

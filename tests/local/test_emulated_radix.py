@@ -1,4 +1,4 @@
-"""The radix cache, held against a set of every cached prefix."""
+"""The radix cache, compared with a set of all cached prefixes."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -68,7 +68,7 @@ TestRadixCache = RadixCacheMachine.TestCase
 TestRadixCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_least_recently_used_leaf_goes_first() -> None:
+def test_least_recently_used_leaf_is_evicted_first() -> None:
     cache = RadixCache()
     for tokens in ((1, 2, 3), (1, 2, 4), (9,)):
         cache.insert(tokens)
@@ -78,7 +78,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert [cache.match(tokens).length for tokens in ((1, 2, 3), (1, 2, 4), (9,))] == [3, 2, 0]
 
 
-def test_a_lock_keeps_the_prefix_and_not_what_follows_it() -> None:
+def test_lock_protects_the_prefix_but_not_its_continuations() -> None:
     cache = RadixCache()
     cache.insert((1, 2, 3, 4))
     cache.lock(cache.match((1, 2)).node)

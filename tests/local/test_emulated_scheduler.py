@@ -57,7 +57,7 @@ def scheduler(
     return Scheduler(time_model, capacity, max_running, serialized)
 
 
-def test_serialized_speculation_takes_as_long_as_one_request_after_another() -> None:
+def test_serialized_speculation_takes_as_long_as_sequential_requests() -> None:
     alone = run(scheduler(SPECULATIVE, serialized=True), distinct(1))
     for concurrency in (4, 8):
         together = run(scheduler(SPECULATIVE, serialized=True), distinct(concurrency))
@@ -75,7 +75,7 @@ def test_serialized_speculation_takes_as_long_as_one_request_after_another() -> 
         ("always-spec", 8, 847.5),
     ],
 )
-def test_bfcls_turns_take_what_the_papers_table_2_says(engine: str, concurrency: int, paper: float) -> None:
+def test_bfcl_durations_match_the_papers_table_2(engine: str, concurrency: int, paper: float) -> None:
     """4,522 turns of 25 tokens (Table 1: 107 tokens/s for 1060 s) on 200 new ones, a hundredth of them run."""
     model = GREEDY if engine == "greedy" else SPECULATIVE
     turns = iter([sequence(f"r{i}", range(i * 10_000, i * 10_000 + 200), 25) for i in range(45)])
@@ -83,12 +83,12 @@ def test_bfcls_turns_take_what_the_papers_table_2_says(engine: str, concurrency:
     assert seconds * 4522 / 45 == pytest.approx(paper, rel=0.15)
 
 
-def test_one_request_alone_is_faster_with_speculation_and_eight_are_not_if_serialized() -> None:
+def test_speculation_speeds_up_one_request_but_not_eight_serialized_ones() -> None:
     assert run(scheduler(SPECULATIVE, serialized=True), distinct(1)) < run(scheduler(), distinct(1))
     assert run(scheduler(SPECULATIVE, serialized=True), distinct(8)) > run(scheduler(), distinct(8))
 
 
-def test_speculation_accepts_its_mean_and_never_more_than_it_drafts() -> None:
+def test_acceptance_has_the_configured_mean_and_does_not_exceed_the_draft() -> None:
     long = sequence("r", range(10), answer=5001)
     run(scheduler(SPECULATIVE), [long])
 
@@ -99,7 +99,7 @@ def test_speculation_accepts_its_mean_and_never_more_than_it_drafts() -> None:
     assert sum(long.accepted) == long.verify_steps
 
 
-def test_a_second_turn_finds_the_prompt_and_the_answer_cached_but_its_last_token() -> None:
+def test_second_turn_finds_prompt_and_answer_cached_except_the_last_token() -> None:
     engine = scheduler()
     first = sequence("first", range(100))
     run(engine, [first])
@@ -109,7 +109,7 @@ def test_a_second_turn_finds_the_prompt_and_the_answer_cached_but_its_last_token
     assert (first.cached_tokens, second.cached_tokens) == (0, 100 + 20 - 1)
 
 
-def test_the_same_prompt_again_is_cached_but_its_last_token() -> None:
+def test_repeated_prompt_is_cached_except_its_last_token() -> None:
     engine = scheduler()
     again = sequence("again", range(100))
     run(engine, [sequence("once", range(100))])
@@ -118,7 +118,7 @@ def test_the_same_prompt_again_is_cached_but_its_last_token() -> None:
     assert again.cached_tokens == 99
 
 
-def test_prefill_goes_before_decode() -> None:
+def test_prefill_takes_precedence_over_decode() -> None:
     engine = scheduler()
     kinds = []
     engine.submit(sequence("a", range(10)))
@@ -140,7 +140,7 @@ def test_prefill_goes_before_decode() -> None:
     ]
 
 
-def test_no_more_run_than_allowed() -> None:
+def test_running_requests_are_limited() -> None:
     engine = scheduler(max_running=2)
     for each in distinct(3):
         engine.submit(each)
@@ -151,7 +151,7 @@ def test_no_more_run_than_allowed() -> None:
     assert [each.rid for each in engine.waiting] == ["r2"]
 
 
-def test_a_request_waits_until_the_cache_has_room_and_old_entries_give_way() -> None:
+def test_request_waits_for_cache_space_and_evicts_old_entries() -> None:
     engine = scheduler(capacity=500)
     requests = distinct(4)
     run(engine, requests)
@@ -161,13 +161,13 @@ def test_a_request_waits_until_the_cache_has_room_and_old_entries_give_way() -> 
     assert engine.used_tokens == 0
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_request_larger_than_the_cache_is_rejected() -> None:
     with pytest.raises(ValueError, match="KV memory budget: input_len=200"):
         scheduler(capacity=219).submit(distinct(1)[0])
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5], ids=["waiting", "prefilled", "decoding"])
-def test_an_aborted_request_leaves_and_frees_what_it_held(steps: int) -> None:
+def test_aborted_request_frees_its_tokens(steps: int) -> None:
     engine = scheduler()
     request = distinct(1)[0]
     engine.submit(request)
@@ -184,7 +184,7 @@ def test_an_aborted_request_leaves_and_frees_what_it_held(steps: int) -> None:
     assert engine.abort(request.rid, 1.0) is None
 
 
-def test_a_request_aborted_during_a_step_gets_no_token_from_it() -> None:
+def test_request_aborted_during_a_step_receives_no_token() -> None:
     engine = scheduler()
     request = distinct(1)[0]
     engine.submit(request)
@@ -196,7 +196,7 @@ def test_a_request_aborted_during_a_step_gets_no_token_from_it() -> None:
     assert request.generated == 0
 
 
-def test_the_cache_is_flushed_only_when_idle() -> None:
+def test_cache_is_flushed_only_when_idle() -> None:
     engine = scheduler()
     first, second = distinct(2)
     engine.submit(first)

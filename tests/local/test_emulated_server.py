@@ -1,4 +1,4 @@
-"""The emulated server as a client sees it: framing, usage, aborts, errors, what it says of itself."""
+"""The emulated server's HTTP API: streams, usage, aborts, errors, faults and server information."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ async def until_running(client: TestClient[Any, Any]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_chat_stream_says_the_role_then_the_text_then_the_end(start: Start) -> None:
+async def test_chat_stream_has_role_then_text_then_finish_reason(start: Start) -> None:
     client = await start()
     got = await events(await client.post(CHAT, json=HELLO | {"stream": True}))
     whole = await (await client.post(CHAT, json=HELLO)).json()
@@ -85,7 +85,7 @@ async def test_a_chat_stream_says_the_role_then_the_text_then_the_end(start: Sta
     assert len({chunk["id"] for chunk in got}) == 1
 
 
-async def test_a_stream_ends_with_usage_if_asked_for(start: Start) -> None:
+async def test_stream_ends_with_usage_on_request(start: Start) -> None:
     client = await start()
     options = {"stream": True, "stream_options": {"include_usage": True}}
     last = (await events(await client.post(CHAT, json=HELLO | options)))[-1]
@@ -101,7 +101,7 @@ async def test_a_stream_ends_with_usage_if_asked_for(start: Start) -> None:
     }
 
 
-async def test_the_next_turn_finds_the_whole_answer_cached(start: Start) -> None:
+async def test_next_turn_finds_the_whole_answer_cached(start: Start) -> None:
     client = await start()
     first = await (await client.post(CHAT, json=HELLO)).json()
     answer = first["choices"][0]["message"]
@@ -111,7 +111,7 @@ async def test_the_next_turn_finds_the_whole_answer_cached(start: Start) -> None
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["total_tokens"] - 1
 
 
-async def test_speculation_changes_the_time_and_not_the_answer(start: Start) -> None:
+async def test_speculation_changes_latency_but_not_the_answer(start: Start) -> None:
     greedy, speculative = await start(), await start(time_model=TimeModel(speculation=STANDALONE))
     body = {"text": "once", "sampling_params": {"max_new_tokens": 64, "ignore_eos": True}}
     plain = await (await greedy.post("/generate", json=body)).json()
@@ -125,7 +125,7 @@ async def test_speculation_changes_the_time_and_not_the_answer(start: Start) -> 
 STANDALONE = SPECULATION_DEFAULTS["STANDALONE"]
 
 
-async def test_generate_streams_the_text_so_far(start: Start) -> None:
+async def test_generate_streams_cumulative_text(start: Start) -> None:
     client = await start()
     body = {"text": "once", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}, "stream": True}
     got = await events(await client.post("/generate", json=body))
@@ -139,7 +139,7 @@ async def test_generate_streams_the_text_so_far(start: Start) -> None:
     ]
 
 
-async def test_a_batch_answers_in_order_and_n_choices_differ(start: Start) -> None:
+async def test_batch_is_answered_in_order_and_choices_differ(start: Start) -> None:
     client = await start()
     body = {"text": ["a b", "c d e"], "sampling_params": {"max_new_tokens": 5, "n": 2, "ignore_eos": True}}
     answers = await (await client.post("/generate", json=body)).json()
@@ -151,7 +151,7 @@ async def test_a_batch_answers_in_order_and_n_choices_differ(start: Start) -> No
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_client_that_leaves_aborts_its_request(stream: bool, start: Start) -> None:
+async def test_client_disconnect_aborts_the_request(stream: bool, start: Start) -> None:
     client = await start(SLOW, real_time=True)
     asking = asyncio.create_task(client.post(CHAT, json=HELLO | {"stream": stream}))
     await until_running(client)
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_aborts_its_request(stream: bool, start: Star
     assert (loads["num_running_reqs"], loads["num_waiting_reqs"], loads["num_used_tokens"]) == (0, 0, 0)
 
 
-async def test_an_aborted_request_ends_with_that_reason(start: Start) -> None:
+async def test_aborted_request_has_finish_reason_abort(start: Start) -> None:
     client = await start(SLOW, real_time=True)
     asking = asyncio.create_task(client.post(CHAT, json=HELLO | {"rid": "mine-1"}))
     await until_running(client)
@@ -174,7 +174,7 @@ async def test_an_aborted_request_ends_with_that_reason(start: Start) -> None:
     assert (await (await asking).json())["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_the_cache_is_flushed_when_idle_only(start: Start) -> None:
+async def test_flush_cache_fails_unless_idle(start: Start) -> None:
     client = await start(SLOW, real_time=True)
     asking = asyncio.create_task(client.post(CHAT, json=HELLO))
     await until_running(client)
@@ -199,7 +199,7 @@ async def test_the_cache_is_flushed_when_idle_only(start: Start) -> None:
         ("/v1/embeddings", {"input": "x"}, 400, "does not appear to be an embedding model"),
     ],
 )
-async def test_errors_are_sglangs_error_objects(
+async def test_errors_have_sglangs_format(
     path: str, body: Any, status: int, message: str, start: Start
 ) -> None:
     client = await start()
@@ -210,7 +210,7 @@ async def test_errors_are_sglangs_error_objects(
     assert message in error["message"]
 
 
-async def test_a_key_is_needed_but_by_probes_and_prometheus(start: Start) -> None:
+async def test_api_key_is_required_except_for_probes_and_metrics(start: Start) -> None:
     client = await start(api_key="secret")
     paths = ("/v1/models", "/server_info", "/health", "/metrics")
     assert [(await client.get(path)).status for path in paths] == [401, 401, 200, 200]
@@ -220,7 +220,7 @@ async def test_a_key_is_needed_but_by_probes_and_prometheus(start: Start) -> Non
     assert (refused.status, await refused.json()) == (401, {"error": "Unauthorized"})
 
 
-async def test_it_says_that_it_is_emulated(start: Start) -> None:
+async def test_server_identifies_itself_as_emulated(start: Start) -> None:
     client = await start()
     models = await (await client.get("/v1/models")).json()
     server = await (await client.get("/server_info")).json()
@@ -229,7 +229,7 @@ async def test_it_says_that_it_is_emulated(start: Start) -> None:
     assert (server["emulated"], server["version"]) == (True, "0.5.23+emulated")
 
 
-async def test_faults_happen_when_asked_for_and_heal(start: Start) -> None:
+async def test_faults_can_be_injected_and_cleared(start: Start) -> None:
     client = await start()
     await client.post("/emulate", json={"fail_next": 1, "status": 503, "ready": False})
     broken = [(await client.post(CHAT, json=HELLO)).status, (await client.get("/health")).status]
@@ -239,7 +239,7 @@ async def test_faults_happen_when_asked_for_and_heal(start: Start) -> None:
     assert (broken, after, (await client.get("/health")).status) == ([503, 503], 200, 200)
 
 
-async def test_a_stream_breaks_off_where_asked(start: Start) -> None:
+async def test_stream_disconnects_after_the_requested_chunks(start: Start) -> None:
     client = await start()
     await client.post("/emulate", json={"disconnect_after_chunks": 2})
     answer = await client.post(CHAT, json=HELLO | {"stream": True})
@@ -247,7 +247,7 @@ async def test_a_stream_breaks_off_where_asked(start: Start) -> None:
         await answer.read()
 
 
-async def test_a_hanging_engine_never_answers(start: Start) -> None:
+async def test_hanging_engine_does_not_answer(start: Start) -> None:
     client = await start()
     await client.post("/emulate", json={"hang": True})
     asking = asyncio.create_task(client.post(CHAT, json=HELLO))
@@ -257,6 +257,6 @@ async def test_a_hanging_engine_never_answers(start: Start) -> None:
     await asyncio.wait([asking])
 
 
-async def test_an_unknown_fault_is_refused(start: Start) -> None:
+async def test_unknown_fault_is_rejected(start: Start) -> None:
     client = await start()
     assert (await client.post("/emulate", json={"explode": True})).status == 400

@@ -1,4 +1,4 @@
-"""`python -m dps_lab.bench`: the request path beside its peers, in one run. Prints Markdown."""
+"""`python -m dps_lab.bench`: benchmark the request path against other routers in one run. Prints Markdown."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ _COUNTERS = (
 
 
 def main() -> int:
-    """Exit status 0, or 1 with a sentence when something that is measured cannot be run."""
+    """Run the benchmark. Returns 0, or 1 if a router or another process cannot be run."""
     arguments = runner.options("make bench", __doc__)
     try:
         run(arguments.rounds, arguments.seconds, assets.qwen_tokenizer())
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
-    """Measure everything and print the report."""
+    """Measure all cells and print the report."""
     began = time.monotonic()
     peers_python = peers.install_peers(assets.cache_dir())
     count = Tokenizer.load(str(tokenizer.path)).count
@@ -48,7 +48,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
         runner.started(
             Path(directory),
             count,
-            lambda upstreams, redis_port: peers.everyone(
+            lambda upstreams, redis_port: peers.contenders(
                 Path(directory), upstreams, redis_port, tokenizer.path, peers_python
             ),
         ) as bench,
@@ -60,7 +60,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
             for cell in runner.CELLS:
                 for name, measured in runner.measure_throughput(bench, cell, number, seconds).items():
                     results[cell].setdefault(name, []).append(measured)
-        said = metrics.scrape(bench.gateway_admin_port)
+        samples = metrics.scrape(bench.gateway_admin_port)
     order = [contender.name for contender in bench.contenders]
     print(_heading(rounds, seconds, tokenizer.description, time.monotonic() - began))
     for cell, measured_rounds in results.items():
@@ -69,7 +69,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     overhead = {content: runner.overhead(each) for content, each in low.items()}
     print(f"### One connection, unary\n\n{table.added_time(added, overhead)}\n")
     for counter in _COUNTERS:
-        print(table.counts(counter, metrics.rise({}, said, counter)))
+        print(table.counts(counter, metrics.rise({}, samples, counter)))
     print(f"\n{tracing.measure(rounds, seconds, tokenizer)}")
 
 

@@ -1,6 +1,6 @@
-"""The least an aiohttp proxy can do: pass each request to the next of several upstreams and the answer back.
+"""A minimal aiohttp proxy: forwards each request to the next of several upstreams and returns the response.
 
-It looks at nothing and remembers nothing. It is the floor of what a gateway on aiohttp costs.
+It does not parse requests and has no state, so it shows the minimum cost of a gateway based on aiohttp.
 """
 
 import argparse
@@ -15,7 +15,7 @@ _UPSTREAM = web.AppKey("upstream", aiohttp.ClientSession)
 
 
 def application(upstreams: list[str]) -> web.Application:
-    """The proxy as an application; `upstreams` are base URLs, taken in turn."""
+    """The proxy as an application. `upstreams` are base URLs, used in rotation."""
     targets = itertools.cycle(upstreams)
 
     async def relay(request: web.Request) -> web.StreamResponse:

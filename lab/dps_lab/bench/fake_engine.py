@@ -1,9 +1,9 @@
-"""A fake engine: answers at once, always the same, so that a router in front of it is what costs time.
+"""A fake engine that answers immediately with fixed content, so that a benchmark measures the router.
 
-It is no emulation (`dps engine` is). It does keep what costs a router something: keep-alive connections, a
-stream whose chunks are written one by one in separate turns of the event loop, and a usage block. Every
-answer carries, in its id, the monotonic time in nanoseconds at which the request's first byte arrived. The
-prompt's length, which `usage` tells, is the request's own `seed`.
+It does not emulate an engine; `dps engine` does. It has the features that cost a router time: keep-alive
+connections, streams whose chunks are written one by one in separate iterations of the event loop, and a usage
+block. The id of every answer contains the monotonic time in nanoseconds at which the request's first byte arrived.
+The prompt length in `usage` is the request's `seed`.
 """
 
 import argparse
@@ -49,7 +49,10 @@ _STATIC: Final[dict[str, object]] = {
 
 
 def arrived_at(body: bytes) -> int:
-    """When the request that `body` answers reached the fake engine: monotonic nanoseconds, from its id."""
+    """The arrival time of the request that `body` answers, in monotonic nanoseconds, read from the id.
+
+    Raises ValueError if `body` is not an answer of the fake engine.
+    """
     found = _ID.search(body)
     if found is None:
         raise ValueError(f"not an answer of the fake engine: {body[:200]!r}")
@@ -57,14 +60,14 @@ def arrived_at(body: bytes) -> int:
 
 
 def is_whole(body: bytes, stream: bool) -> bool:
-    """Whether `body` is the fake engine's whole answer to a request that asked for no usage in its stream."""
+    """Whether `body` is a complete answer of the fake engine to a request without `include_usage`."""
     if stream:
         return body.count(b"data: ") == CHUNKS + 1 and body.endswith(b"data: [DONE]\n\n")
     return body.endswith(b"}") and b'"completion_tokens":32' in body
 
 
 def completion(request: bytes, arrived: int) -> bytes:
-    """The unary answer, as a JSON body."""
+    """The body of an answer without streaming."""
     answer = {
         "id": f"fake-{arrived:020d}",
         "object": "chat.completion",
@@ -83,7 +86,7 @@ def completion(request: bytes, arrived: int) -> bytes:
 
 
 def events(request: bytes, arrived: int) -> Iterator[bytes]:
-    """The streamed answer, event by event: 32 of content, one of usage if asked for, and `[DONE]`."""
+    """The events of a streamed answer: 32 with content, one with usage if requested, and `[DONE]`."""
     for _ in range(CHUNKS - 1):
         yield _EVENT % (arrived, b'{"content":"word "}', b"null")
     yield _EVENT % (arrived, b'{"content":"word "}', b'"stop"')
@@ -109,7 +112,7 @@ def _usage(request: bytes) -> dict[str, int]:
 
 
 class FakeEngine(asyncio.Protocol):
-    """One connection. Requests on it are answered in order; nothing is pipelined, so one at a time."""
+    """One connection. It answers requests one after the other; clients do not pipeline."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,7 +121,7 @@ class FakeEngine(asyncio.Protocol):
         self._arrived = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -156,7 +159,7 @@ class FakeEngine(asyncio.Protocol):
 
 
 async def serve(ports: list[int]) -> None:
-    """Listen on 127.0.0.1 at each of `ports`, each being one engine, until cancelled."""
+    """Listen on each of `ports` of 127.0.0.1, one engine per port, until cancelled."""
     loop = asyncio.get_running_loop()
     for port in ports:
         await loop.create_server(FakeEngine, "127.0.0.1", port, backlog=1024)
@@ -165,7 +168,7 @@ async def serve(ports: list[int]) -> None:
 
 def main() -> None:
     """`python -m dps_lab.bench.fake_engine PORT ...`"""
-    parser = argparse.ArgumentParser(description="a fake engine for the benchmark, one for each port")
+    parser = argparse.ArgumentParser(description="Fake engines for the benchmark, one per port.")
     parser.add_argument("ports", type=int, nargs="+", metavar="PORT")
     uvloop.run(serve(parser.parse_args().ports))
 

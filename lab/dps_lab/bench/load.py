@@ -1,4 +1,4 @@
-"""A closed-loop load generator: each connection sends its next request when the last answer is complete."""
+"""A closed-loop load generator: each connection sends its next request when the previous answer is complete."""
 
 import asyncio
 import math
@@ -12,11 +12,12 @@ from dps_lab.bench.wire import ResponseReader, WireError
 
 @dataclass(frozen=True)
 class Load:
-    """What one run saw. Times in nanoseconds of the monotonic clock.
+    """The results of one run. Times are in nanoseconds of the monotonic clock.
 
-    `counted` requests were complete within `elapsed`, the time until the load began to fall: the first
-    connection ran out of requests, or the run out of time. All of them, those that were then under way
-    included, are in `sent`, `finished` and `bodies` (kept only on demand).
+    counted: requests completed within `elapsed`.
+    elapsed: time until the load began to drop, because a connection ran out of requests or the run out of time.
+    sent, finished, bodies: one item per request, including those in flight when `elapsed` ended. `bodies` is
+    empty unless requested.
     """
 
     counted: int
@@ -32,12 +33,12 @@ class Load:
 
     @property
     def latencies(self) -> list[int]:
-        """From a request's sending to its answer's last byte."""
+        """Nanoseconds from sending each request to the last byte of its answer."""
         return [end - start for start, end in zip(self.sent, self.finished, strict=True)]
 
 
 class _Run:
-    """What the connections of a run share: the clock, the end, and the results."""
+    """State shared by the connections of a run: start, deadline and results."""
 
     def __init__(self, is_whole: Callable[[bytes], bool], nanoseconds: float, keep: bool) -> None:
         self.is_whole = is_whole
@@ -57,7 +58,7 @@ class _Run:
 
     def answered(self, body: bytes, sent: int, now: int) -> None:
         if not self.is_whole(body):
-            raise WireError(f"not the whole answer: {body[-400:]!r}")
+            raise WireError(f"incomplete answer: {body[-400:]!r}")
         self.sent.append(sent)
         self.finished.append(now)
         if self.keep:
@@ -67,7 +68,7 @@ class _Run:
 
 
 class _Connection(asyncio.Protocol):
-    """A keep-alive connection that works through its requests; `done` carries what went wrong, if at all."""
+    """A keep-alive connection that sends its requests in order. `done` completes, or fails with the error."""
 
     _run: _Run
 
@@ -79,10 +80,10 @@ class _Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass of it
 
     def start(self, run: _Run) -> None:
-        """Begin, once all connections are there."""
+        """Send the first request. Call this once all connections are open."""
         self._run = run
         self._next(run.started)
 
@@ -129,17 +130,17 @@ async def run_load(
     seconds: float = math.inf,
     keep: bool = False,
 ) -> Load:
-    """Send `requests`, one sequence to a connection, to 127.0.0.1:`port`: all of them, or for `seconds`.
+    """Send `requests`, one sequence per connection, to 127.0.0.1:`port` until they or `seconds` run out.
 
-    Every answer must be a 200 and satisfy `is_whole`; the first one that does not is raised as a WireError.
-    With `keep`, the answers' bodies are returned.
+    keep: also return the answers' bodies. Raises WireError if an answer does not have status 200 or does not
+    satisfy `is_whole`.
     """
     loop = asyncio.get_running_loop()
     connections: list[_Connection] = []
     try:
         for sequence in requests:
             connection = _Connection(sequence)
-            await loop.create_connection(lambda: connection, "127.0.0.1", port)  # noqa: B023 - called at once
+            await loop.create_connection(lambda: connection, "127.0.0.1", port)  # noqa: B023 - called immediately
             connections.append(connection)
         run = _Run(is_whole, seconds * 1e9, keep)
         for connection in connections:

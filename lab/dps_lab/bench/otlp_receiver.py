@@ -1,6 +1,6 @@
-"""`python -m dps_lab.bench.otlp_receiver PORT FILE`: takes spans by OTLP/gRPC and throws them away.
+"""`python -m dps_lab.bench.otlp_receiver PORT FILE`: receives spans by OTLP/gRPC and discards them.
 
-The least that a tracing backend can cost its neighbours. FILE has the number of spans that have come so far.
+It is a tracing backend with minimal cost. It writes the number of received spans to FILE.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Counts what it is sent."""
+    """Counts received spans."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -29,8 +29,8 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def main() -> None:
-    """Serve until the process is ended."""
-    parser = argparse.ArgumentParser(description="an OTLP/gRPC receiver for the benchmark")
+    """Serve until the process is terminated."""
+    parser = argparse.ArgumentParser(description="An OTLP/gRPC receiver for the benchmark.")
     parser.add_argument("port", type=int, metavar="PORT")
     parser.add_argument("file", type=Path, metavar="FILE")
     arguments = parser.parse_args()

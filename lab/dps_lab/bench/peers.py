@@ -1,4 +1,4 @@
-"""Who is measured: the gateway, its peers from PyPI, a bare proxy, and nothing at all in between."""
+"""The contenders: the gateway, two routers from PyPI, a minimal proxy, and a direct connection."""
 
 import subprocess
 import sys
@@ -25,9 +25,9 @@ REQUIREMENTS: Final = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that requests are sent through: its command, or None for the fake engine itself.
+    """A router under test. `command` is None for the direct connection to the fake engine.
 
-    That is the ceiling of the harness, and where added time is counted from.
+    The direct connection is the harness's ceiling and the baseline of the added time.
     """
 
     name: str
@@ -37,32 +37,32 @@ class Contender:
 
     @property
     def ready(self) -> str:
-        """A URL that gives a 200 once requests can be sent."""
+        """A URL that returns status 200 once the router accepts requests."""
         if self.admin_port is not None:
             return f"http://127.0.0.1:{self.admin_port}/readyz"
         return f"http://127.0.0.1:{self.port}/v1/models"
 
 
 def install_peers(cache: Path) -> Path:
-    """The Python of an environment that has the peers, made on the first call.
+    """Install the routers from PyPI into a virtual environment and return its Python interpreter.
 
-    Raises subprocess.CalledProcessError where PyPI cannot be reached.
+    The environment is created on the first call. Raises subprocess.CalledProcessError if PyPI is unreachable.
     """
     home = cache / "bench-peers"
     python, installed = home / "bin" / "python", home / ".installed"
-    wanted = "\n".join(REQUIREMENTS)
-    if not installed.exists() or installed.read_text() != wanted:
+    requirements = "\n".join(REQUIREMENTS)
+    if not installed.exists() or installed.read_text() != requirements:
         venv.create(home, clear=True, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *REQUIREMENTS], check=True)
-        installed.write_text(wanted)
+        installed.write_text(requirements)
     return python
 
 
-def everyone(
+def contenders(
     directory: Path, upstreams: list[str], redis_port: int, tokenizer: Path, peers_python: Path
 ) -> list[Contender]:
-    """Who is compared on the request path."""
+    """The contenders of the request path benchmark."""
     return [
         gateway(directory, upstreams, redis_port, tokenizer),
         *rust_routers(peers_python, upstreams),
@@ -72,7 +72,7 @@ def everyone(
 
 
 def bare_proxy(upstreams: list[str]) -> Contender:
-    """The minimal proxy of `bare_proxy.py`."""
+    """The minimal proxy in `bare_proxy.py`."""
     (port,) = free_ports(1)
     return Contender(BARE, (sys.executable, "-m", "dps_lab.bench.bare_proxy", str(port), *upstreams), port)
 
@@ -80,9 +80,9 @@ def bare_proxy(upstreams: list[str]) -> Contender:
 def rust_routers(python: Path, upstreams: list[str]) -> list[Contender]:
     """vllm-router and sglang-router with two regular workers.
 
-    `cache_aware` is the default policy of both. vllm-router 0.1.17 then asks both workers to render and
-    tokenize every prompt, four more requests to an engine that has no /v1/chat/completions/render, as SGLang
-    has none; so it is measured with `round_robin` too, and that is what others are compared with.
+    `cache_aware` is the default policy of both. With it, vllm-router 0.1.17 requests both workers to render and
+    tokenize every prompt, which costs four more requests if the engine, like SGLang, does not have
+    /v1/chat/completions/render. It is therefore also measured with `round_robin`, and this is the reference.
     """
     return [_rust_router(python, name, upstreams) for name in (VLLM, VLLM_CACHE_AWARE, SGLANG)]
 
@@ -105,9 +105,9 @@ def gateway(
     name: str = GATEWAY,
     telemetry: Mapping[str, object] | None = None,
 ) -> Contender:
-    """The gateway with one speculative and one greedy engine, its sessions in Redis, one worker process.
+    """The gateway with one speculative and one greedy engine, sessions in Redis, and one worker process.
 
-    telemetry: that section of its configuration; it sends no spans without one.
+    telemetry: this section of its configuration. Without it, no spans are exported.
     """
     port, admin_port = free_ports(2)
     speculative, greedy = upstreams

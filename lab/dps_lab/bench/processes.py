@@ -1,4 +1,4 @@
-"""The benchmark's processes: started on a core of their own, watched, and ended."""
+"""The benchmark's processes, each pinned to a core, and their CPU usage."""
 
 import os
 import subprocess
@@ -14,17 +14,17 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class StartError(Exception):
-    """A process of the benchmark did not start; the message has the end of its output."""
+    """A process of the benchmark did not start. The message has the end of its output."""
 
 
 @contextmanager
 def running(
     command: Sequence[str], core: int, ready: str | None, log: Path, patience: float = 90
 ) -> Iterator[int]:
-    """Run `command` on `core` alone while the context lasts; gives its process id.
+    """Run `command` on the one `core` within the context, and yield its process id. Its output goes to `log`.
 
-    With `ready`, the context is entered once a GET of that URL gives a 200; a StartError after `patience`
-    seconds or when the process ends. Its output goes to `log`.
+    ready: a URL to poll before the context is entered, until it returns status 200. Raises StartError if that
+    takes longer than `patience` seconds or if the process exits.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -62,10 +62,10 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, patience: float
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process and its descendants have used, user and system, dead threads included.
+    """User and system CPU time of a process and its descendants, including exited threads.
 
-    From /proc/PID/stat (proc(5)): fields 14 and 15, in clock ticks, of every process of the tree. Its
-    resolution is one tick, 10 ms as a rule, so it needs runs of some length.
+    It is the sum of fields 14 and 15 of /proc/PID/stat (proc(5)) over the process tree. The resolution is one clock
+    tick, usually 10 ms, so short runs cannot be measured.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = (int(fields[11]) + int(fields[12])) * _TICK
@@ -73,7 +73,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def core_seconds(core: int) -> float:
-    """The time that a core has spent on anything, other guests of the machine included; from /proc/stat."""
+    """The busy time of a core, including steal time of other virtual machines; from /proc/stat."""
     line = next(
         line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} ")
     )

@@ -1,4 +1,4 @@
-"""The measurement: contenders take turns, round by round, with the same requests, one core for the router."""
+"""The measurement: in every round, each contender in turn serves the same requests, with the router on one core."""
 
 import argparse
 import gc
@@ -44,9 +44,14 @@ OVERHEAD: Final = "dps_gateway_overhead_seconds"
 
 @dataclass(frozen=True)
 class Bench:
-    """What runs during a benchmark: contenders with their process ids, the routers' core, how texts are
-    counted, and whether a contender stands still while it is not its turn, which matters where one has work
-    left after its last answer."""
+    """A running benchmark.
+
+    contenders: process ids by contender.
+    core: the core that all routers run on.
+    count: the token counter.
+    freeze: whether contenders are stopped while it is not their turn. This matters if they still work after
+    their last answer.
+    """
 
     contenders: dict[Contender, int]
     core: int
@@ -55,18 +60,18 @@ class Bench:
 
     @property
     def gateway_admin_port(self) -> int:
-        """Where the gateway tells its metrics."""
+        """The admin port of the gateway."""
         return next(each.admin_port for each in self.contenders if each.admin_port)
 
     def turns(self, number: int) -> list[tuple[Contender, int]]:
-        """The contenders in a round's order, which starts with another one in each round."""
-        everyone = list(self.contenders.items())
-        first = number % len(everyone)
-        return everyone[first:] + everyone[:first]
+        """The contenders in the order of round `number`. Each round starts with a different one."""
+        contenders = list(self.contenders.items())
+        first = number % len(contenders)
+        return contenders[first:] + contenders[:first]
 
     @contextmanager
     def turn(self, pid: int) -> Iterator[None]:
-        """The turn of one of the contenders."""
+        """Let the contender with this process id run within the context."""
         if self.freeze:
             os.kill(pid, signal.SIGCONT)
         try:
@@ -77,20 +82,23 @@ class Bench:
 
 
 def options(program: str, description: str | None) -> argparse.Namespace:
-    """The command line of a benchmark: `rounds`, and `seconds` of the longest turn in a cell."""
+    """Parse the command line of a benchmark: `rounds`, and `seconds` per cell and contender."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in which everybody takes a turn (5)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="number of rounds (default: 5)")
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="the longest turn in a cell, in seconds (1)"
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="longest run of one contender in one cell, in seconds (default: 1)",
     )
     return parser.parse_args()
 
 
 def two_cores() -> tuple[int, int]:
-    """The router's core and everybody else's. Raises RuntimeError where there are no two to pin to."""
+    """The core of the router and the core of all other processes. Raises RuntimeError if there are fewer than two."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
-        raise RuntimeError("make bench needs Linux and two CPU cores: one for the router, one for the rest")
+        raise RuntimeError("the benchmark requires Linux and two CPU cores, one of them for the router")
     return cores[0], cores[1]
 
 
@@ -98,17 +106,17 @@ def two_cores() -> tuple[int, int]:
 def started(
     directory: Path, count: Count, line_up: Callable[[list[str], int], list[Contender]], freeze: bool = False
 ) -> Iterator[Bench]:
-    """Everything up and ready, and down again at the end; logs and configuration in `directory`.
+    """Run Redis, the fake engines and the contenders within the context. Logs and configuration are in `directory`.
 
-    line_up: who takes part, from the URLs of both engines and the port of Redis.
+    line_up: returns the contenders, given the URLs of both engines and the port of Redis.
     """
     core, other = two_cores()
-    everywhere = os.sched_getaffinity(0)
+    all_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {other})
     ports = free_ports(2)
     upstreams = [f"http://127.0.0.1:{port}" for port in ports]
     with ExitStack() as stack:
-        stack.callback(os.sched_setaffinity, 0, everywhere)
+        stack.callback(os.sched_setaffinity, 0, all_cores)
 
         def start(name: str, command: Sequence[str], on: int, ready: str | None) -> int:
             log = directory / f"{name.replace(' ', '-')}.log"
@@ -118,12 +126,12 @@ def started(
         start("redis", redis_command(redis_port, directory), other, None)
         fake = [sys.executable, "-m", "dps_lab.bench.fake_engine", *map(str, ports)]
         fake_pid = start("fake", fake, other, f"{upstreams[0]}/health")
-        everyone = line_up(upstreams, redis_port)
+        contenders = line_up(upstreams, redis_port)
         pids = [
             start(each.name, each.command, core, each.ready) if each.command else fake_pid
-            for each in everyone
+            for each in contenders
         ]
-        bench = Bench(dict(zip(everyone, pids, strict=True)), core, count, freeze)
+        bench = Bench(dict(zip(contenders, pids, strict=True)), core, count, freeze)
         try:
             for pid in pids if freeze else ():
                 os.kill(pid, signal.SIGSTOP)
@@ -134,7 +142,7 @@ def started(
 
 
 def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) -> dict[str, Round]:
-    """One round of one cell, by contender; at most `seconds` for each."""
+    """Measure one round of one cell, by contender, with at most `seconds` for each."""
     requests = traffic(cell, f"round {number}", _SESSIONS[cell.content], CONNECTIONS, bench.count)
     rounds = {}
     for contender, pid in bench.turns(number):
@@ -150,7 +158,7 @@ def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) ->
 
 
 def measure_latency(bench: Bench, cell: Cell, number: int, requests_each: int) -> dict[str, list[float]]:
-    """One round of one cell on one connection, by contender: every request's latency in seconds."""
+    """Measure one round of one cell on one connection: the latency of every request in seconds, by contender."""
     requests = traffic(cell, f"latency {number}", requests_each, 1, bench.count)
     latencies = {}
     for contender, pid in bench.turns(number):
@@ -163,20 +171,23 @@ def measure_latency(bench: Bench, cell: Cell, number: int, requests_each: int) -
 
 @dataclass(frozen=True)
 class LowLoad:
-    """One round at one connection: seconds from sending a request to its first byte's arrival at the engine,
-    by contender, each the round's median; and the mean that the gateway's own histogram gives."""
+    """The results of one round on one connection.
+
+    reached: seconds from sending a request to the arrival of its first byte at the engine; median by contender.
+    overhead: the mean of the gateway's own histogram, in seconds.
+    """
 
     reached: dict[str, float]
     overhead: float
 
     def added(self) -> dict[str, float]:
-        """What each router adds to the time that it takes without one."""
+        """The seconds that each router adds to the direct connection."""
         direct = self.reached[peers.NOTHING]
         return {name: value - direct for name, value in self.reached.items() if name != peers.NOTHING}
 
 
 def measure_low_load(bench: Bench, content: Content, number: int) -> LowLoad:
-    """One round of unary requests on one connection."""
+    """Measure one round of requests without streaming on one connection."""
     cell = Cell(False, content)
     sessions = _SESSIONS_AT_LOW_LOAD[content.sessions]
     requests = traffic(cell, f"low load {number}", sessions, 1, bench.count)
@@ -192,12 +203,12 @@ def measure_low_load(bench: Bench, content: Content, number: int) -> LowLoad:
 
 
 def overhead(rounds: Sequence[LowLoad]) -> float:
-    """The gateway's own figure: the median of the rounds' means, in seconds."""
+    """The overhead that the gateway reports, in seconds: the median of the rounds' means."""
     return median(each.overhead for each in rounds)
 
 
 def spread_of_added(rounds: Sequence[LowLoad]) -> dict[str, Spread]:
-    """By contender, the added seconds over all rounds."""
+    """The added seconds over all rounds, by contender."""
     added = [each.added() for each in rounds]
     return {name: Spread.of([each[name] for each in added]) for name in added[0]}
 

@@ -1,4 +1,4 @@
-"""From single rounds to what is reported of them. Pure."""
+"""Statistics over rounds. Pure."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -8,8 +8,12 @@ from dps_lab.bench.peers import VLLM
 
 @dataclass(frozen=True)
 class Round:
-    """One contender in one cell in one round: requests per second, their median latency in seconds, the router's
-    CPU time in seconds over a number of requests, and the share of its core's time that others used."""
+    """One contender in one cell and round.
+
+    rate: requests per second. latency: median, in seconds.
+    cpu_seconds: CPU time of the router over `requests` requests.
+    lost: share of the core's time that other processes used.
+    """
 
     rate: float
     latency: float
@@ -35,10 +39,12 @@ class Spread:
 class Summary:
     """One contender in one cell over all rounds.
 
-    `ratio` compares requests per second with the reference's of the same round, so that what slows the machine
-    for a while slows both; `cpu` is CPU seconds per request over all rounds together, and `cpu_ratio` the
-    reference's CPU per request divided by it: how rates would compare if only the router's core counted.
-    `lost` is the median share of the router's core that others used: on a quiet machine next to nothing.
+    ratio: requests per second relative to the reference in the same round, so that a temporary slowdown of the
+    machine affects both.
+    cpu: CPU seconds per request over all rounds.
+    cpu_ratio: the reference's CPU seconds per request divided by `cpu`: the ratio of rates if only the router's
+    core were the limit.
+    lost: median share of the router's core that other processes used; close to 0 on an idle machine.
     """
 
     rate: Spread
@@ -54,7 +60,7 @@ def _cpu(rounds: list[Round]) -> float:
 
 
 def summarise(rounds: dict[str, list[Round]], compared_with: str = VLLM) -> dict[str, Summary]:
-    """One cell's rounds by contender, each list in the rounds' order; the one compared with among them."""
+    """Summarise one cell. `rounds` has each contender's rounds in order and must include `compared_with`."""
     reference = rounds[compared_with]
     return {
         name: Summary(

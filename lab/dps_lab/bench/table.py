@@ -9,7 +9,7 @@ _MICRO = 1e6
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with its columns aligned, the first to the left and the others to the right."""
+    """A Markdown table. The first column is aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -22,7 +22,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
-    """One cell: a row for each contender."""
+    """The table of one cell, with a row per contender."""
     header = [
         "router",
         "req/s",
@@ -52,9 +52,9 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
 
 
 def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[Content, float]) -> str:
-    """Microseconds before the upstream request, a row for each router; seconds go in.
+    """The table of added time in microseconds, with a row per router. The arguments are in seconds.
 
-    `overhead` is the gateway's own figure, the mean of its histogram.
+    overhead: the time that the gateway itself reports.
     """
     contents = list(added)
     names = list(next(iter(added.values())))
@@ -69,15 +69,15 @@ def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[
         for name in names
     ]
     if overhead:
-        said = [f"{overhead[content] * _MICRO:.0f}" for content in contents]
-        rows.append(["dps_gateway_overhead_seconds", *said])
+        reported = [f"{overhead[content] * _MICRO:.0f}" for content in contents]
+        rows.append(["dps_gateway_overhead_seconds", *reported])
     return markdown(["added before the upstream, µs", *map(str, contents)], rows)
 
 
 def cost_of_tracing(
     cell: Cell, summaries: Mapping[str, Summary], typical: Mapping[str, Spread], slow: Mapping[str, Spread]
 ) -> str:
-    """One cell: a row for each way to trace. typical, slow: p50 and p99 on one connection, in seconds."""
+    """The table of one cell, with a row per configuration. typical, slow: p50 and p99 on one connection, in seconds."""
     header = ["tracing", "req/s", "x off", "min–max", "CPU µs/req", "p50 µs, 1 conn.", "p99 µs, 1 conn."]
     rows = [
         [
@@ -97,8 +97,8 @@ def cost_of_tracing(
 
 
 def counts(title: str, values: Mapping[str, float]) -> str:
-    """A line of what the gateway counted, by labels."""
-    parts = [f"{labels or 'in all'} {value:,.0f}" for labels, value in values.items()]
+    """A line with the values of a counter, by labels."""
+    parts = [f"{labels or 'total'} {value:,.0f}" for labels, value in values.items()]
     return f"{title}: {', '.join(parts) or 'none'}"
 
 

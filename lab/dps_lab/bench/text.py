@@ -1,8 +1,8 @@
-"""Made-up text that reads like what agents send: prose, JSON records and code, from one seed.
+"""Synthetic text similar to what agents send: prose, JSON records and code, generated from a seed.
 
-Its words are real ones, in fragments of the English that every Python carries (the language reference behind
-`help()`), so that a tokenizer meets a real vocabulary. Every text is made anew: tokenizers remember passages
-they have seen, and texts put together from a pool of passages were counted 18 times as fast as new ones.
+The words are fragments of the language reference behind Python's `help()`, so that tokenizers see a realistic
+vocabulary. Every text is new: tokenizers cache words and passages, and texts assembled from a fixed pool of
+passages were counted 18 times as fast.
 """
 
 import json
@@ -59,7 +59,7 @@ _MAKERS: Final = (_sentence, _sentence, _record, _function)
 
 
 def text(random: Random, size: int) -> str:
-    """A new text of `size` characters, or up to one passage more."""
+    """A new text of at least `size` characters; it exceeds them by less than one passage."""
     parts = [f"Case {random.randrange(10**12)}:"]
     length = len(parts[0])
     while length < size:

@@ -1,4 +1,4 @@
-"""What is sent in one cell of the benchmark: whole requests, built before the clock starts."""
+"""The requests of one cell of the benchmark, built before the measurement starts."""
 
 import itertools
 import json
@@ -12,21 +12,22 @@ from dps_lab.bench.text import text
 MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
 PATH: Final = "/v1/chat/completions"
 TURNS: Final = 8
-"""Timed turns of a growing session, after a first one that is not."""
+"""Timed turns of a growing session. Its first turn is not timed."""
 
 _SYSTEM: Final = "You are a careful assistant of an operations team. Answer briefly, with the tools you have."
 
 Sessions = Literal["distinct", "growing"]
 Count = Callable[[str], int]
-"""Tokens of a text, special tokens in it recognised."""
+"""Counts the tokens of a text, recognising special tokens in it."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a request carries: its body's size in bytes, and how sessions behave.
+    """The size of request bodies in bytes, and the kind of sessions.
 
-    `distinct`: every request is the first turn of a session with its own content. `growing`: every request is
-    a later turn, which repeats its session's history and appends an answer and a new question.
+    distinct: every request is the first turn of a session with unique content.
+    growing: every request is a later turn, which repeats the session's history and appends an answer and a new
+    question.
     """
 
     size: int
@@ -38,7 +39,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of traffic: the shape of the answer, and the request's content."""
+    """One kind of traffic: streaming or not, and the content of the requests."""
 
     stream: bool
     content: Content
@@ -49,9 +50,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests by connection: the `warm` ones are sent before the clock starts, so that histories exist.
+    """Requests by connection.
 
-    Where all connections have the same iterator, whichever is free takes the next request.
+    warm: requests to send before the measurement, so that the sessions have a history.
+    shared: all connections share one sequence of timed requests, and a free connection takes the next one.
     """
 
     warm: list[list[bytes]]
@@ -59,7 +61,7 @@ class Traffic:
     shared: bool
 
     def sequences(self) -> list[Iterator[bytes]]:
-        """The timed requests, anew for every contender."""
+        """Fresh iterators over the timed requests, one per connection."""
         if self.shared:
             return [iter(self.timed[0])] * len(self.timed)
         return [iter(mine) for mine in self.timed]
@@ -73,10 +75,10 @@ class _Message:
 
 
 class _Writer:
-    """Writes requests as an unmodified OpenAI client sends them: no session id, and `seed`.
+    """Writes requests like those of an unmodified OpenAI client, without a session id but with a `seed`.
 
-    The seed is the prompt's true length in tokens, so that the fake engine can report it as usage without a
-    tokenizer. Lengths are added up by message, rendered as ChatML: tokens never merge across <|im_start|>.
+    The seed is the prompt's length in tokens, so that the fake engine can report it as usage without a
+    tokenizer. It is the sum over the messages as rendered in ChatML; tokens do not merge across <|im_start|>.
     """
 
     def __init__(self, random: Random, stream: bool, count: Count) -> None:
@@ -109,14 +111,14 @@ class _Writer:
 
 
 def traffic(cell: Cell, seed: str, sessions: int, connections: int, count: Count) -> Traffic:
-    """The requests of one cell. The same seed gives the same bytes; different seeds share no session."""
+    """The requests of one cell. They depend on `seed` only; different seeds have no session in common."""
     writer = _Writer(Random(f"{cell} {seed}"), cell.stream, count)
     if cell.content.sessions == "distinct":
         size = cell.content.size - 400
-        opened = [writer.request([writer.system, writer.message("user", size)]) for _ in range(sessions)]
-        return Traffic([[] for _ in range(connections)], [opened] * connections, shared=True)
+        requests = [writer.request([writer.system, writer.message("user", size)]) for _ in range(sessions)]
+        return Traffic([[] for _ in range(connections)], [requests] * connections, shared=True)
     dialogues = [_dialogue(writer, cell.content.size) for _ in range(sessions)]
-    # A connection keeps its sessions: a turn is sent only after the one before it was answered.
+    # Each session stays on one connection, so that a turn is sent only after the previous one was answered.
     owned = [dialogues[index::connections] for index in range(connections)]
     return Traffic(
         [[dialogue[0] for dialogue in mine] for mine in owned],
@@ -126,7 +128,7 @@ def traffic(cell: Cell, seed: str, sessions: int, connections: int, count: Count
 
 
 def _dialogue(writer: _Writer, size: int) -> list[bytes]:
-    """A session's turns as requests: about `size` bytes in the middle one, some 400 more a turn."""
+    """The requests of a session. The middle one has about `size` bytes; each turn adds about 400 bytes."""
     messages = [writer.system]
     roles = itertools.cycle(("user", "assistant"))
     while len(messages) % 2 == 0 or len(writer.request(messages)) < size - TURNS * 250 - 700:

@@ -1,4 +1,4 @@
-"""The little of HTTP/1.1 that both ends of the benchmark need, cheap enough not to be what is measured."""
+"""The subset of HTTP/1.1 that the load generator and the fake engine require, with minimal overhead."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,11 +8,11 @@ _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 
 
 class WireError(Exception):
-    """The peer sent something that this benchmark does not understand, or not what was asked for."""
+    """The peer sent invalid or unsupported HTTP, or an unexpected response."""
 
 
 def content_length(head: bytes) -> int | None:
-    """The Content-Length in a message's head, or None where there is none."""
+    """The Content-Length in a message head, or None if there is none."""
     lowered = head.lower()
     start = lowered.find(b"\r\ncontent-length:")
     if start < 0:
@@ -23,7 +23,7 @@ def content_length(head: bytes) -> int | None:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as the fake engine sees it."""
+    """A request received by the fake engine."""
 
     method: str
     path: str
@@ -31,17 +31,17 @@ class Request:
 
 
 class RequestReader:
-    """Cuts a connection's bytes into requests. Bodies have a Content-Length, or there is none.
-
-    A chunked request body is a WireError.
-    """
+    """Splits a connection's bytes into requests. Chunked request bodies are not supported."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._needed = 0
 
     def feed(self, data: bytes) -> list[Request]:
-        """Take what has arrived; return the requests that are now complete."""
+        """Add received bytes and return the requests that are now complete.
+
+        Raises WireError if a request has a chunked body.
+        """
         self._buffer += data
         complete = []
         while len(self._buffer) >= self._needed and (request := self._cut()) is not None:
@@ -67,10 +67,10 @@ class RequestReader:
 
 
 class ResponseReader:
-    """Tells when the one response that a connection waits for has arrived in full.
+    """Reads the responses of a connection that has at most one request in flight.
 
-    Chunked bodies are not decoded while they arrive: no answer of the fake engine contains the end of a
-    chunked body, so its appearance is the end.
+    Chunked bodies are decoded only when complete. The bytes that end a chunked body do not occur within the fake
+    engine's answers, so the body is complete when they appear.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class ResponseReader:
         self._needed: int | None = None
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take what has arrived; return the body once it is complete, and be ready for the next response.
+        """Add received bytes. Returns the body once it is complete, otherwise None.
 
-        Raises WireError for a status other than 200 and for a body without a length.
+        Raises WireError if the status is not 200, or if the length of the body is unknown.
         """
         self._buffer += data
         if not self._body and not self._read_head():
@@ -93,7 +93,7 @@ class ResponseReader:
         elif len(self._buffer) < self._needed:
             return None
         elif len(self._buffer) > self._needed:
-            raise WireError("more bytes than the response announced")
+            raise WireError("the response is longer than its Content-Length")
         else:
             body = bytes(self._buffer[self._body :])
         self._buffer.clear()
@@ -121,18 +121,18 @@ def chunk(data: bytes) -> bytes:
 
 
 def dechunk(data: bytes) -> bytes:
-    """The content of a whole chunked body (RFC 9112, 7.1); WireError where its framing is broken."""
+    """Decode a complete chunked body (RFC 9112, section 7.1). Raises WireError if it is malformed."""
     parts: list[bytes] = []
     position = 0
     while True:
         end = data.find(b"\r\n", position)
         if end < 0:
-            raise WireError("a chunked body broke off")
+            raise WireError("truncated chunked body")
         size = int(data[position:end], 16)
         start = end + 2
         position = start + size + 2
         if data[position - 2 : position] != b"\r\n":
-            raise WireError("a chunk is longer or shorter than it says")
+            raise WireError("chunk size mismatch")
         if size == 0:
             return b"".join(parts)
         parts.append(data[start : start + size])

@@ -1,6 +1,6 @@
-"""Writes sessions.jsonl: two dozen tool-use sessions of our own, for machines that cannot fetch BFCL.
+"""Write sessions.jsonl: 24 synthetic tool-use sessions, for machines that cannot download BFCL.
 
-Run: python lab/dps_lab/data/make_sessions.py. The same seed gives the same file.
+Usage: python lab/dps_lab/data/make_sessions.py. The output is deterministic.
 """
 
 import json
@@ -28,7 +28,7 @@ SERVICES = ["checkout", "search", "billing", "inventory", "notifications", "iden
 PEOPLE = ["Amara", "Bjørn", "Chen", "Dilnoza", "Elif", "Farid", "Greta", "Hiro", "Inés", "Jomo"]
 
 Step = tuple[str, str, dict[str, Any], Any, str]
-"""What the user asks, the function and arguments called, its result, and what is said about it."""
+"""The user's message, the name and arguments of the call, its result, and the answer."""
 
 
 def function(name: str, description: str, **properties: str) -> dict[str, Any]:
