@@ -14,6 +14,7 @@ from aiohttp import web
 from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
 
+CLOSE_SECONDS = 0.25
 Fault = Callable[[web.Request], int | None]
 """Returns the HTTP status for a request, or None to forward it. Status 0 closes the connection."""
 
@@ -77,6 +78,8 @@ class FaultyServer:
         up.set()
         await self._stop.wait()
         await runner.cleanup()
+        # TLS connections of cancelled handlers are closed in later iterations of the event loop.
+        await asyncio.sleep(CLOSE_SECONDS)
 
     @contextmanager
     def running(self) -> Iterator["FaultyServer"]:
