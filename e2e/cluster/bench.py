@@ -41,10 +41,10 @@ def resource_usage(operator: Operator) -> tuple[float, float]:
     return int(resident.group(1)) / 1024 if resident else 0.0, (int(fields[11]) + int(fields[12])) / 100
 
 
-def count(kube: Kube, path: str, wanted: str) -> int:
-    """How many DPSRouters have a value at a JSONPath that starts with `wanted`."""
+def count(kube: Kube, path: str, expected: str) -> int:
+    """How many DPSRouters have a value at a JSONPath that starts with `expected`."""
     text = kube.kubectl("get", "dpsrouter", "-o", f'jsonpath={{range .items[*]}}{path}{{"\\n"}}{{end}}')
-    return sum(line.startswith(wanted) for line in text.splitlines())
+    return sum(line.startswith(expected) for line in text.splitlines())
 
 
 def run(kube: Kube, scratch: Path, routers: int) -> None:
@@ -56,9 +56,9 @@ def run(kube: Kube, scratch: Path, routers: int) -> None:
     operator = Operator(kubeconfig, scratch / "log")
     began = time.monotonic()
 
-    def reached(path: str, wanted: str) -> float:
+    def reached(path: str, expected: str) -> float:
         def check() -> None:
-            assert count(kube, path, wanted) == routers
+            assert count(kube, path, expected) == routers
 
         eventually(check, LIMIT_SECONDS)
         return time.monotonic() - began
@@ -93,11 +93,11 @@ def main() -> None:
     routers = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     with (
         tempfile.TemporaryDirectory() as folder,
-        control_plane(Path(folder) / "cluster", PORT) as whole,
+        control_plane(Path(folder) / "cluster", PORT) as bare_cluster,
     ):
         chart = str(ROOT / "charts/dps-router")
-        Kube(whole.kubeconfig, SYSTEM).helm("install", RELEASE, chart, "--create-namespace", "--wait")
-        with whole.scratch() as kube:
+        Kube(bare_cluster.kubeconfig, SYSTEM).helm("install", RELEASE, chart, "--create-namespace", "--wait")
+        with bare_cluster.scratch() as kube:
             run(kube, Path(folder), routers)
 
 

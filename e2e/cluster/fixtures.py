@@ -20,21 +20,21 @@ ACCOUNT = "dps-dps-router"
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     """The cluster with its nodes and volumes only."""
     with control_plane(tmp_path_factory.mktemp("control-plane"), PORT) as kube:
         yield kube
 
 
 @pytest.fixture(scope="session")
-def installed(whole: Kube) -> Kube:
+def installed(bare_cluster: Kube) -> Kube:
     """The cluster with the chart installed. kwok only simulates its operator pod; tests start real operators."""
-    system = Kube(whole.kubeconfig, SYSTEM)
+    system = Kube(bare_cluster.kubeconfig, SYSTEM)
     chart = str(ROOT / "charts/dps-router")
     system.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "60s")
     # kubectl fails as long as the CRD has no status.
     eventually(lambda: system.kubectl("wait", "--for=condition=Established", "crd/dpsrouters.dpsrouter.io"))
-    return whole
+    return bare_cluster
 
 
 @pytest.fixture

@@ -69,10 +69,10 @@ def rendered(kube: Kube, *arguments: str) -> dict[tuple[str, str], Manifest]:
     return {(item["kind"], item["metadata"]["name"]): item for item in found}
 
 
-def test_values_file_with_every_value_is_rendered(whole: Kube, values: Path) -> None:
+def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Path) -> None:
     assert set(EVERY_VALUE) == set(yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text()))
-    whole.helm("lint", CHART, "--strict", "--values", str(values))
-    objects = rendered(whole, "--values", str(values))
+    bare_cluster.helm("lint", CHART, "--strict", "--values", str(values))
+    objects = rendered(bare_cluster, "--values", str(values))
     pod = objects["Deployment", "dps-dps-router"]["spec"]["template"]
     assert pod["spec"]["containers"][0]["image"] == f"reg/operator@{DIGEST}"
     assert pod["spec"]["serviceAccountName"] == "robot"
@@ -83,17 +83,17 @@ def test_values_file_with_every_value_is_rendered(whole: Kube, values: Path) -> 
     assert "annotations" not in objects["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
 
 
-def test_each_value_changes_the_rendered_manifests(whole: Kube, tmp_path: Path) -> None:
+def test_each_value_changes_the_rendered_manifests(bare_cluster: Kube, tmp_path: Path) -> None:
     values = EVERY_VALUE | {
         "watchNamespaces": ["a"],
         "rbac": {"aggregate": False},
         "serviceAccount": {"name": "robot"},
     }
-    plain = rendered(whole)
+    plain = rendered(bare_cluster)
     without_effect = []
     for name, value in values.items():
         (tmp_path / "values.yaml").write_text(yaml.safe_dump({name: value}))
-        if rendered(whole, "--values", str(tmp_path / "values.yaml")) == plain:
+        if rendered(bare_cluster, "--values", str(tmp_path / "values.yaml")) == plain:
             without_effect.append(name)
     assert without_effect == []
 
@@ -101,26 +101,26 @@ def test_each_value_changes_the_rendered_manifests(whole: Kube, tmp_path: Path) 
 @pytest.mark.parametrize(
     "argument", ["workers=0", "image.pullPolicy=Sometimes", "imagePullSecret=x", "monitoring.grafana=true"]
 )
-def test_invalid_value_is_rejected(whole: Kube, argument: str) -> None:
+def test_invalid_value_is_rejected(bare_cluster: Kube, argument: str) -> None:
     with pytest.raises(RefusedError, match="values don't meet the specifications of the schema"):
-        whole.helm("template", "dps", CHART, "--set", argument)
+        bare_cluster.helm("template", "dps", CHART, "--set", argument)
 
 
-def test_watching_named_namespaces_needs_no_cluster_role(whole: Kube) -> None:
-    objects = rendered(whole, "--set", "watchNamespaces={a,b}", "--set", "rbac.aggregate=false")
+def test_watching_named_namespaces_needs_no_cluster_role(bare_cluster: Kube) -> None:
+    objects = rendered(bare_cluster, "--set", "watchNamespaces={a,b}", "--set", "rbac.aggregate=false")
     assert not [kind for kind, _ in objects if kind.startswith("ClusterRole")]
     operator = objects["Deployment", "dps-dps-router"]["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DPS_OPERATOR_NAMESPACES", "value": "a,b"} in operator["env"]
 
 
-def test_chart_crd_matches_the_api_models(whole: Kube) -> None:
-    objects = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+def test_chart_crd_matches_the_api_models(bare_cluster: Kube) -> None:
+    objects = rendered(bare_cluster)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
     assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
-def test_install_yaml_is_what_helm_renders(whole: Kube) -> None:
+def test_install_yaml_is_what_helm_renders(bare_cluster: Kube) -> None:
     options = ("--namespace", "dps-system", "--skip-tests", "--set", "crds.keep=false")
-    by_helm = yaml.safe_load_all(whole.run("helm", "template", "dps-router", CHART, *options))
+    by_helm = yaml.safe_load_all(bare_cluster.run("helm", "template", "dps-router", CHART, *options))
     namespace, *objects = yaml.safe_load_all(INSTALL.read_text())
     assert objects == list(by_helm)
     assert namespace["metadata"]["name"] == "dps-system"
@@ -189,29 +189,29 @@ def test_production_example_has_all_optional_children(kube: Kube) -> None:
     assert "llama-api-keys" in mounted
 
 
-def _scaled(kube: Kube, wanted: dict[str, int]) -> None:
-    for component, count in wanted.items():
+def _scaled(kube: Kube, expected: dict[str, int]) -> None:
+    for component, count in expected.items():
         assert kube.get("deployment", f"llama-{component}")["spec"]["replicas"] == count
 
 
 @pytest.fixture
-def elsewhere(whole: Kube, installed: Kube) -> Iterator[Kube]:
+def second_namespace(bare_cluster: Kube, installed: Kube) -> Iterator[Kube]:
     """A namespace for a second release, which must not install the CRD again."""
-    with whole.scratch() as scratch:
+    with bare_cluster.scratch() as scratch:
         yield scratch
 
 
-def test_install_upgrade_rollback_and_uninstall(elsewhere: Kube, tmp_path: Path) -> None:
+def test_install_upgrade_rollback_and_uninstall(second_namespace: Kube, tmp_path: Path) -> None:
     restricted = "pod-security.kubernetes.io/enforce=restricted"
-    elsewhere.kubectl("label", "namespace", elsewhere.namespace, restricted)
+    second_namespace.kubectl("label", "namespace", second_namespace.namespace, restricted)
     common = ("--set", "crds.enabled=false", "--wait", "--timeout", "60s")
-    elsewhere.helm("install", "second", CHART, *common)
-    elsewhere.helm("upgrade", "second", CHART, *common, "--set", "workers=3")
-    assert operator_env(elsewhere)["DPS_OPERATOR_WORKERS"] == "3"
-    elsewhere.helm("rollback", "second", "1", "--wait", "--timeout", "60s")
-    assert operator_env(elsewhere)["DPS_OPERATOR_WORKERS"] == "8"
-    elsewhere.helm("uninstall", "second", "--wait", "--timeout", "60s")
-    eventually(lambda: _gone(elsewhere))
+    second_namespace.helm("install", "second", CHART, *common)
+    second_namespace.helm("upgrade", "second", CHART, *common, "--set", "workers=3")
+    assert operator_env(second_namespace)["DPS_OPERATOR_WORKERS"] == "3"
+    second_namespace.helm("rollback", "second", "1", "--wait", "--timeout", "60s")
+    assert operator_env(second_namespace)["DPS_OPERATOR_WORKERS"] == "8"
+    second_namespace.helm("uninstall", "second", "--wait", "--timeout", "60s")
+    eventually(lambda: _gone(second_namespace))
 
 
 def operator_env(kube: Kube) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def _gone(kube: Kube) -> None:
     assert kube.list("deployment,service,serviceaccount", "app.kubernetes.io/instance=second") == []
 
 
-def test_crd_is_kept_on_uninstall(whole: Kube) -> None:
-    objects = rendered(whole)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
+def test_crd_is_kept_on_uninstall(bare_cluster: Kube) -> None:
+    objects = rendered(bare_cluster)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
     assert objects["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
@@ -232,7 +232,7 @@ def test_operator_has_required_permissions_only_and_notes_are_printed(installed:
     system = Kube(installed.kubeconfig, "dps-system")
     assert "kubectl get dps --watch" in system.helm("get", "notes", "dps")
     operator = "system:serviceaccount:dps-system:dps-dps-router"
-    for verb, what, wanted in (
+    for verb, what, expected in (
         ("patch", "deployments.apps", "yes"),
         ("create", "secrets", "yes"),
         ("delete", "pods", "no"),
@@ -241,7 +241,7 @@ def test_operator_has_required_permissions_only_and_notes_are_printed(installed:
         ("patch", "nodes", "no"),
         ("list", "customresourcedefinitions", "no"),
     ):
-        assert may(installed, operator, verb, what) == wanted, (verb, what)
+        assert may(installed, operator, verb, what) == expected, (verb, what)
 
 
 def may(kube: Kube, account: str, verb: str, what: str) -> str:

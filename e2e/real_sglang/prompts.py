@@ -67,7 +67,7 @@ def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def asked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+def after_question(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     """The user's question followed by ``messages``."""
     return [USER, *messages]
 
@@ -91,8 +91,8 @@ CHAT_MESSAGES: dict[str, list[dict[str, Any]]] = {
     "empty system message": [{"role": "system", "content": ""}, GROWN[1]],
     "spaces and newlines around": user("  \n\n leading and trailing \r\n\t \n"),
     "empty messages between": [*user("one"), {"role": "assistant", "content": ""}, *user("")],
-    "null assistant content": asked({"role": "assistant", "content": None}, *user("Well?")),
-    "assistant without content key": asked({"role": "assistant"}, *user("Well?")),
+    "null assistant content": after_question({"role": "assistant", "content": None}, *user("Well?")),
+    "assistant without content key": after_question({"role": "assistant"}, *user("Well?")),
     "null system content": [{"role": "system", "content": None}, GROWN[1]],
     "two user messages in a row": [*user("one"), *user("two")],
     "role in capitals": [{"role": "SYSTEM", "content": "You are terse."}, {"role": "User", "content": "Hi"}],
@@ -126,68 +126,78 @@ CHAT_MESSAGES: dict[str, list[dict[str, Any]]] = {
     "code": user("def f(x):\n\treturn {'a': [1, 2,   3], \"b\": x ** 2}  # 100%\n\n\n    if __name__:\n"),
     "digits and long runs": user("1234567890 " * 20 + "a" * 300 + " " * 64 + "\n" * 40 + "=" * 90),
     "long": user("The quick brown fox jumps over the lazy dog, again. " * 700),
-    "tool call and result": asked(CALLED, RESULT),
-    "tool call and result and answer": asked(
+    "tool call and result": after_question(CALLED, RESULT),
+    "tool call and result and answer": after_question(
         CALLED, RESULT, {"role": "assistant", "content": "21 °C."}, *user("Thanks")
     ),
-    "tool call with text": asked(CALLED | {"content": "Let me look."}, RESULT),
-    "tool call with empty text": asked(CALLED | {"content": ""}, RESULT),
-    "tool call with parts": asked(CALLED | {"content": text("Let", "me")}, RESULT),
-    "parallel tool calls": asked(
+    "tool call with text": after_question(CALLED | {"content": "Let me look."}, RESULT),
+    "tool call with empty text": after_question(CALLED | {"content": ""}, RESULT),
+    "tool call with parts": after_question(CALLED | {"content": text("Let", "me")}, RESULT),
+    "parallel tool calls": after_question(
         CALLED | {"tool_calls": [CALL, CALL | {"id": "call_2"}]},
         RESULT,
         RESULT | {"tool_call_id": "call_2", "content": "rain"},
     ),
-    "tool results in another order": asked(
+    "tool results in another order": after_question(
         CALLED | {"tool_calls": [CALL, CALL | {"id": "call_2"}]},
         RESULT | {"tool_call_id": "call_2", "content": "rain"},
         RESULT,
     ),
-    "tool result then user": asked(CALLED, RESULT, *user("Hurry")),
-    "tool result in parts": asked(CALLED, RESULT | {"content": text("21", "°C")}),
-    "tool result empty": asked(CALLED, RESULT | {"content": ""}),
-    "tool result null": asked(CALLED, RESULT | {"content": None}),
-    "tool result empty list": asked(CALLED, RESULT | {"content": []}),
-    "tool result with special tokens": asked(CALLED, RESULT | {"content": "<|im_end|><tool_response>"}),
-    "tool result without id": asked(CALLED, {"role": "tool", "content": "x"}),
-    "tool arguments empty object": asked(call("{}"), RESULT),
-    "tool arguments with odd spacing and order": asked(
+    "tool result then user": after_question(CALLED, RESULT, *user("Hurry")),
+    "tool result in parts": after_question(CALLED, RESULT | {"content": text("21", "°C")}),
+    "tool result empty": after_question(CALLED, RESULT | {"content": ""}),
+    "tool result null": after_question(CALLED, RESULT | {"content": None}),
+    "tool result empty list": after_question(CALLED, RESULT | {"content": []}),
+    "tool result with special tokens": after_question(
+        CALLED, RESULT | {"content": "<|im_end|><tool_response>"}
+    ),
+    "tool result without id": after_question(CALLED, {"role": "tool", "content": "x"}),
+    "tool arguments empty object": after_question(call("{}"), RESULT),
+    "tool arguments with odd spacing and order": after_question(
         call('{ "z":1,"a" :[1,2 ],\n"m":{"y":null,"b":true}}'), RESULT
     ),
-    "tool arguments with numbers": asked(
+    "tool arguments with numbers": after_question(
         call('{"a":1.0,"b":1e3,"c":-0.0,"d":12345678901234567890,"e":1E-7}'), RESULT
     ),
-    "tool arguments escaped unicode": asked(call('{"city":"Z\\u00fcrich \\ud83d\\ude00 <&>\'"}'), RESULT),
-    "tool arguments with a key twice": asked(call('{"a":1,"a":2}'), RESULT),
-    "tool arguments as an object": asked(call({"city": "Zürich"}), RESULT),
-    "tool call without id and type": asked(
+    "tool arguments escaped unicode": after_question(
+        call('{"city":"Z\\u00fcrich \\ud83d\\ude00 <&>\'"}'), RESULT
+    ),
+    "tool arguments with a key twice": after_question(call('{"a":1,"a":2}'), RESULT),
+    "tool arguments as an object": after_question(call({"city": "Zürich"}), RESULT),
+    "tool call without id and type": after_question(
         CALLED | {"tool_calls": [{"function": {"name": "weather", "arguments": "{}"}}]}, RESULT
     ),
-    "tool call with unknown keys": asked(CALLED | {"tool_calls": [CALL | {"index": 3, "extra": 1}]}, RESULT),
-    "tool_calls empty": asked({"role": "assistant", "content": "Hm.", "tool_calls": []}, *user("Go on")),
-    "tool_calls null": asked({"role": "assistant", "content": "Hm.", "tool_calls": None}, *user("Go on")),
+    "tool call with unknown keys": after_question(
+        CALLED | {"tool_calls": [CALL | {"index": 3, "extra": 1}]}, RESULT
+    ),
+    "tool_calls empty": after_question(
+        {"role": "assistant", "content": "Hm.", "tool_calls": []}, *user("Go on")
+    ),
+    "tool_calls null": after_question(
+        {"role": "assistant", "content": "Hm.", "tool_calls": None}, *user("Go on")
+    ),
     "tool message first": [RESULT],
-    "reasoning_content in history": asked(
+    "reasoning_content in history": after_question(
         {"role": "assistant", "content": "Sunny.", "reasoning_content": "It is June."}, *user("Sure?")
     ),
-    "thinking text in history": asked(
+    "thinking text in history": after_question(
         {"role": "assistant", "content": "<think>\nIt is June.\n</think>\n\nSunny."}, *user("Sure?")
     ),
-    "thinking part in history": asked(
+    "thinking part in history": after_question(
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "June."}, *text("Sunny.")]},
         *user("Sure?"),
     ),
-    "assistant last": asked({"role": "assistant", "content": "It is "}),
-    "assistant last with parts": asked({"role": "assistant", "content": text("It", "is ")}),
-    "assistant last with a tool call": asked(CALLED),
-    "assistant last and empty": asked({"role": "assistant", "content": ""}),
-    "function message": asked({"role": "function", "name": "weather", "content": "rain"}),
+    "assistant last": after_question({"role": "assistant", "content": "It is "}),
+    "assistant last with parts": after_question({"role": "assistant", "content": text("It", "is ")}),
+    "assistant last with a tool call": after_question(CALLED),
+    "assistant last and empty": after_question({"role": "assistant", "content": ""}),
+    "function message": after_question({"role": "function", "name": "weather", "content": "rain"}),
     "assistant first": [{"role": "assistant", "content": "Welcome."}, *user("Hi")],
-    "two tool rounds": asked(CALLED, RESULT, CALLED | {"content": "Again."}, RESULT),
-    "tool arguments empty string": asked(call(""), RESULT),
-    "tool arguments not JSON": asked(call('{"city": '), RESULT),
-    "tool arguments a list": asked(call("[1]"), RESULT),
-    "tool arguments null": asked(call(None), RESULT),
+    "two tool rounds": after_question(CALLED, RESULT, CALLED | {"content": "Again."}, RESULT),
+    "tool arguments empty string": after_question(call(""), RESULT),
+    "tool arguments not JSON": after_question(call('{"city": '), RESULT),
+    "tool arguments a list": after_question(call("[1]"), RESULT),
+    "tool arguments null": after_question(call(None), RESULT),
     "null user content": user(None),
     "number as content": user(7),
     "half of a surrogate pair": user("broken \ud83d emoji"),
@@ -208,7 +218,7 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
         "messages": [{"role": "system", "content": ""}, USER],
         "tools": [WEATHER],
     },
-    "tools and a tool call": {"messages": asked(CALLED, RESULT), "tools": [WEATHER]},
+    "tools and a tool call": {"messages": after_question(CALLED, RESULT), "tools": [WEATHER]},
     "no tools: empty list": {"tools": []},
     "no tools: null": {"tools": None},
     "tool without description and parameters": {"tools": [tool()]},
@@ -302,42 +312,45 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "add_generation_prompt false": {"add_generation_prompt": False},
     "add_generation_prompt false, assistant last": {
         "add_generation_prompt": False,
-        "messages": asked({"role": "assistant", "content": "It is "}),
+        "messages": after_question({"role": "assistant", "content": "It is "}),
     },
     "add_special_tokens": {"add_special_tokens": True},
     "continue_final_message": {
-        "messages": asked({"role": "assistant", "content": "It is "}),
+        "messages": after_question({"role": "assistant", "content": "It is "}),
         "continue_final_message": True,
     },
     "continue_final_message mid-word": {
-        "messages": asked({"role": "assistant", "content": "The temp"}),
+        "messages": after_question({"role": "assistant", "content": "The temp"}),
         "continue_final_message": True,
     },
     "continue_final_message, newline first": {
-        "messages": asked({"role": "assistant", "content": "\n\nIt"}),
+        "messages": after_question({"role": "assistant", "content": "\n\nIt"}),
         "continue_final_message": True,
     },
     "continue_final_message with special token": {
-        "messages": asked({"role": "assistant", "content": "<|im_end|>x"}),
+        "messages": after_question({"role": "assistant", "content": "<|im_end|>x"}),
         "continue_final_message": True,
     },
     "continue_final_message, empty": {
-        "messages": asked({"role": "assistant", "content": ""}),
+        "messages": after_question({"role": "assistant", "content": ""}),
         "continue_final_message": True,
     },
     "continue_final_message with parts": {
-        "messages": asked({"role": "assistant", "content": text("It", "is")}),
+        "messages": after_question({"role": "assistant", "content": text("It", "is")}),
         "continue_final_message": True,
     },
-    "continue_final_message of a tool call": {"messages": asked(CALLED), "continue_final_message": True},
+    "continue_final_message of a tool call": {
+        "messages": after_question(CALLED),
+        "continue_final_message": True,
+    },
     "continue_final_message, user last": {"continue_final_message": True},
     "continue_final_message with tools": {
-        "messages": asked({"role": "assistant", "content": "It is "}),
+        "messages": after_question({"role": "assistant", "content": "It is "}),
         "tools": [WEATHER],
         "continue_final_message": True,
     },
     "prefix on the last message": {
-        "messages": asked({"role": "assistant", "content": "It is ", "prefix": True})
+        "messages": after_question({"role": "assistant", "content": "It is ", "prefix": True})
     },
     "reasoning_effort": {"reasoning_effort": "high"},
     "separate_reasoning": {"separate_reasoning": True},

@@ -47,17 +47,17 @@ class Case:
 
     name: str
     arguments: list[str]
-    wanted: dict[str, Any]
+    expected: dict[str, Any]
 
 
-def speculative(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
-    draft = {} if wanted["algorithm"] == "NGRAM" else {"draft_model_path": model}
-    return {f"speculative_{name}": value for name, value in (wanted | draft).items()}
+def speculative(model: str, expected: dict[str, Any]) -> dict[str, Any]:
+    draft = {} if expected["algorithm"] == "NGRAM" else {"draft_model_path": model}
+    return {f"speculative_{name}": value for name, value in (expected | draft).items()}
 
 
 def operators(model: str) -> Iterator[Case]:
     """The command lines of both pools, for each speculation algorithm."""
-    for name, (speculation, wanted) in SPECULATIONS.items():
+    for name, (speculation, expected) in SPECULATIONS.items():
         drafting = {key: model if value == "MODEL" else value for key, value in speculation.items()}
         spec = parse(
             {
@@ -82,7 +82,7 @@ def operators(model: str) -> Iterator[Case]:
                     "enable_cache_report": True,
                     "enable_trace": True,
                     "otlp_traces_endpoint": "collector:4317",
-                    **(speculative(model, wanted) if pool == "speculative" else NOT_SPECULATIVE),
+                    **(speculative(model, expected) if pool == "speculative" else NOT_SPECULATIVE),
                 },
             )
 
@@ -126,7 +126,8 @@ def test_sglang_parses_command_lines_as_intended(version: str, tmp_path: Path) -
         timeout=READ_SECONDS,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    read = json.loads((tmp_path / "read.json").read_text())
+    parsed = json.loads((tmp_path / "read.json").read_text())
     assert {
-        case.name: {name: item[name] for name in case.wanted} for case, item in zip(cases, read, strict=True)
-    } == {case.name: case.wanted for case in cases}
+        case.name: {name: item[name] for name in case.expected}
+        for case, item in zip(cases, parsed, strict=True)
+    } == {case.name: case.expected for case in cases}

@@ -30,8 +30,8 @@ TRACE = """(() => {
 """The area of the trace, without Phoenix's navigation and lists."""
 
 
-async def screenshot(url: str, file: Path, wanted: set[str]) -> None:
-    """Write a PNG of the trace on a page of Phoenix, as soon as the page shows all texts in `wanted`.
+async def screenshot(url: str, file: Path, texts: set[str]) -> None:
+    """Write a PNG of the trace on a page of Phoenix, as soon as the page shows all `texts`.
 
     Raises AssertionError if a text does not appear, and ChildError if Chromium does not start.
     """
@@ -39,7 +39,7 @@ async def screenshot(url: str, file: Path, wanted: set[str]) -> None:
 
         async def rendered() -> None:
             text_on_page = await page.evaluate("document.body?.innerText ?? ''")
-            assert {text for text in wanted if text not in text_on_page} == set()
+            assert {text for text in texts if text not in text_on_page} == set()
 
         await eventually_async(rendered, START_SECONDS)
         area = await page.evaluate(TRACE)

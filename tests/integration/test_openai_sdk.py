@@ -125,12 +125,12 @@ async def test_conversation_with_tool_calls_is_one_growing_session(clients: Clie
 async def test_stream_helper_and_completions_endpoint_work(clients: Clients) -> None:
     with clients.sync.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
         assert stream.get_final_completion().choices[0].finish_reason == "stop"
-    whole = await clients.asynchronous.completions.create(model=MODEL, prompt="Once", **SIX_TOKENS)
-    parts = [
+    completion = await clients.asynchronous.completions.create(model=MODEL, prompt="Once", **SIX_TOKENS)
+    chunks = [
         part.choices[0].text
         for part in clients.sync.completions.create(model=MODEL, prompt="Once", **SIX_TOKENS, stream=True)
     ]
-    assert "".join(parts) == whole.choices[0].text != ""
+    assert "".join(chunks) == completion.choices[0].text != ""
 
 
 async def test_models_are_listed(clients: Clients) -> None:

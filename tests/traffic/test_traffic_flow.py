@@ -20,14 +20,14 @@ from dps_testkit.waiting import wait_until
 SLOW = ("--emulate-decode-step-seconds", "0.005", "0.0001")
 
 
-async def case(url: str, strike: Callable[[], Awaitable[None]], **options: Any) -> Row:
+async def case(url: str, inject: Callable[[], Awaitable[None]], **options: Any) -> Row:
     """The row of a fault, after an undisturbed phase without errors."""
     flow = Flow(f"{url}/v1", MODEL, agents=4, turns=3, think_seconds=0.0, **options)
     async with traffic(flow) as running:
         await running.observe(12)
-        calm = await running.checkpoint("undisturbed")
-        assert calm.unnoticed, calm.troubles
-        await strike()
+        baseline = await running.checkpoint("undisturbed")
+        assert baseline.unnoticed, baseline.troubles
+        await inject()
         await running.observe(12)
         return await running.checkpoint("fault")
 
@@ -44,10 +44,10 @@ async def test_killed_gateway_causes_retries_and_loses_no_session(tmp_path: Path
             gateway.child.kill()
             gateway.child.start()
 
-        seen = await case(gateway.url, kill, attempts=60)
+        row = await case(gateway.url, kill, attempts=60)
 
-    assert seen.retries > 0
-    assert (seen.events, seen.failures, seen.forgotten) == (0, 0, 0), seen.troubles
+    assert row.retries > 0
+    assert (row.events, row.failures, row.forgotten) == (0, 0, 0), row.troubles
 
 
 @pytest.mark.timeout(240)
@@ -64,10 +64,10 @@ async def test_engine_lost_mid_stream_causes_error_event(tmp_path: Path) -> None
         async def broken() -> bool:
             return await gateway.metric("dps_upstream_failures_total", kind="broken") > 0
 
-        seen = await case(gateway.url, break_streams)
+        row = await case(gateway.url, break_streams)
 
-    assert seen.retries == seen.events > 0
-    assert (seen.failures, seen.forgotten) == (0, 0), seen.troubles
+    assert row.retries == row.events > 0
+    assert (row.failures, row.forgotten) == (0, 0), row.troubles
 
 
 def event(document: Mapping[str, Any]) -> bytes:
@@ -160,14 +160,14 @@ async def test_incomplete_answer_is_retried_and_finally_counted_as_failure(fault
     server = FakeGateway()
     async with serving(server) as url:
 
-        async def strike() -> None:
+        async def inject() -> None:
             server.fault = fault
 
-        seen = await case(url, strike, attempts=2)
+        row = await case(url, inject, attempts=2)
 
-    assert seen.failures > 0
-    assert seen.retries >= seen.failures
-    assert all(words in trouble for trouble in seen.troubles), seen.troubles
+    assert row.failures > 0
+    assert row.retries >= row.failures
+    assert all(words in trouble for trouble in row.troubles), row.troubles
 
 
 LOST_STATE = {
@@ -182,22 +182,22 @@ async def test_lost_session_state_is_reported(fault: str, words: str) -> None:
     server = FakeGateway()
     async with serving(server) as url:
 
-        async def strike() -> None:
+        async def inject() -> None:
             server.fault = fault
 
-        seen = await case(url, strike)
+        row = await case(url, inject)
 
-    assert seen.forgotten > 0
-    assert (seen.retries, seen.failures) == (0, 0)
-    assert all(words in trouble for trouble in seen.troubles), seen.troubles
+    assert row.forgotten > 0
+    assert (row.retries, row.failures) == (0, 0)
+    assert all(words in trouble for trouble in row.troubles), row.troubles
 
 
 async def test_unparseable_answer_raises_instead_of_waiting() -> None:
     server = FakeGateway()
     async with serving(server) as url:
 
-        async def strike() -> None:
+        async def inject() -> None:
             server.fault = "sends invalid JSON"
 
         with pytest.raises(ValueError, match="double quotes"):
-            await case(url, strike)
+            await case(url, inject)

@@ -78,7 +78,7 @@ async def test_rolling_restart_of_gateways_causes_no_errors(tmp_path: Path) -> N
             traffic(Flow(url, MODEL, agents=6, think_seconds=0.05)) as running,
         ):
             await running.observe(30)
-            calm = await running.checkpoint("undisturbed")
+            baseline = await running.checkpoint("undisturbed")
             for gateway in gateways:
                 await gateway.child.stop(seconds=90)
                 gateway.child.start()
@@ -86,5 +86,5 @@ async def test_rolling_restart_of_gateways_causes_no_errors(tmp_path: Path) -> N
                 await running.observe(12)
             rolled = await running.checkpoint("rolled")
 
-    assert calm.unnoticed, calm.troubles
+    assert baseline.unnoticed, baseline.troubles
     assert rolled.unnoticed, rolled.troubles

@@ -23,5 +23,5 @@ class _Dumper(yaml.SafeDumper):
 
 def rendered(spec: dict[str, Any]) -> str:
     """All child objects of a DPSRouter with this spec, as YAML."""
-    made = children(router(spec), SETTINGS, "secret-uid")
-    return yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=110)
+    manifests = children(router(spec), SETTINGS, "secret-uid")
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)

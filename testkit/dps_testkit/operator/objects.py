@@ -26,12 +26,12 @@ def waiting(reason: str, message: str = "", **container: Any) -> Manifest:
     return {"name": "engine", "image": "sglang:1", "ready": False, "state": state, **container}
 
 
-def replicas(ready: int = 1, wanted: int = 1, *, settled: bool | None = None, failure: str = "") -> Replicas:
+def replicas(ready: int = 1, desired: int = 1, *, settled: bool | None = None, failure: str = "") -> Replicas:
     """The replica counts of a workload; by default settled if all replicas are ready."""
-    return Replicas(wanted, wanted, ready, ready == wanted if settled is None else settled, failure)
+    return Replicas(desired, desired, ready, ready == desired if settled is None else settled, failure)
 
 
-def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "Deployment") -> Child:
+def workload(name: str, observed: Replicas, template_hash: str = "", kind: str = "Deployment") -> Child:
     """The observation of a Deployment or StatefulSet."""
     return Child(
         kind=kind,
@@ -43,7 +43,7 @@ def workload(name: str, seen: Replicas, template_hash: str = "", kind: str = "De
         owned="",
         owns_replicas=True,
         template_hash=template_hash,
-        replicas=seen,
+        replicas=observed,
     )
 
 

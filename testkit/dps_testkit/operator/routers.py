@@ -80,10 +80,10 @@ EVERYTHING: dict[str, Any] = {
 
 
 def router(spec: dict[str, Any], name: str = "qwen") -> Router:
-    """A DPSRouter of that spec."""
+    """A DPSRouter with this spec."""
     return Router("serving", name, "uid-1", 1, parse(spec))
 
 
 def smallest(**pools: Any) -> Router:
-    """The smallest DPSRouter, with other pools where they are given."""
+    """The minimal DPSRouter, with changes to `pools`."""
     return router({**SMALLEST, "pools": {**SMALLEST["pools"], **pools}})

@@ -68,8 +68,8 @@ class Traffic:
 
     async def observe(self, turns: int) -> None:
         """Wait until `turns` more turns have ended."""
-        wanted = len(self.turns) + turns
-        await self._until(lambda: len(self.turns) >= wanted)
+        target = len(self.turns) + turns
+        await self._until(lambda: len(self.turns) >= target)
 
     async def start(self) -> None:
         """Start the agents, which run until `stop`."""
