@@ -10,13 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvloop
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from dps_gateway.api.admin import admin_app
-from dps_gateway.api.call import RUNTIME
-from dps_gateway.api.endpoints import ROUTES
-from dps_gateway.api.inference import routed
-from dps_gateway.api.passthrough import pass_through
+from dps_gateway.api.public import public_app
+from dps_gateway.api.server import Runner
 from dps_gateway.background import background
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
@@ -24,28 +22,6 @@ from dps_gateway.runtime import Runtime
 from dps_gateway.workers import CANNOT_START, run_workers
 
 log = logging.getLogger(__name__)
-
-
-def public_app(runtime: Runtime) -> web.Application:
-    """The application on the public port."""
-    app = web.Application(client_max_size=runtime.config.limits.max_body_bytes)
-    app[RUNTIME] = runtime
-    app.on_response_prepare.append(_close_if_draining)
-    for route in ROUTES:
-        app.router.add_post(route.path, routed(route))
-    app.router.add_route("*", "/v1/{rest:.*}", pass_through)
-    return app
-
-
-async def _close_if_draining(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after this response while the gateway drains.
-
-    Clients reuse connections, and a load balancer learns late that a replica is not ready. Requests already sent are
-    still served, and the client's next connection reaches another replica.
-    """
-    if request.app[RUNTIME].draining:
-        response.headers[hdrs.CONNECTION] = "close"
-        response.force_close()
 
 
 async def serve(
@@ -58,13 +34,13 @@ async def serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     # When a client disconnects its handler is cancelled, which aborts the generation upstream.
-    public = web.AppRunner(
+    public = Runner(
         public_app(runtime),
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=config.timeouts.drain_seconds,
     )
-    admin = web.AppRunner(admin_app(runtime), access_log=None)
+    admin = Runner(admin_app(runtime), access_log=None)
     await public.setup()
     await admin.setup()
     listen = config.listen

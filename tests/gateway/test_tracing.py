@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
+from dps_gateway.api.public import public_app
 from dps_gateway.api.spans import REQUEST_ATTRIBUTES
-from dps_gateway.app import public_app
 from dps_gateway.config import Telemetry, parse_config
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime

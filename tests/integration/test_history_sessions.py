@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 from transformers import AutoTokenizer
 
-from dps_gateway.app import public_app
+from dps_gateway.api.public import public_app
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime

@@ -1,8 +1,10 @@
-"""What the handlers of all proxied endpoints share: the request's span, its metric, and errors as responses."""
+"""What the handlers of all proxied endpoints share: span, metric, errors as responses, and writing to the client."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
@@ -13,13 +15,19 @@ from dps_gateway.api.request import request_id_of
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import end_server_span
 
+log = logging.getLogger(__name__)
+
 RUNTIME: Final = web.AppKey("runtime", Runtime)
 
 CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
 
 
-@dataclass(frozen=True, slots=True)
+class ClientStalled(ConnectionResetError):
+    """The client has stopped reading its response."""
+
+
+@dataclass(slots=True)
 class Call:
     """One client request while it is being served."""
 
@@ -30,6 +38,58 @@ class Call:
     """The request's SERVER span."""
     started: float
     """`time.perf_counter()` at the request's arrival."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """The gateway's own response headers, as far as they are known. Error responses carry them too."""
+    response: web.StreamResponse | None = None
+    """The response, once its headers have been sent."""
+    status: int = CLIENT_CLOSED_REQUEST
+    """The HTTP status for metrics and spans."""
+    _write_deadline: float = 0.0
+
+    async def start(self, response: web.StreamResponse) -> None:
+        """Send the headers of the response, the gateway's own among them."""
+        timeouts = self.runtime.config.timeouts
+        self._write_deadline = asyncio.get_running_loop().time() + timeouts.total_seconds
+        response.headers.update(self.headers)
+        self.response = response
+        await response.prepare(self.request)
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of the body. Raises ConnectionResetError if the client has disconnected or stopped reading.
+
+        A client that does not read would otherwise occupy its slot on the engine without a limit.
+        """
+        if data:
+            await self._bounded(self._started().write(data))
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last part of the body. From here on the request counts as answered, although the client may close
+        the connection, which cancels the handler, before `finish` returns."""
+        response = self._started()
+        self.status = response.status
+        try:
+            await self._bounded(response.write_eof(data))
+        except ConnectionResetError:
+            self.status = CLIENT_CLOSED_REQUEST
+            raise
+
+    def abort(self) -> None:
+        """Close the client's connection at once, so that an incomplete body cannot be mistaken for a complete one."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    def _started(self) -> web.StreamResponse:
+        assert self.response is not None
+        return self.response
+
+    async def _bounded(self, write: Awaitable[None]) -> None:
+        now = asyncio.get_running_loop().time()
+        idle_seconds = self.runtime.config.timeouts.idle_seconds
+        try:
+            async with asyncio.timeout_at(min(now + idle_seconds, self._write_deadline)):
+                await write
+        except TimeoutError as error:
+            raise ClientStalled("the client has stopped reading") from error
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,30 +98,35 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web.StreamResponse]]) -> Handler:
     """The aiohttp handler that serves calls of `route`, a path or a pattern for the span's name, with `serve`.
 
-    Every call is traced and counted, and every exception becomes an OpenAI error object.
+    Every call is traced and counted, and every exception becomes an OpenAI error object or, after the headers have
+    been sent, a closed connection.
     """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         runtime = request.app[RUNTIME]
         span = runtime.tracing.server_span(request.method, route, request.headers)
-        call = Call(runtime, request, request_id_of(request), span, time.perf_counter())
-        status = CLIENT_CLOSED_REQUEST
+        request_id = request_id_of(request)
+        call = Call(runtime, request, request_id, span, time.perf_counter(), {"x-request-id": request_id})
         failure: Exception | None = None
         try:
-            response = await serve(call)
-            status = response.status
-            return response
-        except ConnectionResetError:  # raised by a write to a client that has disconnected
-            if request.transport is not None:
-                request.transport.abort()
-            return web.Response(status=status)
+            return await serve(call)
+        except ConnectionResetError as error:
+            if isinstance(error, ClientStalled):
+                log.info("request %s: %s; connection closed", call.request_id, error)
+            call.abort()
+            return call.response or web.Response(status=call.status)
         except Exception as error:
             failure = error
-            response = error_response(error, call.request_id)
-            status = response.status
+            if call.response is not None:
+                log.exception("request %s failed after its response had begun", call.request_id)
+                call.status = 500
+                call.abort()
+                return call.response
+            response = error_response(error, call.request_id, call.headers)
+            call.status = response.status
             return response
         finally:
-            runtime.metrics.requests.labels(metric_label, str(status)).inc()
-            end_server_span(span, status, failure)
+            runtime.metrics.requests.labels(metric_label, str(call.status)).inc()
+            end_server_span(span, call.status, failure)
 
     return handle

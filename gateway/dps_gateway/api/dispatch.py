@@ -64,15 +64,6 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
-def placement_headers(call: Call, placed: Placed) -> dict[str, str]:
-    """The response headers about the request and the pool that answers it."""
-    return {
-        "x-request-id": call.request_id,
-        "x-dps-pool": placed.pool.name.value,
-        "x-dps-reason": placed.reason.value,
-    }
-
-
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
     """Send the request to one replica after another until one begins to answer.
 
@@ -101,6 +92,7 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
                 started = True
                 runtime.metrics.overhead.observe(queued_at - call.started)
                 runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
+            call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
             try:
                 placed = await _send(
                     runtime, pool, replica, reason, outbound, deadline, retries.fresh_connection

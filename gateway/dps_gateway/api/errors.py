@@ -1,6 +1,7 @@
-"""From what can go wrong to an HTTP status and an OpenAI error object: the one place where this is decided."""
+"""Maps errors to HTTP statuses and OpenAI error objects. No other module does."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +9,7 @@ import orjson
 from aiohttp import web
 
 from dps_gateway.auth import Unauthorized
+from dps_gateway.engine.openai import error_object_of
 from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
@@ -17,11 +19,19 @@ RETRY_AFTER_SECONDS: Final = 1
 
 
 class BadRequest(Exception):
-    """The client's request cannot be understood; the message says what to change."""
+    """The request is malformed. The message says what to change."""
 
 
 class BodyTooLarge(Exception):
-    """The request's body is over limits.maxBodyBytes."""
+    """The request body exceeds limits.maxBodyBytes."""
+
+
+class NotFound(Exception):
+    """The gateway has no such endpoint."""
+
+
+class MethodNotAllowed(Exception):
+    """The endpoint does not support the request's method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,8 @@ class _Problem:
 _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     BadRequest: _Problem(400, "invalid_request_error", "bad_request"),
     Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
+    NotFound: _Problem(404, "invalid_request_error", "not_found"),
+    MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
@@ -49,39 +61,42 @@ def _problem(error: Exception) -> _Problem:
 
 
 def error_object(error: Exception) -> bytes:
-    """The error as OpenAI's clients read it. An unexpected one does not show its insides."""
+    """The OpenAI error object for an error. An unexpected error is not described to the client."""
     problem = _problem(error)
-    message = str(error) if problem is not _UNEXPECTED else "the gateway failed; its log has the details"
+    message = str(error) if problem is not _UNEXPECTED else "internal error; see the gateway's log"
     return orjson.dumps(
         {"error": {"message": message, "type": problem.type, "param": None, "code": problem.code}}
     )
 
 
 def error_event(error: Exception) -> bytes:
-    """The event that ends a stream which cannot go on."""
+    """The event that ends a stream which cannot continue."""
     return b"data: " + error_object(error) + b"\n\n"
 
 
-def _response(error: Exception) -> web.Response:
+def error_response(
+    error: Exception, request_id: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """The response to a request that failed before its response had begun, with `headers` added.
+
+    An unexpected error is a bug and is logged with its traceback.
+    """
     problem = _problem(error)
-    if isinstance(error, UpstreamFailed) and error.answer is not None:
-        status, said = error.answer
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else None
-        return web.Response(
-            status=status, body=said or error_object(error), headers=headers, content_type="application/json"
-        )
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if problem.retry else {}
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(
-        status=problem.status, body=error_object(error), headers=headers, content_type="application/json"
-    )
-
-
-def error_response(error: Exception, request_id: str) -> web.Response:
-    """The answer to a request that failed before anything was sent. An unexpected error is a bug: it is logged."""
-    if _problem(error) is _UNEXPECTED:
+    if problem is _UNEXPECTED:
         log.error("request %s failed", request_id, exc_info=error)
-    response = _response(error)
+    status, body = problem.status, error_object(error)
+    retry_after = str(RETRY_AFTER_SECONDS) if problem.retry else None
+    if isinstance(error, UpstreamFailed) and error.rejection is not None:
+        status = error.rejection.status
+        retry_after = error.rejection.retry_after
+        if retry_after is None and status in (429, 503):
+            retry_after = str(RETRY_AFTER_SECONDS)
+        if error.rejection.body:
+            body = error_object_of(status, error.rejection.body)
+    response = web.Response(status=status, body=body, headers=headers, content_type="application/json")
     response.headers["x-request-id"] = request_id
+    if retry_after is not None:
+        response.headers["Retry-After"] = retry_after
+    if isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response

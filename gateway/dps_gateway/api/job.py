@@ -40,24 +40,6 @@ class Job:
         """The session id that determines the preferred replica."""
         return self.turn.session.affinity if self.turn is not None else None
 
-    def headers(self) -> dict[str, str]:
-        """The response headers about the prompt and its session."""
-        if self.turn is None:
-            headers = {"x-dps-history": History.STATELESS.value}
-            if self.prompt_tokens is not None:
-                tokens = str(self.prompt_tokens)
-                headers |= {"x-dps-prompt-tokens": tokens, "x-dps-delta-tokens": tokens}
-            return headers
-        session = self.turn.session
-        return {
-            "x-dps-prompt-tokens": str(self.turn.prompt_tokens),
-            "x-dps-delta-tokens": str(self.turn.delta_tokens),
-            "x-dps-turn": str(self.turn.number),
-            "x-dps-session": session.id.text,
-            "x-dps-state": session.snapshot.source.value,
-            "x-dps-history": session.growth.history.value,
-        }
-
 
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
@@ -66,7 +48,7 @@ async def prepare(call: Call, route: Route) -> Job:
     """
     runtime = call.runtime
     tenant = runtime.tenant(call.request.headers)
-    raw = await read_body(call.request)
+    raw = await read_body(call.request, runtime.config.limits.max_body_bytes)
     body = parse_object(raw)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
@@ -79,6 +61,7 @@ async def prepare(call: Call, route: Route) -> Job:
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
         decision = _decide(call, turn)
+        call.headers |= _headers(turn, prompt_tokens)
         _describe(call, span, turn, decision)
         return Job(call, route, body, raw, decision, prompt_tokens, turn)
     finally:
@@ -112,3 +95,21 @@ def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decis
     if turn is not None and call.span.is_recording():
         for link in links_to(turn.session.base.span):
             call.span.add_link(link.context, link.attributes)
+
+
+def _headers(turn: MeasuredTurn | None, prompt_tokens: int | None) -> dict[str, str]:
+    """The response headers about the prompt and its session."""
+    if turn is None:
+        headers = {"x-dps-history": History.STATELESS.value}
+        if prompt_tokens is not None:
+            headers |= {"x-dps-prompt-tokens": str(prompt_tokens), "x-dps-delta-tokens": str(prompt_tokens)}
+        return headers
+    session = turn.session
+    return {
+        "x-dps-prompt-tokens": str(turn.prompt_tokens),
+        "x-dps-delta-tokens": str(turn.delta_tokens),
+        "x-dps-turn": str(turn.number),
+        "x-dps-session": session.id.text,
+        "x-dps-state": session.snapshot.source.value,
+        "x-dps-history": session.growth.history.value,
+    }

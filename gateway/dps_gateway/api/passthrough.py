@@ -1,28 +1,50 @@
 """The rest of the engines' API: forwarded unchanged and without a session to the less loaded pool."""
 
 from typing import Final
+from urllib.parse import unquote
 
 from aiohttp import web
 
 from dps_gateway.api.call import Call, handler
-from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded, placement_headers
-from dps_gateway.api.errors import error_event
+from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
+from dps_gateway.api.endpoints import ROUTES
+from dps_gateway.api.errors import BadRequest, error_event
 from dps_gateway.api.request import read_body
+from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 
 ROUTE: Final = "/v1/*"
 
+_ROUTED: Final = frozenset(route.path for route in ROUTES)
+
+
+def checked_target(raw_path: str, raw_path_and_query: str) -> str:
+    """The request target to forward. Raises BadRequest for a path that an engine could resolve to another one.
+
+    Without this check `/v1/../flush_cache` would reach the engine's administrative endpoints with the gateway's key,
+    and `/v1/chat%2Fcompletions` a routed endpoint without routing.
+    """
+    path = unquote(raw_path)
+    segments = path.replace("\\", "/").split("/")[1:]
+    if "\\" in path or "" in segments[:-1] or not {".", ".."}.isdisjoint(segments):
+        raise BadRequest("the path must not contain backslashes, empty segments or dot segments")
+    if path in _ROUTED and path != raw_path:
+        raise BadRequest(f"write the path as {path}")
+    return raw_path_and_query
+
 
 async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
+    call.headers["x-dps-history"] = History.STATELESS.value
     runtime.tenant(request.headers)
-    body = await read_body(request) if request.can_read_body else None
+    target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
+    body = await read_body(request, runtime.config.limits.max_body_bytes) if request.can_read_body else None
     trace = runtime.tracing.propagate(call.span, request.headers)
     outbound = Outbound(
         method=request.method,
-        path=request.raw_path,
+        path=target,
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=None,
@@ -38,21 +60,22 @@ async def _forward(call: Call) -> web.StreamResponse:
 
 async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
     answer = placed.answer
-    response = web.StreamResponse(status=answer.status, headers=answer.headers())
-    response.headers.update(placement_headers(call, placed))
-    response.headers["x-dps-history"] = History.STATELESS.value
-    await response.prepare(call.request)
-    await response.write(answer.first)
+    response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
+    if answer.status >= 400 and not answer.streams:
+        await send_complete(call, response, await answer.body())
+        return response
+    await call.start(response)
+    await call.write(answer.first)
     try:
         async for chunk in answer.rest():
-            await response.write(chunk)
+            await call.write(chunk)
     except UpstreamBroken as error:
         if (
             not answer.streams
-        ):  # close the connection, so that the client cannot mistake the body for a complete one
+        ):  # closes the connection: the client must not mistake the body for a complete one
             raise ConnectionResetError(str(error)) from error
-        await response.write(error_event(error))
-    await response.write_eof()
+        await call.write(error_event(error))
+    await call.finish()
     return response
 
 

@@ -8,9 +8,10 @@ from aiohttp import web
 from opentelemetry.trace import Span
 
 from dps_gateway.api import spans
-from dps_gateway.api.dispatch import Placed, placement_headers
+from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.errors import error_event
 from dps_gateway.api.job import Job
+from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.dialect import Usage, read_usage
 from dps_gateway.telemetry.tracing import fail_span, span_reference
@@ -41,8 +42,7 @@ class Relay:
     async def run(self) -> web.StreamResponse:
         """Send the whole answer. Raises ConnectionResetError if the client disconnects."""
         self._count_start()
-        response = web.StreamResponse(status=self._answer.status, headers=self._answer.headers())
-        response.headers.update(placement_headers(self._call, self._placed) | self._job.headers())
+        response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
         if self._answer.streams:
             await self._send_stream(response)
         else:
@@ -59,42 +59,59 @@ class Relay:
 
     async def _send_whole(self, response: web.StreamResponse) -> None:
         content = self._placed.content
+        if self._answer.status != 200 or not content:
+            await send_complete(self._call, response, content)
+            return
         response.content_length = len(content)
-        await response.prepare(self._call.request)
-        if self._answer.status == 200 and content:
-            await response.write(content[:-1])
-            await self._commit()
-            await response.write_eof(content[-1:])
-            await self._account(read_usage(content, self._job.route.answers))
-        else:
-            await response.write_eof(content)
+        await self._call.start(response)
+        await self._call.write(content[:-1])
+        await self._commit()
+        await self._account(read_usage(content, self._job.route.answers))
+        await self._call.finish(content[-1:])
 
     async def _send_stream(self, response: web.StreamResponse) -> None:
         """Forward events as they arrive; the closing one waits for the commit."""
+        call = self._call
         events = EventRelay(self._job.route.answers, hide_usage=self._hide_usage)
-        await response.prepare(self._call.request)
+        await call.start(response)
         ready, closing = events.feed(self._answer.first)
-        await response.write(ready)
+        await call.write(ready)
         commit = asyncio.ensure_future(self._commit())
         try:
-            async for chunk in self._answer.rest():
-                if closing:
-                    await commit
-                    await response.write(closing)
-                ready, closing = events.feed(chunk)
-                if ready:
-                    await response.write(ready)
+            last = await self._forward_events(events, closing)
             await commit
-            await response.write(closing + events.finish())
             await self._account(events.usage)
         except UpstreamBroken as error:
-            log.warning("request %s: %s", self._call.request_id, error)
+            log.warning("request %s: %s", call.request_id, error)
             self._runtime.metrics.upstream_failures.labels(self._placed.pool.name.value, "broken").inc()
             fail_span(self._span, error)
-            await response.write(error_event(error))
+            last = error_event(error)
         finally:
             await asyncio.shield(commit)
-        await response.write_eof()
+        await call.finish(last)
+
+    async def _forward_events(self, events: EventRelay, closing: bytes) -> bytes:
+        """Forward all events but the closing one, which is returned.
+
+        Raises UpstreamBroken if the stream ends without a closing event. An engine that closes the connection after
+        the closing event has answered completely.
+        """
+        try:
+            async for chunk in self._answer.rest():
+                ready, done = events.feed(chunk)
+                if closing:  # nothing may overtake the closing event, which waits for the commit
+                    closing += ready + done
+                else:
+                    closing = done
+                    await self._call.write(ready)
+        except UpstreamBroken:
+            if not closing:
+                raise
+        rest = events.finish()
+        if not closing and self._answer.status == 200:
+            await self._call.write(rest)
+            raise UpstreamBroken("the engine ended the stream without [DONE]")
+        return closing + rest
 
     async def _commit(self) -> None:
         if self._job.turn is not None and self._answer.status == 200:
@@ -102,7 +119,14 @@ class Relay:
             await self._runtime.turns.commit(self._job.turn, self._placed.pool.name, reference)
 
     async def _account(self, usage: Usage | None) -> None:
-        """Record the engine's token counts in metrics, the span and the session's record."""
+        """Record the engine's token counts. A failure is logged, because the answer itself is fine."""
+        try:
+            await self._record(usage)
+        except Exception:
+            log.exception("request %s: its usage could not be recorded", self._call.request_id)
+
+    async def _record(self, usage: Usage | None) -> None:
+        """Add the engine's token counts to metrics, the span and the session's record."""
         metrics, pool = self._runtime.metrics, self._placed.pool
         labels = (self._job.route.operation, self._model)
         ended = time.perf_counter()

@@ -1,26 +1,39 @@
 """Reading a client's request: its id, its body, its JSON object."""
 
 import uuid
-from typing import Any
+from typing import Any, Final
 
+import aiohttp
 import orjson
 from aiohttp import web
 
 from dps_gateway.api.errors import BadRequest, BodyTooLarge
 
+MAX_REQUEST_ID_CHARS: Final = 255
+
 
 def request_id_of(request: web.Request) -> str:
-    """The client's x-request-id, or a new id."""
-    return request.headers.get("x-request-id") or uuid.uuid4().hex
+    """The client's x-request-id, or a new id if it sends none that is usable in a header and a log line."""
+    sent = request.headers.get("x-request-id", "")
+    usable = 0 < len(sent) <= MAX_REQUEST_ID_CHARS and sent.isascii() and sent.isprintable()
+    return sent if usable else uuid.uuid4().hex
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The body of the request. Raises BodyTooLarge if it exceeds limits.maxBodyBytes."""
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """The body of the request, decompressed. Raises BodyTooLarge if it exceeds `max_bytes` (limits.maxBodyBytes)."""
+    too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
+    if (request.content_length or 0) > max_bytes:
+        raise too_large
+    chunks, size = [], 0
     try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        limit = request.client_max_size
-        raise BodyTooLarge(f"the request is larger than {limit} bytes (limits.maxBodyBytes)") from error
+        while chunk := await request.content.readany():
+            size += len(chunk)
+            if size > max_bytes:
+                raise too_large
+            chunks.append(chunk)
+    except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
+        raise BadRequest("the request body is incomplete or cannot be decompressed") from error
+    return b"".join(chunks)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Token usage in the OpenAI API's answers, which the common engines share. Pure."""
+"""The OpenAI API's answers and errors, whose format the common engines share. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ class _OpenAIAnswers:
             return raw, False
         if "stream_options" in body:
             merged = (options if isinstance(options, dict) else {}) | {"include_usage": True}
-            return orjson.dumps({**body, "stream_options": merged}), True
+            try:
+                return orjson.dumps({**body, "stream_options": merged}), True
+            except orjson.JSONEncodeError:  # nested too deeply for the encoder, although not for the decoder
+                return raw, False
         start = raw.index(b"{") + 1
         return raw[:start] + _INCLUDE_USAGE + raw[start:], True
 
@@ -49,3 +52,30 @@ class _OpenAIAnswers:
 
 
 OPENAI_ANSWERS: Final[AnswerFormat] = _OpenAIAnswers()
+
+
+def error_object_of(status: int, content: bytes) -> bytes:
+    """An engine's error body as an OpenAI error object, which is where clients look for `error.message`.
+
+    Bodies that already have this form are returned unchanged. SGLang and vLLM also use
+    `{"object": "error", "message": ...}`, and FastAPI, on which both are built, `{"detail": ...}`.
+    """
+    try:
+        document = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        document = None
+    fields = document if isinstance(document, dict) else {}
+    if isinstance(fields.get("error"), dict) and "message" in fields["error"]:
+        return content
+    detail = fields.get("message") or fields.get("error") or fields.get("detail") or document
+    if isinstance(detail, dict | list):
+        detail = orjson.dumps(detail).decode()
+    message = detail or content.decode(errors="replace").strip() or f"the engine answered {status}"
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {
+        "message": str(message),
+        "type": text_or_none(fields.get("type")) or kind,
+        "param": fields.get("param"),
+        "code": fields.get("code") or status,
+    }
+    return orjson.dumps({"error": error})

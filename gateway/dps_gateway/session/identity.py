@@ -87,9 +87,18 @@ def client_session_id(
                 value = value.get(part) if isinstance(value, dict) else None
             if isinstance(value, dict):  # the Responses API allows conversation: {"id": …}
                 value = value.get("id")
-        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS:
+        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS and _is_text(value):
             return value
     return None
+
+
+def _is_text(value: str) -> bool:
+    """Whether `value` is valid Unicode. A header that is not UTF-8 is decoded to surrogates, which are not."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _hex_digest(*parts: bytes, size: int) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -14,29 +15,42 @@ from dps_gateway.config import Timeouts
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 """The engine, or a proxy in front of it, rejected the request without executing it."""
 
+# fmt: off
 _HOP_BY_HOP: Final = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-    "upgrade",
-})  # fmt: skip
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "host", "content-length", "accept-encoding", "authorization", "x-api-key", "cookie", "expect",
     "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id",
-}  # fmt: skip
+}
+# fmt: on
+_DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+"""Content encodings of request bodies that aiohttp's server decompresses."""
 _NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 
 
-class UpstreamFailed(Exception):
-    """A replica did not begin to answer. `kind` is a metric label; `answer` the status and body of a rejection."""
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The complete answer of a replica that did not accept a request."""
 
-    def __init__(self, kind: str, message: str, answer: "tuple[int, bytes] | None" = None) -> None:
+    status: int
+    body: bytes
+    retry_after: str | None
+
+
+class UpstreamFailed(Exception):
+    """A replica did not begin to answer, or rejected the request. `kind` is a metric label."""
+
+    def __init__(self, kind: str, message: str, rejection: Rejection | None = None) -> None:
         super().__init__(message)
         self.kind = kind
-        self.answer = answer
+        self.rejection = rejection
 
     @property
     def rejected(self) -> bool:
         """Whether the replica answered that it does not execute the request."""
-        return self.answer is not None
+        return self.rejection is not None
 
 
 class UpstreamBroken(Exception):
@@ -66,6 +80,16 @@ class Answer:
     def headers(self) -> CIMultiDict[str]:
         """The headers to relay to the client."""
         return _without(self._response.headers, _NOT_RETURNED)
+
+    async def rejection(self) -> Rejection:
+        """The answer as a rejection. A body that breaks off counts as empty."""
+        try:
+            body = await self.body()
+        except UpstreamBroken:
+            body = b""
+        finally:
+            self.close()
+        return Rejection(self.status, body, self._response.headers.get("Retry-After"))
 
     async def rest(self) -> AsyncIterator[bytes]:
         """The chunks after the first.
@@ -176,16 +200,10 @@ class Upstream:
             raise
         answer = Answer(response, first, self.timeouts, deadline)
         if response.status in RETRYABLE_STATUSES:
-            try:
-                content = await answer.body()
-            except UpstreamBroken:
-                content = b""
-            finally:
-                answer.close()
             raise UpstreamFailed(
                 f"status_{response.status}",
                 f"the engine answered {response.status}",
-                (response.status, content),
+                await answer.rejection(),
             )
         return answer
 
@@ -200,6 +218,8 @@ def forwarded_headers(
 ) -> CIMultiDict[str]:
     """The request headers for an engine: the client's without credentials, and the gateway's own."""
     headers = _without(incoming, _NOT_FORWARDED)
+    if headers.get("Content-Encoding", "").lower() in _DECODED:
+        del headers["Content-Encoding"]  # aiohttp has decompressed the body
     headers["Accept-Encoding"] = "identity"  # the gateway reads the usage in the answer
     headers["x-request-id"] = request_id
     headers.update(trace)
@@ -209,4 +229,22 @@ def forwarded_headers(
 
 
 def _without(headers: "CIMultiDictProxy[str] | CIMultiDict[str]", names: frozenset[str]) -> CIMultiDict[str]:
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in names)
+    """The headers without `names` and without those that the Connection header nominates (RFC 9110, 7.6.1).
+
+    Values that are not valid UTF-8 are left out as well, because they cannot be sent.
+    """
+    if "connection" in headers:
+        listed = ",".join(headers.getall("connection")).lower().split(",")
+        names |= {name.strip() for name in listed}
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in names and _is_utf8(value)
+    )
+
+
+def _is_utf8(value: str) -> bool:
+    """Whether a header value was valid UTF-8; aiohttp decodes other bytes to surrogates, which cannot be encoded."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

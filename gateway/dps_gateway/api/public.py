@@ -1,0 +1,96 @@
+"""The application on the public port: its routes, errors as JSON, and cross-origin requests."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import orjson
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from dps_gateway.api.call import RUNTIME
+from dps_gateway.api.endpoints import ROUTES
+from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response
+from dps_gateway.api.inference import routed
+from dps_gateway.api.passthrough import pass_through
+from dps_gateway.api.request import request_id_of
+from dps_gateway.runtime import Runtime
+
+PREFLIGHT_MAX_AGE_SECONDS: Final = 3600
+
+
+def public_app(runtime: Runtime) -> web.Application:
+    """The application that clients talk to."""
+    # The handlers themselves limit the body, so that a reload of the configuration can change the limit.
+    app = web.Application(client_max_size=0, middlewares=[_json_errors])
+    app[RUNTIME] = runtime
+    app.on_response_prepare.append(_close_if_draining)
+    app.on_response_prepare.append(_allow_origin)
+    app.router.add_get("/health", _health)
+    app.router.add_get("/version", _version)
+    for route in ROUTES:
+        app.router.add_post(route.path, routed(route))
+    app.router.add_get("/model_info", pass_through)
+    app.router.add_get("/server_info", pass_through)
+    app.router.add_route("*", "/v1/{rest:.*}", pass_through)
+    return app
+
+
+@web.middleware
+async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer preflight requests, and unknown paths and methods with OpenAI error objects."""
+    if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
+        return _preflight(request)
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        error: Exception = NotFound(f"there is no endpoint {request.rel_url.raw_path}")
+        return error_response(error, request_id_of(request))
+    except web.HTTPMethodNotAllowed as refused:
+        error = MethodNotAllowed(f"{request.rel_url.raw_path} does not support {request.method}")
+        allowed = {"Allow": ", ".join(sorted(refused.allowed_methods))}
+        return error_response(error, request_id_of(request), allowed)
+
+
+def _preflight(request: web.Request) -> web.Response:
+    """Allow a cross-origin request. Browsers send preflight requests without credentials."""
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: request.headers[hdrs.ACCESS_CONTROL_REQUEST_METHOD],
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"),
+        hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_MAX_AGE_SECONDS),
+    }
+    return web.Response(status=204, headers=headers)
+
+
+async def _allow_origin(request: web.Request, response: web.StreamResponse) -> None:
+    """Let scripts of any origin read the response. Access is controlled by API keys, never by cookies."""
+    if hdrs.ORIGIN in request.headers:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*"
+
+
+async def _close_if_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after this response while the gateway drains.
+
+    Clients reuse connections, and a load balancer learns late that a replica is not ready. Requests already sent are
+    still served, and the client's next connection reaches another replica.
+    """
+    if request.app[RUNTIME].draining:
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
+
+
+async def _health(request: web.Request) -> web.Response:
+    """For clients and load balancers that probe the public port. Needs no API key."""
+    ready = request.app[RUNTIME].ready
+    return _json({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
+
+
+async def _version(request: web.Request) -> web.Response:
+    try:
+        number = version("dps-router")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        number = "unknown"
+    return _json({"version": number})
+
+
+def _json(document: dict[str, str], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

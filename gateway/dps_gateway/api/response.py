@@ -1,0 +1,33 @@
+"""An engine's answer as the gateway's response: its headers, and its errors as OpenAI error objects."""
+
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+
+from dps_gateway.api.call import Call
+from dps_gateway.engine.openai import error_object_of
+from dps_gateway.upstream.exchange import Answer
+
+MAX_ERROR_BYTES: Final = 1024 * 1024
+"""Error bodies longer than this are relayed unchanged."""
+
+
+def client_headers(answer: Answer) -> CIMultiDict[str]:
+    """The headers of an answer for the client. Redirects lose the engine's internal address."""
+    headers = answer.headers()
+    if hdrs.LOCATION in headers:
+        parts = urlsplit(headers[hdrs.LOCATION])
+        headers[hdrs.LOCATION] = urlunsplit(("", "", parts.path or "/", parts.query, parts.fragment))
+    return headers
+
+
+async def send_complete(call: Call, response: web.StreamResponse, content: bytes) -> None:
+    """Send a response whose body is complete. An engine's error becomes an OpenAI error object."""
+    if response.status >= 400 and len(content) <= MAX_ERROR_BYTES:
+        content = error_object_of(response.status, content)
+        response.headers[hdrs.CONTENT_TYPE] = "application/json"
+    response.content_length = len(content)
+    await call.start(response)
+    await call.finish(content)

@@ -1,0 +1,420 @@
+"""The public port: what the gateway answers itself, what it forwards, and what it refuses."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from dps_gateway.api.public import public_app
+from dps_gateway.api.server import Runner
+from dps_gateway.auth import Keys
+from dps_gateway.config import GatewayConfig
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.runtime import Runtime
+from dps_local.assets import bundled_tokenizer
+from dps_testkit.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2}
+CHUNK = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"id": "c", "choices": [], "usage": USAGE})
+
+
+class ScriptedEngine:
+    """An engine that answers every request with `answer` and records what it received."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = complete
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.requests.append((request.raw_path, headers, await request.read()))
+        return await self.answer(request)
+
+    def stream(self, *pieces: bytes, abort: bool = False) -> None:
+        """Answer with a stream of these pieces, then end it or break the connection."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            for piece in pieces:
+                await response.write(piece)
+            if abort and request.transport is not None:
+                await asyncio.sleep(0.05)
+                request.transport.abort()
+            return response
+
+        self.answer = answer
+
+    def respond(self, **options: Any) -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.Response(**options)
+
+        self.answer = answer
+
+
+class Gateway:
+    """A gateway in this process in front of a scripted engine."""
+
+    def __init__(self, runtime: Runtime, port: int, client: aiohttp.ClientSession) -> None:
+        self.runtime = runtime
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = client
+
+    def requests(self, status: int) -> float:
+        """How many requests were counted with this status."""
+        samples = (s for family in self.runtime.metrics.registry.collect() for s in family.samples)
+        return sum(
+            s.value for s in samples if s.name == "dps_requests_total" and s.labels["status"] == str(status)
+        )
+
+    async def post(self, path: str = CHAT, **options: Any) -> tuple[aiohttp.ClientResponse, bytes]:
+        return await self.send("POST", path, **options)
+
+    async def send(self, method: str, path: str, **options: Any) -> tuple[aiohttp.ClientResponse, bytes]:
+        async with self.client.request(method, self.url + path, **options) as response:
+            return response, await response.read()
+
+    async def raw(self, request: bytes) -> bytes:
+        """The response to bytes that an HTTP client would not send."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        async with asyncio.timeout(10):
+            response = await reader.read()
+        writer.close()
+        return response
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def gateway(engine: ScriptedEngine) -> AsyncIterator[Gateway]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", engine.handle)
+    port = unused_port()
+    async with TestServer(app) as server, aiohttp.ClientSession() as client:
+        pool = {"endpoints": [str(server.make_url(""))]}
+        config = GatewayConfig.model_validate(
+            {
+                "model": {"name": "m", "tokenizer": "x"},
+                "pools": {"speculative": pool, "greedy": pool},
+                "limits": {"maxBodyBytes": 100_000},
+            }
+        )
+        runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+        runner = Runner(public_app(runtime), handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield Gateway(runtime, port, client)
+        await runner.cleanup()
+        await runtime.close()
+
+
+def message_of(content: bytes) -> str:
+    error = json.loads(content)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return str(error["message"])
+
+
+class TestOwnEndpoints:
+    async def test_health_needs_no_key_and_follows_readiness(self, gateway: Gateway) -> None:
+        gateway.runtime.keys = Keys({})
+        assert (await gateway.send("GET", "/health"))[0].status == 503
+        for pool in gateway.runtime.pools.values():
+            for replica in pool.replicas.values():
+                replica.succeeded()
+        assert (await gateway.send("GET", "/health"))[0].status == 200
+
+    async def test_version(self, gateway: Gateway) -> None:
+        _, content = await gateway.send("GET", "/version")
+        assert json.loads(content).keys() == {"version"}
+
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info"])
+    async def test_information_about_the_model_comes_from_an_engine(
+        self, gateway: Gateway, engine: ScriptedEngine, path: str
+    ) -> None:
+        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        response = await gateway.raw(head.encode())
+        assert (response.split()[1], engine.requests[0][0]) == (b"200", path)
+
+    async def test_unknown_path_is_a_json_404(self, gateway: Gateway) -> None:
+        response, content = await gateway.send("GET", "/nothing")
+        assert (response.status, message_of(content)) == (404, "there is no endpoint /nothing")
+
+    async def test_wrong_method_is_a_json_405(self, gateway: Gateway) -> None:
+        response, content = await gateway.send("GET", "/generate")
+        assert (response.status, message_of(content)) == (405, "/generate does not support GET")
+        assert "POST" in response.headers["Allow"]
+
+    async def test_preflight_request_needs_no_key(self, gateway: Gateway) -> None:
+        gateway.runtime.keys = Keys({})
+        headers = {
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        response, _ = await gateway.send("OPTIONS", CHAT, headers=headers)
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert response.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        refused, _ = await gateway.post(json=chat(), headers={"Origin": "https://app.example"})
+        assert (refused.status, refused.headers["Access-Control-Allow-Origin"]) == (401, "*")
+
+
+class TestMalformedRequests:
+    async def test_credentials_are_neither_logged_nor_answered(
+        self, gateway: Gateway, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        response = await gateway.raw(
+            b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n"
+        )
+        assert response.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+        assert b'"error"' in response
+        assert b"sk-secret" not in response
+        assert "malformed request" in caplog.text
+        assert "sk-secret" not in caplog.text
+
+    async def test_absolute_target_is_forwarded_as_a_path(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        target = f"http://127.0.0.1:{gateway.port}/v1/models?a=1"
+        response = await gateway.raw(
+            f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+        )
+        assert response.startswith(b"HTTP/1.1 200 ")
+        assert engine.requests[0][0] == "/v1/models?a=1"
+
+    @pytest.mark.parametrize("header", ["x-session-id", "x-request-id", "x-other"])
+    async def test_header_that_is_not_utf8_is_ignored(
+        self, gateway: Gateway, engine: ScriptedEngine, header: str
+    ) -> None:
+        body = json.dumps(chat()).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        response = await gateway.raw(head.encode() + f"{header}: caf".encode() + b"\xe9\r\n\r\n" + body)
+        assert response.startswith(b"HTTP/1.1 200 ")
+        assert engine.requests[0][1].get(header) != "caf\xe9"
+
+    async def test_deeply_nested_request_reaches_the_engine(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        nested = "[" * 400 + "]" * 400
+        body = json.dumps(chat(stream=True, stream_options={})).replace("{}", '{"x": ' + nested + "}")
+        engine.stream(CHUNK, DONE)
+        response, content = await gateway.post(data=body.encode())
+        assert (response.status, content) == (200, CHUNK + DONE)
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v1/../flush_cache",
+            "/v1/%2e%2e/flush_cache",
+            "/v1/..%2fflush_cache",
+            "/v1/..%5cflush_cache",
+            "/v1//flush_cache",
+            "/v1/x/..",
+            "/v1/chat%2Fcompletions",
+            "/v1/chat/completion%73",
+        ],
+    )
+    async def test_path_that_an_engine_may_resolve_differently_is_refused(
+        self, gateway: Gateway, engine: ScriptedEngine, path: str
+    ) -> None:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        response = await gateway.raw(head.encode())
+        assert response.split()[1] in (b"400", b"404")
+        assert engine.requests == []
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            (CHAT, chat(input_ids=[])),
+            ("/v1/completions", {"prompt": [[""]]}),
+            ("/v1/completions", {"prompt": ["x", []]}),
+            ("/generate", {"text": ""}),
+            ("/generate", {"input_ids": [[]]}),
+        ],
+    )
+    async def test_empty_prompt_is_refused(
+        self, gateway: Gateway, engine: ScriptedEngine, path: str, body: Any
+    ) -> None:
+        response, content = await gateway.post(path, json=body)
+        assert (response.status, engine.requests) == (400, [])
+        assert message_of(content).startswith("a prompt is empty")
+
+
+class TestForwardedRequests:
+    async def test_compressed_body_is_forwarded_without_its_encoding(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        body = json.dumps(chat()).encode()
+        headers = {"Content-Encoding": "gzip"}
+        response, _ = await gateway.post(data=gzip.compress(body), headers=headers)
+        assert response.status == 200
+        assert "content-encoding" not in engine.requests[0][1]
+        assert engine.requests[0][2] == body
+
+    async def test_decompressed_body_counts_against_the_limit(self, gateway: Gateway) -> None:
+        body = gzip.compress(b"x" * 200_000)
+        response, _ = await gateway.post(data=body, headers={"Content-Encoding": "gzip"})
+        assert response.status == 413
+
+    async def test_limit_of_the_body_can_be_reloaded(self, gateway: Gateway) -> None:
+        data = gateway.runtime.config.model_dump(by_alias=True)
+        data["limits"]["maxBodyBytes"] = 10
+        gateway.runtime.apply(GatewayConfig.model_validate(data))
+        response, content = await gateway.post(json=chat())
+        assert response.status == 413
+        assert "larger than 10 bytes" in message_of(content)
+
+    async def test_headers_for_the_next_hop_are_not_forwarded(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        headers = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "Proxy-Connection": "keep-alive"}
+        await gateway.post(json=chat(), headers={**headers, "X-Kept": "1"})
+        sent = engine.requests[0][1]
+        assert "x-kept" in sent
+        assert not {"x-hop", "proxy-connection"} & sent.keys()
+
+
+class TestAnswers:
+    async def test_redirect_loses_the_engines_address(self, gateway: Gateway, engine: ScriptedEngine) -> None:
+        engine.respond(status=307, headers={"Location": "http://10.0.0.1:30000/v1/models?a=1"})
+        response, _ = await gateway.send("GET", "/v1/models/", allow_redirects=False)
+        assert response.headers["Location"] == "/v1/models?a=1"
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ('{"object":"error","message":"too long","type":"BadRequestError","code":400}', "too long"),
+            ('{"detail":"Not Found"}', "Not Found"),
+            ("plain text", "plain text"),
+            ("", "the engine answered 400"),
+            ('{"error":{"message":"as is","type":"t","param":null,"code":null}}', "as is"),
+        ],
+    )
+    async def test_error_of_the_engine_becomes_an_openai_error_object(
+        self, gateway: Gateway, engine: ScriptedEngine, path: str, body: str, message: str
+    ) -> None:
+        engine.respond(status=400, text=body)
+        response, content = await gateway.post(path, json=chat())
+        assert (response.status, response.content_type) == (400, "application/json")
+        assert message_of(content) == message
+        assert response.headers["x-dps-pool"]
+
+    async def test_retry_after_of_the_engine_is_relayed(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        engine.respond(status=503, text="loading", headers={"Retry-After": "17"})
+        response, content = await gateway.post(json=chat())
+        assert (response.status, response.headers["Retry-After"]) == (503, "17")
+        assert message_of(content) == "loading"
+        assert {"x-dps-pool", "x-dps-prompt-tokens", "x-dps-session"} <= {
+            name.lower() for name in response.headers
+        }
+
+    async def test_invalid_usage_does_not_disturb_the_stream(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        usage = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":"n/a"}}\n\n'
+        engine.stream(CHUNK, usage, DONE)
+        _, content = await gateway.post(json=chat(stream=True, stream_options={"include_usage": True}))
+        assert content == CHUNK + usage + DONE
+
+    async def test_failure_after_the_headers_closes_the_connection(
+        self, gateway: Gateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail(*arguments: object) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(gateway.runtime.turns, "commit", fail)
+        engine.stream(CHUNK, DONE)
+        with pytest.raises(aiohttp.ClientError):
+            await gateway.post(json=chat(stream=True))
+        assert gateway.requests(500) == 1
+
+    async def test_failed_accounting_does_not_disturb_the_answer(
+        self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail(*arguments: object) -> bool:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(gateway.runtime.turns, "correct", fail)
+        response, content = await gateway.post(json=chat())
+        assert (response.status, json.loads(content)["usage"]) == (200, USAGE)
+
+    async def test_answer_is_counted_if_the_client_closes_after_its_last_byte(self, gateway: Gateway) -> None:
+        body = json.dumps(chat()).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head + body)
+            await reader.readuntil(b"}}")
+            writer.transport.abort()
+
+        async def counted() -> bool:
+            return gateway.requests(200) + gateway.requests(499) == 10
+
+        await wait_until(counted, "all requests are counted")
+        assert (gateway.requests(200), gateway.requests(499)) == (10, 0)
+        labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
+        name = "gen_ai_server_request_duration_seconds_count"
+        assert gateway.runtime.metrics.registry.get_sample_value(name, labels) == 10
+
+    async def test_connection_broken_after_done_is_a_complete_answer(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        engine.stream(CHUNK, DONE, abort=True)
+        _, content = await gateway.post(json=chat(stream=True))
+        assert content == CHUNK + DONE
+
+    async def test_stream_that_ends_without_done_ends_with_an_error_event(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        engine.stream(CHUNK)
+        _, content = await gateway.post(json=chat(stream=True))
+        assert content.startswith(CHUNK)
+        assert (
+            message_of(content.removeprefix(CHUNK + b"data: "))
+            == "the engine ended the stream without [DONE]"
+        )
+
+    async def test_client_that_stops_reading_is_disconnected(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        data = gateway.runtime.config.model_dump(by_alias=True)
+        data["timeouts"]["totalSeconds"] = 0.5
+        gateway.runtime.apply(GatewayConfig.model_validate(data))
+        engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
+        body = json.dumps(chat(stream=True)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+        writer.write(head + body)
+
+        async def given_up() -> bool:
+            return gateway.requests(499) == 1
+
+        await wait_until(given_up, "the gateway closes the connection")
+        assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
+        writer.transport.abort()
