@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from dps_gateway.app import public_app
+from dps_gateway.api.public import public_app
 from dps_gateway.config import parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer

@@ -150,7 +150,9 @@ class TestOwnEndpoints:
         _, content = await gateway.send("GET", "/version")
         assert json.loads(content).keys() == {"version"}
 
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info"])
+    @pytest.mark.parametrize(
+        "path", ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info"]
+    )
     async def test_information_about_the_model_comes_from_an_engine(
         self, gateway: Gateway, engine: ScriptedEngine, path: str
     ) -> None:
