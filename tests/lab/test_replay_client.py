@@ -64,7 +64,7 @@ async def answering(request: web.Request) -> web.StreamResponse:
 
 
 class Script:
-    """A server that handles its requests by a list of handlers in turn, the last one for good, and notes them."""
+    """A server that records its requests and answers them with a list of handlers in turn; the last one repeats."""
 
     def __init__(self, *handlers: Handler) -> None:
         self.handlers = list(handlers)
@@ -220,7 +220,7 @@ REPEATED = replace(FIRST, pool="speculative", delta_tokens=0)
 @pytest.mark.parametrize(
     ("failure", "verdict", "unacknowledged"),
     [
-        (broken_stream, FIRST, 0),  # its headers were seen: they are the decision
+        (broken_stream, FIRST, 0),  # its headers arrived, so they are the decision
         (error_event, FIRST, 0),
         (hangs_up, REPEATED, 1),
         (busy, REPEATED, 0),

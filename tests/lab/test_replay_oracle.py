@@ -51,7 +51,7 @@ def test_delta_is_the_growth_since_the_previous_turn(counter: PromptCounter) -> 
 
 
 def test_messages_and_tools_are_counted_as_the_engine_renders_them(counter: PromptCounter) -> None:
-    """Null content is empty, arguments are objects, and each tool has SGLang's own fields."""
+    """Null content becomes empty, arguments become objects, and tools have exactly SGLang's fields."""
     tool = {"type": "function", "function": {"name": "add", "strict": None, "x": 1}}
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     rendered = (

@@ -41,7 +41,7 @@ def test_summary_has_routes_lengths_latency_and_losses() -> None:
         label="run",
         sessions=2,
         turns=5,
-        lost=2,  # one without an answer, and the one after it, which was not sent
+        lost=2,  # the one without an answer, and its successor, which was not sent
         retries=13,
         wall_seconds=20.0,
         routes={("greedy", "over_threshold"): 2, ("speculative", "within_threshold"): 1},
@@ -89,7 +89,7 @@ REPEATED = replace(SPECULATIVE, delta_tokens=0)
         (replace(SPECULATIVE, delta_tokens=21), 0, "differing"),
         (replace(SPECULATIVE, prompt_tokens=121), 0, "differing"),
         (replace(SPECULATIVE, turn=3), 0, "differing"),
-        (REPEATED, 0, "differing"),  # nothing was sent twice, so this ΔL is wrong
+        (REPEATED, 0, "differing"),  # there was no retry, so this ΔL is wrong
         (REPEATED, 1, "repeated"),
         (replace(REPEATED, prompt_tokens=121), 1, "differing"),
     ],

@@ -47,7 +47,7 @@ ASK = {"role": "user", "content": "Sort a.txt."}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One session of three turns: two calls, nothing to call, and a turn that only brings functions."""
+    """A session of three turns: two calls, no call, and a turn that only adds functions."""
 
     def write(path: str, *lines: Any) -> None:
         (tmp_path / path).parent.mkdir(exist_ok=True)

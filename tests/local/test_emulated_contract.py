@@ -22,17 +22,21 @@ from dps_testkit.engine_contract.observe import Shape, describe, metrics
 TRUTH = json.loads((Path(__file__).parent / "contract/sglang-0.5.23.json").read_text())
 
 DELIBERATE = (
-    Deliberate("*server_info.json.*", "only the arguments that mean something here", lacking=True),
-    Deliberate("*server_info.json.emulated", "it says what it is"),
-    Deliberate("*server_info.json.emulation", "and by which figures it emulates"),
-    Deliberate("*server_info.json.context_length", "always known; SGLang tells it where a flag gives it"),
-    Deliberate("*server_info.json.max_running_requests", "as the context length"),
-    Deliberate("*model_info.json.embedding", "support for embeddings, which there is none of", lacking=True),
+    Deliberate(
+        "*server_info.json.*", "only the arguments that have an effect in the emulation", lacking=True
+    ),
+    Deliberate("*server_info.json.emulated", "identifies the server as emulated"),
+    Deliberate("*server_info.json.emulation", "the parameters of the emulation"),
+    Deliberate(
+        "*server_info.json.context_length", "always reported; SGLang reports it only if the flag is set"
+    ),
+    Deliberate("*server_info.json.max_running_requests", "like the context length"),
+    Deliberate("*model_info.json.embedding", "embeddings are not emulated", lacking=True),
 )
 
 
 async def ask(settings: EngineSettings, cases: Iterable[Case]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """What an emulated engine answers to the cases, in order, and its metrics afterwards."""
+    """The responses of an emulated engine to the cases, in order, and its metrics afterwards."""
     async with TestServer(create_app(settings)) as server, ClientSession(server.make_url("/")) as client:
         answers = {case.name: describe(await send(client, case)) for case in cases}
         return answers, metrics(await exposition(client))

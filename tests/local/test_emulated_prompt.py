@@ -24,7 +24,7 @@ def qwen() -> Prompts:
 
 
 def counted(prompts: Prompts, path: str, body: dict[str, Any]) -> int:
-    """Prompt tokens of a request, whatever its kind."""
+    """The prompt tokens of a request of any kind."""
     if path == "/v1/chat/completions":
         return len(prompts.encode_chat(ChatRequest.model_validate(body)))
     if path == "/v1/completions":

@@ -15,7 +15,7 @@ def prefixes(tokens: Tokens) -> set[Tokens]:
 
 
 class RadixCacheMachine(RuleBasedStateMachine):
-    """The model: every cached prefix, and the prefixes that are locked."""
+    """A reference model: all cached prefixes, and the locked ones."""
 
     @initialize()
     def empty(self) -> None:

@@ -28,7 +28,7 @@ def distinct(count: int, prompt_tokens: int = 200) -> list[Sequence]:
 
 
 def run(scheduler: Scheduler, sequences: Many[Sequence]) -> float:
-    """Run all of them from time 0; when the last one is done."""
+    """Run all sequences from time 0. Returns the time at which the last one finishes."""
     now = 0.0
     for each in sequences:
         scheduler.submit(each)
@@ -39,7 +39,7 @@ def run(scheduler: Scheduler, sequences: Many[Sequence]) -> float:
 
 
 def closed_loop(scheduler: Scheduler, turns: Iterator[Sequence], concurrency: int) -> float:
-    """Run all of them, each when one before it is done; when the last one is done."""
+    """Run all sequences, each when an earlier one finishes. Returns the time at which the last one finishes."""
     now = 0.0
     for turn in islice(turns, concurrency):
         scheduler.submit(turn)
@@ -76,7 +76,7 @@ def test_serialized_speculation_takes_as_long_as_sequential_requests() -> None:
     ],
 )
 def test_bfcl_durations_match_the_papers_table_2(engine: str, concurrency: int, paper: float) -> None:
-    """4,522 turns of 25 tokens (Table 1: 107 tokens/s for 1060 s) on 200 new ones, a hundredth of them run."""
+    """4,522 turns with answers of 25 tokens (Table 1: 107 tokens/s for 1060 s) to 200 new tokens; 1% are simulated."""
     model = GREEDY if engine == "greedy" else SPECULATIVE
     turns = iter([sequence(f"r{i}", range(i * 10_000, i * 10_000 + 200), 25) for i in range(45)])
     seconds = closed_loop(scheduler(model, serialized=model is SPECULATIVE), turns, concurrency)

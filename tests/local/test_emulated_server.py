@@ -40,7 +40,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def start(prompts: Prompts) -> AsyncIterator[Start]:
-    """Starts engines in virtual time, or in real time by a `clock` of None."""
+    """Starts engines in virtual time, or in real time if `clock` is None."""
     async with AsyncExitStack() as stack:
 
         async def start(settings: EngineSettings = SETTINGS, **changes: Any) -> TestClient[Any, Any]:
@@ -52,7 +52,7 @@ async def start(prompts: Prompts) -> AsyncIterator[Start]:
 
 
 async def events(answer: ClientResponse) -> list[Any]:
-    """A stream's events; the framing is checked on the way."""
+    """The events of a stream. Also checks the framing."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     *frames, rest = (await answer.text()).split("\n\n")
     assert rest == ""

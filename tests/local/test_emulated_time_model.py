@@ -11,7 +11,7 @@ SPECULATIVE = TimeModel(speculation=SPECULATION_DEFAULTS["STANDALONE"])
 def turn_seconds(
     model: TimeModel, new_prompt_tokens: int, answer_tokens: int, tokens_per_step: float
 ) -> float:
-    """One turn alone on an engine: the first token comes from prefill."""
+    """The duration of one turn alone on an engine. Prefill yields the first token."""
     steps = (answer_tokens - 1) / tokens_per_step
     return model.prefill_seconds(new_prompt_tokens) + steps * model.decode_seconds(1)
 

@@ -113,7 +113,7 @@ async def test_process_that_does_not_become_ready_is_an_error(tmp_path: Path) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG exists only on Linux")
 def test_child_dies_with_its_parent(tmp_path: Path) -> None:
-    """The child holds a connection to this test, which closes when it dies; its parent is killed with SIGKILL."""
+    """The child holds a connection to this test, which closes when the child dies. Its parent is killed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60.0)
         port = server.getsockname()[1]

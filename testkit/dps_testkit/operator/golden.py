@@ -16,7 +16,9 @@ HERE = ROOT / "tests/operator/fixtures"
 CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}
 
 
-class _Dumper(yaml.SafeDumper):
+class NoAliasDumper(yaml.SafeDumper):
+    """Writes repeated objects in full instead of as YAML aliases."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -24,4 +26,4 @@ class _Dumper(yaml.SafeDumper):
 def rendered(spec: dict[str, Any]) -> str:
     """All child objects of a DPSRouter with this spec, as YAML."""
     manifests = children(router(spec), SETTINGS, "secret-uid")
-    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
+    return yaml.dump_all(manifests, Dumper=NoAliasDumper, sort_keys=False, width=110)
