@@ -13,12 +13,12 @@ ENTRY_POINTS = "[sglang.srt.plugins]\ndps_sglang = dps_sglang.plugin:register\n"
 
 
 def install(directory: Path) -> None:
-    """Copy the package and its entry point, replacing an older copy."""
+    """Copy the package and its entry point into a directory, created if necessary. Replaces an older copy."""
     target = directory / PACKAGE.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
     metadata = directory / "dps_sglang-0.1.0.dist-info"
-    metadata.mkdir(exist_ok=True)
+    metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text(METADATA)
     (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
 

@@ -1,0 +1,112 @@
+# mypy: disable-error-code="import-not-found"
+"""check_plugin.py DIRECTORY: use the installed plugin through SGLang's own code, and print what happened as JSON.
+
+Run by SGLang's interpreter, with the plugin on its path. It starts no server: SGLang loads the plugin, creates the
+storage backend, and its host memory pools give and take the pages.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from dps_sglang import adapter
+
+LAYOUTS = {
+    "layer_first": (2, 4, 128, 2, 32),
+    "page_first": (2, 128, 4, 2, 32),
+    "page_first_direct": (2, 8, 4, 16, 2, 32),
+}
+"""Shape of a host pool with 4 layers, 8 pages of 16 tokens and 2 heads of 32."""
+KEYS = [f"{number:064x}" for number in range(8)]
+
+
+def pool(layout: str, dtype: torch.dtype, seed: int | None) -> Any:
+    """A host pool with random content, or with zeros; only what paging needs is set up."""
+    made = MHATokenToKVPoolHost.__new__(MHATokenToKVPoolHost)
+    made.layout, made.dtype, made.page_size = layout, dtype, 16
+    made.layer_num, made.head_num, made.head_dim = 4, 2, 32
+    made.kv_buffer = torch.zeros(LAYOUTS[layout], dtype=dtype)
+    if seed is not None:
+        torch.manual_seed(seed)
+        made.kv_buffer.copy_(torch.randn(LAYOUTS[layout]))
+    return made
+
+
+def backend(folder: Path, host: Any, **arguments: Any) -> Any:
+    """The storage backend of an engine with these arguments, created as SGLang creates it."""
+    options: dict[str, Any] = {"model_path": "/model", "load_format": "auto", "dtype": "float32"}
+    options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None} | arguments
+    extra = {
+        "backend_name": "dps",
+        "module_path": "dps_sglang.adapter",
+        "class_name": "SharedPrefixCache",
+        "interface_v1": 1,
+        "directory": str(folder),
+        "secret_file": str(folder / "secret"),
+        "max_gib": 1,
+        "weights": "test",
+    }
+    config = HiCacheStorageConfig(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=False,
+        is_page_first_layout=False,
+        model_name="m",
+        extra_config=extra,
+    )
+    created = StorageBackendFactory.create_backend("dynamic", config, host)
+    with patch.object(adapter, "get_server_args", lambda: SimpleNamespace(**options)):
+        created.register_mem_pool_host(host)
+    return created
+
+
+def round_trip(folder: Path, layout: str, dtype: torch.dtype) -> bool:
+    """Whether a second engine reads exactly what the first one wrote."""
+    source, target = pool(layout, dtype, seed=1), pool(layout, dtype, seed=None)
+    writer, reader = backend(folder, source), backend(folder, target)
+    slots = torch.arange(128)
+    assert reader.batch_exists(KEYS) == 0
+    assert all(writer.batch_set_v1(KEYS, slots))
+    writer.clear()
+    assert reader.batch_exists(KEYS) == len(KEYS)
+    assert all(reader.batch_get_v1(KEYS, slots))
+    return bool(torch.equal(source.kv_buffer, target.kv_buffer))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (folder / "secret").write_bytes(b"a secret of thirty-two bytes....")
+    load_plugins()
+    result: dict[str, Any] = {"hooked": sorted(name.rpartition(".")[2] for name in HookRegistry._patched)}
+    result["same"] = [
+        round_trip(folder, layout, dtype)
+        for layout in LAYOUTS
+        for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
+    ]
+    host = pool("page_first", torch.float32, seed=None)
+    reader = backend(folder, host)
+    result["found"] = reader.batch_exists_v2(KEYS).kv_hit_pages
+    sidecar = PoolTransfer(name=PoolName.DRAFT, keys=KEYS)
+    result["found with a sidecar pool"] = reader.batch_exists_v2(KEYS, [sidecar]).kv_hit_pages
+    result["found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
+    result["found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The plugin in a real SGLang: it is found, its assumptions hold, and pages survive the way through the store."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dps_sglang.install import install as install_plugin
+from e2e.real_sglang.local_sglang import PYTHON, install
+
+pytestmark = pytest.mark.timeout(2400)
+
+SECONDS = 600.0
+
+
+def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> None:
+    install()
+    plugin, pages = tmp_path / "plugin", tmp_path / "pages"
+    for folder in (plugin, pages):
+        folder.mkdir()
+    install_plugin(plugin)
+    done = subprocess.run(
+        [PYTHON, Path(__file__).with_name("check_plugin.py"), pages],
+        env=os.environ | {"PYTHONPATH": str(plugin)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "hooked": ["_build_sidecar_transfers", "_draft_extend_for_prefill"],
+        "same": [True] * 9,
+        "found": 8,
+        "found with a sidecar pool": 0,
+        "found with other weights": 0,
+        "found with LoRA": 0,
+    }
