@@ -8,7 +8,7 @@ from typing import Any
 from dps_sglang.storage.store import Limits
 
 GIBIBYTE = 2**30
-SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
+SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1", "file_storage_path"}
 """Keys of the same object that SGLang reads itself."""
 KEYS = {"directory", "secret_file", "max_gib", "min_free_gib", "weights"}
 
