@@ -1,1 +1,1 @@
-"""The routing rule: pure functions from what is known about a turn to a pool and a reason."""
+"""The routing rule: pure functions from a measured turn to a pool and a reason."""

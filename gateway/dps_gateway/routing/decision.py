@@ -1,4 +1,4 @@
-"""What a routing policy is given and what it answers. Pure values, no I/O."""
+"""The input and the result of a routing policy. Pure values, no I/O."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from dps_gateway.pool import Pool
 
 
 class Reason(StrEnum):
-    """Why a turn went where it went (response header `x-dps-reason`)."""
+    """Why a turn was sent to its pool (response header `x-dps-reason`)."""
 
     WITHIN_THRESHOLD = "within_threshold"
     OVER_THRESHOLD = "over_threshold"
@@ -19,10 +19,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn to route: the whole input of a policy.
+    """The input of a policy.
 
-    `prompt_tokens` is L_t and `delta_tokens` ΔL_t = L_t - L_{t-1} (paper, Eq. 1; L_0 = 0).
-    `draw` is a uniform number in [0, 1) supplied by the caller, so that a random policy stays pure.
+    `prompt_tokens` is L_t and `delta_tokens` is ΔL_t = L_t - L_{t-1} (paper, Eq. 1; L_0 = 0), in tokens.
+    `draw` is a uniform random number in [0, 1), supplied by the caller so that a random policy remains pure.
     """
 
     prompt_tokens: int
@@ -32,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a turn goes, and why."""
+    """The pool for a turn, and the reason."""
 
     pool: Pool
     reason: Reason

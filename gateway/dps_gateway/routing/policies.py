@@ -1,4 +1,4 @@
-"""The static routing policies: Delta-Prefill Switching (the paper's Eq. 2) and what it is compared with."""
+"""The static routing policies: Delta-Prefill Switching (the paper's Eq. 2) and its baselines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
 
 
 def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
-    """Speculate up to and including the threshold.
+    """Speculate if `tokens` does not exceed the threshold.
 
-    τ = 0 is the greedy end of Table 3 and never speculates, not even on a repeated turn whose ΔL is 0.
+    τ = 0 is the greedy row of Table 3 and never speculates, not even on a retried turn with ΔL = 0.
     """
     if threshold_tokens is None or 0 < threshold_tokens >= tokens:
         return Decision(Pool.SPECULATIVE, Reason.WITHIN_THRESHOLD)
@@ -43,7 +43,7 @@ class TotalLength:
 
 @dataclass(frozen=True, slots=True)
 class AlwaysSpeculative:
-    """Method B of Table 1."""
+    """Send every turn to the speculative pool (Method B of Table 1)."""
 
     def decide(self, turn: Turn, /) -> Decision:
         return Decision(Pool.SPECULATIVE, Reason.FIXED)
@@ -51,7 +51,7 @@ class AlwaysSpeculative:
 
 @dataclass(frozen=True, slots=True)
 class AlwaysGreedy:
-    """Method A of Table 1."""
+    """Send every turn to the greedy pool (Method A of Table 1)."""
 
     def decide(self, turn: Turn, /) -> Decision:
         return Decision(Pool.GREEDY, Reason.FIXED)
@@ -59,7 +59,7 @@ class AlwaysGreedy:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """A fair split that ignores the turn: the control group of an experiment."""
+    """Send every turn to either pool with equal probability, as a control group in experiments."""
 
     def decide(self, turn: Turn, /) -> Decision:
         return Decision(Pool.SPECULATIVE if turn.draw < 0.5 else Pool.GREEDY, Reason.FIXED)
