@@ -119,7 +119,7 @@ async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_gateway_exits_if_its_tokenizer_is_missing(workers: int, tmp_path: Path, plane: Plane) -> None:
     async with Site(tmp_path, tokenizer=tmp_path / "nowhere") as site:
-        with pytest.raises(ChildError, match="ended with status 2") as error:
+        with pytest.raises(ChildError, match="exited with status 2") as error:
             await site.gateway([plane.speculative], [plane.greedy], {"listen": {"workers": workers}})
         assert "dps gateway: model.tokenizer: " in str(error.value)
 
