@@ -240,7 +240,7 @@ CASES = [
     Case("engines scaled 1 → 3 → 1", scale_engines),
     Case("the chart upgraded and rolled back", upgrade_and_roll_back),
     # After the outage the node's lease has expired, so every pod is removed from its Services until it is renewed.
-    Case("the API server away for a minute", lose_api_server, retries=True),
+    Case("the API server down for a minute", lose_api_server, retries=True),
 ]
 
 
