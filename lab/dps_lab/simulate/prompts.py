@@ -1,4 +1,8 @@
-"""Token sequences for a length trace, so that the engines' radix caches see the reuse that it describes."""
+"""Token sequences for a length trace, so that the engines' radix caches see the reuse that it describes.
+
+A run of new tokens is a unique id followed by zeros: two runs differ from their first token on, which is all
+that a prefix cache can observe, and sequences of one repeated integer are fast to copy and to compare.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 from dps_lab.simulate.trace import SessionTrace
 
 SPACE = 1 << 32
-"""Token ids reserved for each prefix and for each session, so that no two of them share a token."""
+"""First tokens reserved for the shared prefixes, and for each session."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class PlannedTurn:
 
 @dataclass(frozen=True)
 class PlannedSession:
-    """A session of a trace, with token ids."""
+    """A session of a trace, with the tokens of its shared prefix."""
 
     trace: SessionTrace
     number: int
@@ -43,7 +47,7 @@ class PlannedSession:
         with new tokens. A prompt that is shorter than the previous one is a rewritten history (compaction):
         only the shared prefix is reused.
         """
-        fresh = _Allocator((self.number + 1) * SPACE)
+        runs = _Runs((self.number + 1) * SPACE)
         previous: tuple[int, ...] = ()
         answer: tuple[int, ...] = ()
         for lengths in self.trace.turns:
@@ -51,31 +55,38 @@ class PlannedSession:
                 base, known = 0, self.prefix
             else:
                 base, known = len(previous), (previous + answer)[: lengths.prompt_tokens]
-            prompt = known + fresh.take(lengths.prompt_tokens - len(known))
-            previous, answer = prompt, fresh.take(lengths.output_tokens)
+            prompt = known + runs.take(lengths.prompt_tokens - len(known))
+            previous, answer = prompt, runs.take(lengths.output_tokens)
             yield PlannedTurn(prompt, answer, base, lengths.think_seconds)
 
 
-class _Allocator:
-    """Consecutive token ids."""
+class _Runs:
+    """Runs of new tokens, whose first tokens are consecutive."""
 
     def __init__(self, start: int) -> None:
         self._next = start
 
     def take(self, count: int) -> tuple[int, ...]:
-        start = self._next
-        self._next += count
-        return tuple(range(start, self._next))
+        """A run of `count` tokens."""
+        if count == 0:
+            return ()
+        self._next += 1
+        return (self._next,) + (0,) * (count - 1)
 
 
 def plan_sessions(sessions: Sequence[SessionTrace]) -> list[PlannedSession]:
-    """Assign token ids to every session of a trace."""
-    starts: dict[str, int] = {}
-    planned = []
-    for number, session in enumerate(sessions):
-        prefix: tuple[int, ...] = ()
+    """Assign tokens to every session of a trace."""
+    longest: dict[str, int] = {}
+    for session in sessions:
         if session.prefix is not None:
-            start = starts.setdefault(session.prefix, -(len(starts) + 1) * SPACE)
-            prefix = tuple(range(start, start + session.prefix_tokens))
-        planned.append(PlannedSession(session, number, prefix))
-    return planned
+            longest[session.prefix] = max(longest.get(session.prefix, 0), session.prefix_tokens)
+    runs = _Runs(0)
+    prefixes = {name: runs.take(length) for name, length in longest.items()}
+    return [
+        PlannedSession(
+            session,
+            number,
+            () if session.prefix is None else prefixes[session.prefix][: session.prefix_tokens],
+        )
+        for number, session in enumerate(sessions)
+    ]
