@@ -153,7 +153,7 @@ class Turns:
     async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
         """The session that committed the longest prefix of this prompt, a fork of it, or a new session.
 
-        A prompt that diverges from a session's history becomes a session of its own, because many conversations may
+        A prompt that diverges from a session's history becomes a separate session, because many conversations may
         share a beginning, and one record is too small for all of them.
         """
         tag = history_tag(prompt.root_digest.encode())

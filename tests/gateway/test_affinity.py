@@ -1,4 +1,4 @@
-"""Which replica a session goes to: the same one, whoever else comes or goes, unless it is overloaded."""
+"""A session keeps its replica while others are added or removed, unless the replica is overloaded."""
 
 from dataclasses import dataclass
 
@@ -23,18 +23,18 @@ loads = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 
 
 @given(sessions, st.integers(1, 8))
-def test_a_session_stays_with_its_replica(session: str, count: int) -> None:
+def test_session_keeps_its_replica(session: str, count: int) -> None:
     pool = replicas(*[0] * count)
     first = preferred(session, pool, max_in_flight=10)
     assert first is preferred(session, list(reversed(pool)), max_in_flight=10)
 
 
 @given(sessions, st.integers(2, 8), st.integers(0, 7))
-def test_a_replica_that_goes_moves_only_its_own_sessions(session: str, count: int, gone: int) -> None:
+def test_removed_replica_moves_only_its_own_sessions(session: str, count: int, removed: int) -> None:
     pool = replicas(*[0] * count)
     order = ranked(session, pool)
-    left = [replica for replica in pool if replica is not pool[gone % count]]
-    assert ranked(session, left) == [replica for replica in order if replica in left]
+    remaining = [replica for replica in pool if replica is not pool[removed % count]]
+    assert ranked(session, remaining) == [replica for replica in order if replica in remaining]
 
 
 def test_sessions_spread_evenly() -> None:
@@ -45,7 +45,7 @@ def test_sessions_spread_evenly() -> None:
 
 
 @given(sessions, loads)
-def test_no_replica_is_loaded_far_beyond_the_mean(session: str, busy: list[int]) -> None:
+def test_load_of_the_selected_replica_is_bounded(session: str, busy: list[int]) -> None:
     pool = replicas(*busy)
     chosen = preferred(session, pool, max_in_flight=1000)
     assert chosen is not None
@@ -54,14 +54,14 @@ def test_no_replica_is_loaded_far_beyond_the_mean(session: str, busy: list[int])
 
 
 @given(loads)
-def test_without_a_session_the_least_loaded_is_taken(busy: list[int]) -> None:
+def test_least_loaded_replica_is_selected_without_a_session(busy: list[int]) -> None:
     chosen = preferred(None, replicas(*busy), max_in_flight=1000)
     assert chosen is not None
     assert chosen.in_flight == min(busy)
 
 
 @given(sessions, loads)
-def test_a_full_replica_is_never_taken(session: str, busy: list[int]) -> None:
+def test_full_replica_is_never_selected(session: str, busy: list[int]) -> None:
     chosen = preferred(session, replicas(*busy), max_in_flight=10)
     assert (chosen is None) == all(load >= 10 for load in busy)
     assert chosen is None or chosen.in_flight < 10

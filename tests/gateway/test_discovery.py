@@ -1,4 +1,4 @@
-"""Replicas found through EndpointSlices: what counts as ready, and what survives a watch that ends."""
+"""Discovery through EndpointSlices: which endpoints are used, and recovery from expired watches."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ ONE = "http://10.0.0.1:30000"
 SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)
 
 
-def going(address: str, *, serving: bool = True) -> dict[str, Any]:
-    """An endpoint whose pod was deleted."""
+def terminating(address: str, *, serving: bool = True) -> dict[str, Any]:
+    """An endpoint of a deleted pod."""
     return {
         "addresses": [address],
         "conditions": {"ready": False, "serving": serving, "terminating": True},
@@ -46,11 +46,11 @@ def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extr
         pytest.param(
             [endpoint_slice("a", "10.0.0.1", ports=[{"port": 8080}])], ["http://10.0.0.1:8080"], id="target port"
         ),
-        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1")])], [ONE], id="the last one, going"),
-        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1", serving=False)])], [], id="gone"),
+        pytest.param([endpoint_slice("a", endpoints=[terminating("10.0.0.1")])], [ONE], id="the last one, terminating"),
+        pytest.param([endpoint_slice("a", endpoints=[terminating("10.0.0.1", serving=False)])], [], id="terminated"),
         pytest.param(
-            [endpoint_slice("a", endpoints=[going("10.0.0.9")]), endpoint_slice("b", "10.0.0.1")], [ONE],
-            id="one going while another is ready",
+            [endpoint_slice("a", endpoints=[terminating("10.0.0.9")]), endpoint_slice("b", "10.0.0.1")], [ONE],
+            id="one terminating while another is ready",
         ),
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=None, endpoints=None)], [], id="an empty slice"),
     ],
@@ -65,18 +65,20 @@ TWO = "http://10.0.0.2:30000"
 @pytest.mark.parametrize(
     ("slices", "expected"),
     [
-        pytest.param([endpoint_slice("a", "10.0.0.1", "10.0.0.2", ready=False)], [ONE], id="the known one stays"),
-        pytest.param([endpoint_slice("a", "10.0.0.2", ready=False)], [], id="one that was never ready"),
-        pytest.param([endpoint_slice("a", endpoints=[going("10.0.0.1", serving=False)])], [], id="one that goes"),
-        pytest.param([], [], id="one that is gone"),
+        pytest.param([endpoint_slice("a", "10.0.0.1", "10.0.0.2", ready=False)], [ONE], id="the known one is kept"),
+        pytest.param([endpoint_slice("a", "10.0.0.2", ready=False)], [], id="never ready"),
+        pytest.param([endpoint_slice("a", endpoints=[terminating("10.0.0.1", serving=False)])], [], id="terminating"),
+        pytest.param([], [], id="removed"),
         pytest.param(
             [endpoint_slice("a", "10.0.0.1", ready=False), endpoint_slice("b", "10.0.0.2")], [TWO],
             id="one of two is not ready",
         ),
     ],
 )  # fmt: skip
-def test_where_none_is_ready_those_that_were_stay(slices: list[dict[str, Any]], expected: list[str]) -> None:
-    """A control plane that has lost its nodes from sight calls every pod not ready."""
+def test_known_replicas_are_kept_if_no_replica_is_ready(
+    slices: list[dict[str, Any]], expected: list[str]
+) -> None:
+    """A control plane that has lost contact with its nodes reports every pod as not ready."""
     assert replica_urls(slices, 30000, known={ONE}) == expected
 
 
@@ -102,7 +104,7 @@ class FakeApiServer:
         return response
 
 
-async def test_the_watch_is_followed_and_begun_again(tmp_path: Path) -> None:
+async def test_expired_watch_is_followed_by_a_new_list(tmp_path: Path) -> None:
     fake = FakeApiServer()
     fake.slices = [endpoint_slice("a", "10.0.0.1")]
     app = web.Application()
@@ -134,7 +136,7 @@ async def test_the_watch_is_followed_and_begun_again(tmp_path: Path) -> None:
             watching.cancel()
 
 
-def test_outside_of_a_cluster_a_service_is_refused(tmp_path: Path) -> None:
+def test_service_is_rejected_outside_a_cluster(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"'service' requires a Kubernetes pod .* use 'endpoints' elsewhere"
     ):

@@ -1,4 +1,4 @@
-"""Who is talking: the ids that clients send, in order, and what becomes of them."""
+"""Session identity: the order of the sources of ids, and the opaque ids derived from them."""
 
 from typing import Any
 
@@ -33,16 +33,17 @@ SCOPE = Scope.of("model", "tenant")
         pytest.param({}, {"conversation": "conv"}, "conv", id="conversation as text"),
         pytest.param({}, {"conversation": {"id": "conv"}}, "conv", id="conversation as an object"),
         pytest.param({}, {"metadata": {"session_id": "m"}}, "m", id="metadata.session_id"),
-        pytest.param({}, {"metadata": "text"}, None, id="metadata that is no object"),
+        pytest.param({}, {"metadata": "text"}, None, id="metadata that is not an object"),
+        pytest.param({"x-session-id": ""}, {"prompt_cache_key": "k"}, "k", id="an empty value is ignored"),
         pytest.param(
-            {"x-session-id": ""}, {"prompt_cache_key": "k"}, "k", id="an empty value does not count"
+            {"x-session-id": "x" * 256}, {"prompt_cache_key": "k"}, "k", id="an overlong value is ignored"
         ),
+        pytest.param({}, {"prompt_cache_key": 7}, None, id="a number is ignored"),
         pytest.param(
-            {"x-session-id": "x" * 256}, {"prompt_cache_key": "k"}, "k", id="nor does an overlong one"
-        ),
-        pytest.param({}, {"prompt_cache_key": 7}, None, id="nor does a number"),
-        pytest.param(
-            {"Authorization": "Bearer k", "X-Forwarded-For": "::1"}, {"user": "u"}, None, id="never these"
+            {"Authorization": "Bearer k", "X-Forwarded-For": "::1"},
+            {"user": "u"},
+            None,
+            id="credentials, addresses and users are ignored",
         ),
     ],
 )
@@ -51,39 +52,39 @@ def test_session_key_order(headers: dict[str, str], body: dict[str, Any], expect
 
 
 @pytest.mark.parametrize("text", ["x-session-id", "header:", "body:", "body:a..b", "cookie:x", ""])
-def test_a_session_key_that_is_none_is_refused(text: str) -> None:
+def test_invalid_session_key_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="write header:NAME or body:FIELD"):
         parse_session_key(text)
 
 
 @pytest.mark.parametrize("name", ["authorization", "Authorization", "cookie", "x-api-key"])
-def test_a_credential_never_identifies_a_session(name: str) -> None:
+def test_credential_is_rejected_as_a_session_key(name: str) -> None:
     with pytest.raises(ValueError, match="must not identify a session"):
         parse_session_key(f"header:{name}")
 
 
 @given(client_id=st.text(min_size=1, max_size=80))
-def test_the_clients_id_is_hashed_and_the_hash_names_itself(client_id: str) -> None:
+def test_client_id_is_hashed_and_the_opaque_id_is_stable(client_id: str) -> None:
     session = SessionId.of_client(SCOPE, client_id)
     assert SessionId.parse(session.text) == session
     assert SessionId.of_client(SCOPE, session.text) == session
     assert len(client_id) < 3 or client_id not in session.text
 
 
-def test_tenants_and_models_do_not_share_sessions() -> None:
+def test_tenants_and_models_have_separate_sessions() -> None:
     scopes = [Scope.of("model", "a"), Scope.of("model", "b"), Scope.of("other", "a"), Scope.of("mode", "la")]
     assert len({SessionId.of_client(scope, "same").text for scope in scopes}) == len(scopes)
 
 
-def test_a_session_minted_from_history_is_the_same_everywhere() -> None:
+def test_session_id_from_history_is_deterministic() -> None:
     tag = history_tag(b"system prompt")
-    minted = SessionId.of_history(tag, b"first prompt")
-    assert minted == SessionId.of_history(tag, b"first prompt")
-    assert minted.tag == tag
-    fork = SessionId.of_history(tag, b"another prompt", parent=minted)
-    assert (fork.tag, fork != minted) == (tag, True)
+    derived = SessionId.of_history(tag, b"first prompt")
+    assert derived == SessionId.of_history(tag, b"first prompt")
+    assert derived.tag == tag
+    fork = SessionId.of_history(tag, b"another prompt", parent=derived)
+    assert (fork.tag, fork != derived) == (tag, True)
 
 
 @pytest.mark.parametrize("text", ["", "dps-", "dps-xyz", "DPS-" + "0" * 32, "dps-" + "0" * 31, "0" * 36])
-def test_what_is_not_an_opaque_id_is_a_clients_own(text: str) -> None:
+def test_malformed_opaque_id_is_not_parsed(text: str) -> None:
     assert SessionId.parse(text) is None

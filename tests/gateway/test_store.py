@@ -1,4 +1,4 @@
-"""Reading and committing session state, with a backend that comes and goes."""
+"""Reading and committing session state while Redis is available, unavailable, full or empty."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def point(turn: int, digest: str = "") -> Point:
 
 
 class Gateway:
-    """One gateway's store, and turns of one session taken through it."""
+    """One gateway's store, and turns of one session committed through it."""
 
     def __init__(self, backend: FakeBackend | None, mirror_entries: int = 100) -> None:
         self.store = SessionStore(backend, Mirror(mirror_entries), ttl_seconds=60)
@@ -28,7 +28,7 @@ class Gateway:
         snapshot = await self.store.read(SCOPE, SESSION)
         return snapshot.source, [p.turn for p in snapshot.record.points] if snapshot.record else []
 
-    async def take(self, turn: int, digest: str = "") -> None:
+    async def commit(self, turn: int, digest: str = "") -> None:
         snapshot = await self.store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
         await self.store.commit(
@@ -41,15 +41,15 @@ def backend() -> FakeBackend:
     return FakeBackend()
 
 
-async def test_any_gateway_continues_what_another_began(backend: FakeBackend) -> None:
-    await Gateway(backend).take(1)
-    await Gateway(backend).take(2)
+async def test_any_gateway_can_continue_a_session(backend: FakeBackend) -> None:
+    await Gateway(backend).commit(1)
+    await Gateway(backend).commit(2)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
 
 
 async def test_concurrent_turns_are_both_committed(backend: FakeBackend) -> None:
     one, two = Gateway(backend), Gateway(backend)
-    await one.take(1)
+    await one.commit(1)
     seen_by_one = await one.store.read(SCOPE, SESSION)
     seen_by_two = await two.store.read(SCOPE, SESSION)
     for gateway, snapshot, digest in ((one, seen_by_one, "a"), (two, seen_by_two, "b")):
@@ -59,33 +59,33 @@ async def test_concurrent_turns_are_both_committed(backend: FakeBackend) -> None
     assert [p.digest for p in snapshot.record.points] == ["a", "b", "d1"]
 
 
-async def test_while_redis_is_away_the_mirror_remembers(backend: FakeBackend) -> None:
+async def test_mirror_is_used_while_redis_is_unavailable(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     backend.away = True
     assert await gateway.turns() == (StateSource.MIRROR, [1])
-    await gateway.take(2)
+    await gateway.commit(2)
     assert await gateway.turns() == (StateSource.MIRROR, [2, 1])
     backend.away = False
     assert await gateway.turns() == (StateSource.REDIS, [2, 1])
-    await gateway.take(3)
+    await gateway.commit(3)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [3, 2, 1])
 
 
-async def test_a_commit_that_was_late_once_is_seen_by_the_next_gateway(backend: FakeBackend) -> None:
+async def test_commit_is_retried_after_one_timeout(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     backend.late = 1
-    await gateway.take(2)
+    await gateway.commit(2)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
     assert await gateway.store.flush() == 0
 
 
-async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(backend: FakeBackend) -> None:
+async def test_overdue_commit_is_flushed_when_redis_is_available_again(backend: FakeBackend) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     backend.away = True
-    await gateway.take(2)
+    await gateway.commit(2)
     assert await gateway.store.flush() == 0
     backend.away = False
     assert await gateway.store.flush() == 1
@@ -93,35 +93,35 @@ async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(backend
     assert await gateway.store.flush() == 0
 
 
-async def test_what_is_written_late_joins_what_others_have_written(backend: FakeBackend) -> None:
+async def test_overdue_commit_is_merged_with_newer_turns(backend: FakeBackend) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     backend.away = True
-    await gateway.take(2)
+    await gateway.commit(2)
     backend.away = False
-    await other.take(3)
+    await other.commit(3)
     await gateway.store.flush()
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
 
 
-async def test_a_gateway_that_has_never_seen_the_session_knows_nothing_of_it(backend: FakeBackend) -> None:
-    await Gateway(backend).take(1)
+async def test_session_is_unknown_to_another_gateway_while_redis_is_unavailable(backend: FakeBackend) -> None:
+    await Gateway(backend).commit(1)
     backend.away = True
     assert await Gateway(backend).turns() == (StateSource.NONE, [])
 
 
-async def test_a_full_redis_still_reads_and_the_mirror_adds_what_it_refused(backend: FakeBackend) -> None:
+async def test_mirror_complements_a_full_redis(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     backend.full = True
-    await gateway.take(2)
+    await gateway.commit(2)
     assert await gateway.turns() == (StateSource.REDIS, [2, 1])
     assert await Gateway(backend).turns() == (StateSource.REDIS, [1])
 
 
-async def test_a_redis_that_lost_its_data_is_written_anew(backend: FakeBackend) -> None:
+async def test_record_is_restored_after_redis_lost_its_data(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     snapshot = await gateway.store.read(SCOPE, SESSION)
     backend.values.clear()
     assert snapshot.record is not None
@@ -129,23 +129,23 @@ async def test_a_redis_that_lost_its_data_is_written_anew(backend: FakeBackend) 
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
 
 
-async def test_a_record_that_cannot_be_read_is_replaced(backend: FakeBackend) -> None:
+async def test_unreadable_record_is_replaced(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     (key,) = backend.values
     backend.values[key] = b"rubbish"
-    await gateway.take(2)
+    await gateway.commit(2)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2])
 
 
-async def test_without_redis_this_process_is_all_there_is() -> None:
+async def test_sessions_are_kept_in_memory_without_redis() -> None:
     gateway = Gateway(None)
     assert await gateway.turns() == (StateSource.MIRROR, [])
-    await gateway.take(1)
+    await gateway.commit(1)
     assert await gateway.turns() == (StateSource.MIRROR, [1])
 
 
-async def test_a_session_is_found_by_the_longest_prefix_that_was_written(backend: FakeBackend) -> None:
+async def test_session_is_found_by_the_longest_committed_prefix(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     for turn in (1, 2):
         snapshot = await gateway.store.read(SCOPE, SESSION)
@@ -157,15 +157,15 @@ async def test_a_session_is_found_by_the_longest_prefix_that_was_written(backend
         assert (await gateway.store.find(SCOPE, SESSION.tag, ["unknown"])).session is None
 
 
-async def test_tenants_do_not_find_each_others_sessions(backend: FakeBackend) -> None:
+async def test_other_tenants_do_not_find_a_session(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     snapshot = await gateway.store.read(SCOPE, SESSION)
     await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(1), None, pointed=True)
-    other = Scope.of("model", "somebody else")
+    other = Scope.of("model", "other")
     assert (await gateway.store.find(other, SESSION.tag, ["d1"])).session is None
 
 
-async def test_the_mirror_is_bounded() -> None:
+async def test_mirror_is_bounded() -> None:
     gateway = Gateway(None, mirror_entries=2)
     for number in range(5):
         session = SessionId.of_client(SCOPE, str(number))
@@ -175,16 +175,16 @@ async def test_the_mirror_is_bounded() -> None:
     assert [snapshot.record is not None for snapshot in known] == [False, False, False, True, True]
 
 
-async def test_deleting_forgets_everywhere(backend: FakeBackend) -> None:
+async def test_deleted_session_is_gone_from_redis_and_mirror(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
-    await gateway.take(1)
+    await gateway.commit(1)
     assert await gateway.store.delete(SCOPE, SESSION)
     assert await gateway.turns() == (StateSource.REDIS, [])
     assert not await gateway.store.delete(SCOPE, SESSION)
 
 
 class TestMirrorEntries:
-    def test_are_as_old_as_their_ttl_allows(self) -> None:
+    def test_expire_after_their_ttl(self) -> None:
         now = 0.0
         mirror = Mirror(10, clock=lambda: now)
         mirror.put("k", b"v", None, ttl_seconds=60, written=False)
@@ -192,7 +192,7 @@ class TestMirrorEntries:
         now = 61.0
         assert (mirror.get("k"), mirror.unwritten("k")) == (None, None)
 
-    def test_are_no_longer_unwritten_once_written(self) -> None:
+    def test_are_not_unwritten_once_written(self) -> None:
         mirror = Mirror(10)
         mirror.put("k", b"v", ("p", b"w"), 60, written=False)
         mirror.put("k", b"v", None, 60, written=True)
@@ -200,7 +200,7 @@ class TestMirrorEntries:
 
 
 class TestBreaker:
-    def test_opens_after_failures_in_a_row_and_lets_one_call_probe(self) -> None:
+    def test_opens_after_consecutive_failures_and_allows_one_probe(self) -> None:
         now = 0.0
         breaker = Breaker(clock=lambda: now)
         for _ in range(FAILURES_TO_OPEN):
@@ -212,7 +212,7 @@ class TestBreaker:
         breaker.succeeded()
         assert (breaker.open, breaker.allows()) == (False, True)
 
-    def test_waits_longer_each_time_up_to_a_bound(self) -> None:
+    def test_pause_is_bounded(self) -> None:
         now = 0.0
         breaker = Breaker(clock=lambda: now)
         for _ in range(20):
@@ -220,7 +220,7 @@ class TestBreaker:
         now = LONGEST_PAUSE_SECONDS
         assert breaker.allows()
 
-    def test_a_success_between_failures_keeps_it_closed(self) -> None:
+    def test_success_between_failures_keeps_it_closed(self) -> None:
         breaker = Breaker()
         for _ in range(10):
             breaker.failed()

@@ -1,4 +1,4 @@
-"""Session state across replicas while Redis is away: each asks the others for what they have in mind."""
+"""Session state is exchanged between replicas while Redis is unavailable."""
 
 import pytest
 
@@ -14,34 +14,34 @@ SESSION = SessionId.of_client(SCOPE, "session")
 
 
 class Fleet:
-    """Replicas before one Redis, which know each other."""
+    """Replicas that share one Redis and are each other's peers."""
 
     def __init__(self, replicas: int = 2) -> None:
         self.redis = [FakeBackend() for _ in range(replicas)]
         for way in self.redis:
             way.values = self.redis[0].values
-        self.asked = 0
+        self.calls = 0
         self.mirrors = [Mirror(100) for _ in range(replicas)]
         self.stores = [
             SessionStore(way, mirror, 600, self) for way, mirror in zip(self.redis, self.mirrors, strict=True)
         ]
 
-    def away(self, away: bool) -> None:
-        """Redis is away for everybody, or back."""
+    def set_away(self, away: bool) -> None:
+        """Make Redis unavailable to all replicas, or available again."""
         for way in self.redis:
             way.away = away
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
-        self.asked += 1
+        self.calls += 1
         return [mirror.values(keys) for mirror in self.mirrors]
 
     async def publish(self, entries: dict[str, bytes]) -> None:
-        self.asked += 1
+        self.calls += 1
         for store in self.stores:
             store.accept(entries)
 
-    async def take(self, replica: int, turn: int) -> None:
-        """A turn of the session at a replica."""
+    async def commit(self, replica: int, turn: int) -> None:
+        """Commit a turn of the session through a replica."""
         store = self.stores[replica]
         snapshot = await store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
@@ -50,7 +50,7 @@ class Fleet:
         )
 
     async def known(self, replica: int) -> tuple[StateSource, list[int]]:
-        """Where the replica finds the session, and the turns that it knows of it."""
+        """The source and the turns of the session's record as read by a replica."""
         snapshot = await self.stores[replica].read(SCOPE, SESSION)
         return snapshot.source, [p.turn for p in snapshot.record.points] if snapshot.record else []
 
@@ -64,42 +64,42 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-async def test_a_session_that_changes_replicas_while_redis_is_away_is_remembered(fleet: Fleet) -> None:
-    await fleet.take(0, 1)
-    fleet.away(True)
+async def test_session_can_change_replicas_while_redis_is_unavailable(fleet: Fleet) -> None:
+    await fleet.commit(0, 1)
+    fleet.set_away(True)
     for turn in (2, 3, 4):
-        await fleet.take(turn % 2, turn)
+        await fleet.commit(turn % 2, turn)
     assert await fleet.known(0) == (StateSource.MIRROR, [4, 3, 2, 1])
     assert await fleet.known(1) == (StateSource.MIRROR, [4, 3, 2, 1])
 
 
-async def test_one_that_says_no_name_is_found_at_another_replica(fleet: Fleet) -> None:
-    fleet.away(True)
-    await fleet.take(0, 1)
-    await fleet.take(0, 2)
+async def test_session_without_an_id_is_found_through_a_peer(fleet: Fleet) -> None:
+    fleet.set_away(True)
+    await fleet.commit(0, 1)
+    await fleet.commit(0, 2)
     found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert (found.source, found.session, found.point) == (StateSource.MIRROR, SESSION, point(2))
     assert found.record is not None
     assert [known.turn for known in found.record.points] == [2, 1]
 
 
-async def test_the_longest_history_counts_wherever_it_is(fleet: Fleet) -> None:
-    fleet.away(True)
-    await fleet.take(1, 1)
-    await fleet.take(0, 2)
+async def test_longest_history_of_all_replicas_is_used(fleet: Fleet) -> None:
+    fleet.set_away(True)
+    await fleet.commit(1, 1)
+    await fleet.commit(0, 2)
     found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert found.point == point(2)
 
 
-async def test_what_one_replica_could_not_write_another_hands_in(fleet: Fleet) -> None:
-    """A connection that is there outlives the Service it was made through: Redis may be away for one alone."""
-    await fleet.take(1, 1)
+async def test_peer_writes_a_commit_that_redis_rejected(fleet: Fleet) -> None:
+    """Redis may be unreachable from one replica only, because established connections outlive their Service."""
+    await fleet.commit(1, 1)
     fleet.redis[0].away = True
-    await fleet.take(0, 2)
+    await fleet.commit(0, 2)
     assert await fleet.known(1) == (StateSource.REDIS, [2, 1])
     found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert (found.source, found.point) == (StateSource.REDIS, point(2))
-    await fleet.take(1, 3)
+    await fleet.commit(1, 3)
     await fleet.stores[1].flush()
     late = SessionStore(fleet.redis[1], Mirror(100), 600)
     snapshot = await late.read(SCOPE, SESSION)
@@ -107,25 +107,25 @@ async def test_what_one_replica_could_not_write_another_hands_in(fleet: Fleet) -
     assert [known.turn for known in snapshot.record.points] == [3, 2, 1]
 
 
-async def test_after_an_outage_each_knows_what_the_others_have_yet_to_write(fleet: Fleet) -> None:
-    await fleet.take(0, 1)
-    fleet.away(True)
-    await fleet.take(1, 2)
-    await fleet.take(0, 3)
-    fleet.away(False)
+async def test_overdue_commits_of_peers_are_known_after_an_outage(fleet: Fleet) -> None:
+    await fleet.commit(0, 1)
+    fleet.set_away(True)
+    await fleet.commit(1, 2)
+    await fleet.commit(0, 3)
+    fleet.set_away(False)
     assert await fleet.known(1) == (StateSource.REDIS, [3, 2, 1])
 
 
-async def test_nobody_is_asked_while_redis_answers(fleet: Fleet) -> None:
-    await fleet.take(0, 1)
-    await fleet.take(1, 2)
+async def test_peers_are_not_queried_while_redis_is_available(fleet: Fleet) -> None:
+    await fleet.commit(0, 1)
+    await fleet.commit(1, 2)
     await fleet.stores[0].find(SCOPE, SESSION.tag, ["d3"])
-    assert fleet.asked == 0
+    assert fleet.calls == 0
 
 
-async def test_rubbish_of_a_peer_is_as_good_as_nothing(fleet: Fleet) -> None:
-    fleet.away(True)
-    await fleet.take(0, 1)
+async def test_invalid_entries_of_a_peer_are_ignored(fleet: Fleet) -> None:
+    fleet.set_away(True)
+    await fleet.commit(0, 1)
     (key,) = [key for key in fleet.mirrors[0].unwritten_keys() if ":s:" in key]
     for mirror in fleet.mirrors:
         mirror.put(key, b"rubbish", None, 600, written=False)
