@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dps_engines.launch import Launch
+from dps_engines.launch import Launch, Speculation
 
 
 class EngineRuntime(Protocol):
@@ -42,10 +42,10 @@ class EngineRuntime(Protocol):
     def check_version(self, version: str) -> None:
         """Raises EngineError if the version is older than the oldest supported one."""
 
-    def check_arguments(self, arguments: Sequence[str], *, speculative: bool) -> None:
-        """Raises EngineError if a user's arguments contain a flag that is not theirs to set.
+    def check_arguments(self, arguments: Sequence[str], speculation: Speculation | None) -> None:
+        """Raises EngineError if a user's arguments contain a flag that is set elsewhere or not supported.
 
-        speculative: whether the flags of speculative decoding are allowed.
+        speculation: None for greedy decoding, for which flags of speculative decoding are refused.
         """
 
     def arguments(self, launch: Launch) -> list[str]:

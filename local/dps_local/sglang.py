@@ -114,7 +114,7 @@ def sglang_command(
 
 def _check_argument(argument: str) -> None:
     try:
-        SGLANG.check_arguments([argument], speculative=False)
+        SGLANG.check_arguments([argument], None)
     except EngineError as error:
         name = argument.split("=", 1)[0]
         raise EngineError(

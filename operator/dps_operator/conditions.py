@@ -8,7 +8,7 @@ from dps_engines.pools import POOLS
 from dps_operator.api.status import ConditionType
 from dps_operator.builders.network import base_url
 from dps_operator.builders.store import managed
-from dps_operator.diagnose import most_severe
+from dps_operator.diagnose import Problem, most_severe
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 
@@ -31,6 +31,8 @@ class Observed:
     pods: Sequence[Pod] = ()
     invalid: str = ""
     """Why the spec cannot be applied; empty if it can."""
+    unmonitored: str = ""
+    """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
     failing: str = ""
     """Message of a failed API server call; empty if all calls succeeded."""
     waiting_pool: str | None = None
@@ -56,9 +58,7 @@ def _serving(router_name: str, observed: Observed, component: Component, type: C
     replicas = _workload(observed, kind, f"{router_name}-{component}")
     if replicas is None:
         return Verdict(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
-    problem = most_severe(
-        [pod.problem for pod in observed.pods if pod.component == component and pod.problem]
-    )
+    problem = _problem(observed, component)
     count = f"{replicas.ready} of {replicas.desired} replicas are ready"
     if replicas.ready >= replicas.desired:
         return Verdict(type, "True", "AllReplicasReady", count)
@@ -81,9 +81,28 @@ def _store(router: Router, observed: Observed) -> Verdict:
     return Verdict("SessionStoreReady", "True", "External", message)
 
 
+def _problem(observed: Observed, component: Component) -> Problem | None:
+    """The most severe problem of a component's pods."""
+    return most_severe([pod.problem for pod in observed.pods if pod.component == component and pod.problem])
+
+
+def _stalled(router: Router, observed: Observed) -> str:
+    """The rollouts that have exceeded their progress deadline, and why; empty if there are none."""
+    messages = []
+    for component in (*POOLS, "gateway"):
+        replicas = _workload(observed, "Deployment", child_name(router, component))
+        if replicas is not None and replicas.stalled:
+            problem = _problem(observed, component)
+            cause = problem.message if problem else replicas.stalled
+            messages.append(f"the rollout of the {NOUNS[component]} has failed: {cause}")
+    return "; ".join(messages)
+
+
 def _progressing(router: Router, observed: Observed) -> Verdict:
     if observed.failing:
         return Verdict("Progressing", "True", "Retrying", observed.failing)
+    if stalled := _stalled(router, observed):
+        return Verdict("Progressing", "False", "ProgressDeadlineExceeded", stalled)
     if observed.waiting_pool:
         (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
@@ -95,32 +114,39 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
         kind = "StatefulSet" if component == "redis" else "Deployment"
         replicas = _workload(observed, kind, child_name(router, component))
         if replicas is None or not replicas.settled:
-            return Verdict("Progressing", "True", "RollingOut", f"the {NOUNS[component]} is rolling out")
+            problem = _problem(observed, component)
+            message = f"the {NOUNS[component]} is rolling out"
+            return Verdict(
+                "Progressing", "True", "RollingOut", f"{message}: {problem.message}" if problem else message
+            )
     return Verdict("Progressing", "False", "Settled", "all replicas are ready and up to date")
 
 
-def _summary(parts: Sequence[Verdict]) -> Verdict:
+def _summary(parts: Sequence[Verdict], stalled: str) -> Verdict:
     for part in parts:
         if part.status != "True":
             return Verdict("Ready", "False", part.reason, part.message)
-    return Verdict("Ready", "True", "Serving", "requests are served by both pools")
+    message = "requests are served by both pools"
+    return Verdict("Ready", "True", "Serving", f"{message}; {stalled}" if stalled else message)
 
 
 def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    if observed.invalid:
-        message = f"{observed.invalid}; running workloads are not changed"
+    if observed.invalid or observed.unmonitored:
+        message = "; ".join(filter(None, (observed.invalid, observed.unmonitored)))
+        message = f"{message}; running workloads are not changed" if observed.invalid else message
         valid = Verdict("SpecValid", "False", "InvalidSpec", message)
     else:
         valid = Verdict("SpecValid", "True", "Accepted", "the spec is valid")
-    parts = [
-        valid,
+    components = [
         _serving(router.name, observed, "speculative", "SpeculativePoolReady"),
         _serving(router.name, observed, "greedy", "GreedyPoolReady"),
         _store(router, observed),
         _serving(router.name, observed, "gateway", "GatewayReady"),
     ]
-    return [_summary(parts), _progressing(router, observed), *parts]
+    required = [valid, *components] if observed.invalid else components
+    summary = _summary(required, _stalled(router, observed))
+    return [summary, _progressing(router, observed), valid, *components]
 
 
 def conditions(

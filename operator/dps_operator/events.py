@@ -32,7 +32,9 @@ def events(
         content = {key: condition[key] for key in ("type", "status", "reason", "observedGeneration")}
         identity = digest([metadata["uid"], content, condition["lastTransitionTime"]])
         failed = condition["type"] != "Progressing" and condition["status"] == "False"
-        bad = failed and condition["reason"] not in TRANSITIONAL_REASONS
+        bad = condition["reason"] == "ProgressDeadlineExceeded" or (
+            failed and condition["reason"] not in TRANSITIONAL_REASONS
+        )
         manifests.append(
             {
                 "apiVersion": "v1",

@@ -31,8 +31,12 @@ class Replicas:
     """Available replicas: ready for at least minReadySeconds."""
     settled: bool
     """Whether the newest spec has been observed, and all replicas are up to date and available."""
+    updated: bool
+    """Whether the newest spec has been observed, and no pod of an older template remains."""
     failure: str
     """Why pods cannot be created, for example a quota or a policy; empty if they can."""
+    stalled: str
+    """Why the rollout has exceeded its progress deadline; empty if it has not."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,19 @@ def _replicas(body: Manifest) -> Replicas | None:
         for condition in status.get("conditions", [])
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
+    stalled = [
+        condition.get("message", "the progress deadline was exceeded")
+        for condition in status.get("conditions", [])
+        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+    ]
     return Replicas(
         desired=desired,
         existing=existing,
         ready=ready,
         settled=observed and existing == ready == status.get("updatedReplicas", 0) == desired,
+        updated=observed and existing == status.get("updatedReplicas", 0),
         failure=failures[0] if failures else "",
+        stalled=stalled[0] if stalled else "",
     )
 
 

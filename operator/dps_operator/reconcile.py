@@ -49,6 +49,7 @@ class _Outcome:
     """Results of a reconcile that the status reports."""
 
     invalid: list[str] = field(default_factory=list)
+    unmonitored: str = ""
     failure: ClusterError | None = None
     waiting_pool: str | None = None
 
@@ -90,6 +91,7 @@ class Reconciler:
             children=self._observations.children(key),
             pods=self._observations.pods(key),
             invalid="; ".join(outcome.invalid),
+            unmonitored=outcome.unmonitored,
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
         )
@@ -111,13 +113,16 @@ class Reconciler:
         outcome.waiting_pool = pool_on_hold(desired, self._engines(router, key))
         for manifest in desired:
             held = manifest["metadata"]["labels"][COMPONENT_LABEL] == outcome.waiting_pool
-            if held and TEMPLATE_HASH in manifest["metadata"].get("annotations", {}):
-                continue
             try:
+                if held and TEMPLATE_HASH in manifest["metadata"].get("annotations", {}):
+                    manifest = await self._with_live_template(router, manifest)
                 await self._apply(router, key, manifest)
             except NotInstalledError:
                 message = f"{manifest['kind']} is not installed in this cluster: install its CRD, or remove the field"
-                outcome.invalid.append(message)
+                if manifest["kind"] == "ServiceMonitor":
+                    outcome.unmonitored = message
+                else:
+                    outcome.invalid.append(message)
             except RejectedError as error:
                 outcome.invalid.append(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
             except ClusterError as error:
@@ -130,6 +135,17 @@ class Reconciler:
         except ClusterError as error:
             outcome.failure = error
         return outcome
+
+    async def _with_live_template(self, router: Router, manifest: Manifest) -> Manifest:
+        """The Deployment with its live pod template, so that replicas and drift are still applied during a hold."""
+        metadata = manifest["metadata"]
+        live = await self._cluster.get(kind_of(manifest), router.namespace, metadata["name"])
+        template_hash = live["metadata"].get("annotations", {}).get(TEMPLATE_HASH, "")
+        annotations = metadata["annotations"] | {TEMPLATE_HASH: template_hash}
+        return manifest | {
+            "metadata": metadata | {"annotations": annotations},
+            "spec": manifest["spec"] | {"template": live["spec"]["template"]},
+        }
 
     def _engines(self, router: Router, key: Key) -> dict[str, Child]:
         known = self._observations.children(key)

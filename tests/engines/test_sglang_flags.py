@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dps_engines.launch import ALGORITHMS, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED
+from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = ("0.5.8.post1", "0.5.23")
@@ -123,8 +123,8 @@ def test_every_managed_flag_is_an_option_of_every_supported_version(options: dic
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_every_other_option_may_be_passed(options: dict[str, Any]) -> None:
-    free = [name for name in options if name not in MANAGED and name not in ABBREVIATIONS]
-    SGLANG.check_arguments(free, speculative=True)
+    free = set(options) - set(MANAGED) - set(ABBREVIATIONS) - set(UNSUPPORTED)
+    SGLANG.check_arguments(sorted(free), Speculation("Ngram"))
 
 
 MANAGED_ARGUMENTS = [
@@ -143,8 +143,24 @@ MANAGED_ARGUMENTS = [
 @pytest.mark.parametrize(("argument", "message"), MANAGED_ARGUMENTS)
 def test_managed_flag_is_refused_with_the_field_that_sets_it(argument: str, message: str) -> None:
     with pytest.raises(EngineError) as refused:
-        SGLANG.check_arguments(["--log-level", "info", argument], speculative=True)
+        SGLANG.check_arguments(["--log-level", "info", argument], Speculation("Ngram"))
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("argument", ["--api-key", "--api-key=secret", "--api"])
+def test_api_key_is_refused_because_the_gateway_sends_none(argument: str) -> None:
+    with pytest.raises(EngineError, match="is not supported: the gateway sends no API key"):
+        SGLANG.check_arguments([argument, "secret"], None)
+
+
+@pytest.mark.parametrize("argument", ["--lora-paths", "--enable-lora"])
+def test_lora_is_refused_with_a_draft_model_only(argument: str) -> None:
+    SGLANG.check_arguments([argument], None)
+    SGLANG.check_arguments([argument], Speculation("Ngram"))
+    with pytest.raises(
+        EngineError, match=r"cannot be combined with Standalone.*; remove it, or choose Ngram"
+    ):
+        SGLANG.check_arguments([argument], Speculation("Standalone", "d"))
 
 
 IMAGES = [

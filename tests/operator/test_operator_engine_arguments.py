@@ -65,6 +65,11 @@ def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
             "spec.pools.greedy.args: --tp is set by spec.engine.tensorParallel; remove it",
         ),
         (
+            {"engine": {"args": ["--api-key", "x"]}},
+            "spec.engine.args: --api-key is not supported: the gateway sends no API key to the engines, which would "
+            "answer every request with 401; remove it",
+        ),
+        (
             {"engine": {"version": "0.4.9"}},
             "spec.engine: SGLang 0.4.9 is not supported; use 0.5.8 or newer",
         ),

@@ -245,6 +245,54 @@ async def test_gateway_pods_are_annotated_once_per_configuration(world: World) -
     assert world.cluster.calls["merge"] == 2
 
 
+def rolling_out(world: World, name: str) -> None:
+    """Set the status of a Deployment to that of a rollout whose new pod is not ready."""
+    live = world.object("Deployment", name)
+    live["status"] = {"replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
+
+
+def available(world: World, name: str, replicas: int = 1) -> None:
+    """Set the status of a Deployment to that of a finished rollout."""
+    live = world.object("Deployment", name)
+    live["status"] = {"replicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas}
+
+
+async def test_pool_on_hold_keeps_its_template_but_not_its_replicas_or_drift(world: World) -> None:
+    rolling_out(world, "qwen-speculative")
+    available(world, "qwen-greedy")
+    old = copy.deepcopy(world.object("Deployment", "qwen-greedy"))
+    world.object("Deployment", "qwen-greedy")["spec"]["revisionHistoryLimit"] = 9
+    pools = {**SMALLEST["pools"], "greedy": {"replicas": 3, "args": ["--log-level", "debug"]}}
+    world.edit({**SMALLEST, "pools": pools})
+    await world.reconcile()
+    held = world.object("Deployment", "qwen-greedy")
+    assert held["spec"]["template"] == old["spec"]["template"]
+    assert held["metadata"]["annotations"] == old["metadata"]["annotations"]
+    assert (held["spec"]["replicas"], held["spec"]["revisionHistoryLimit"]) == (3, 3)
+    assert "starts after that of the speculative pool" in world.condition("Progressing")["message"]
+    writes = world.cluster.writes()
+    await world.reconcile()
+    assert world.cluster.writes() == writes
+    available(world, "qwen-speculative")
+    await world.reconcile()
+    args = world.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-2:] == ["--log-level", "debug"]
+
+
+async def test_unready_replica_does_not_hold_the_other_pool(world: World) -> None:
+    world.object("Deployment", "qwen-speculative")["status"] = {
+        "replicas": 3,
+        "updatedReplicas": 3,
+        "availableReplicas": 2,
+    }
+    available(world, "qwen-greedy")
+    pools = {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}
+    world.edit({**SMALLEST, "pools": pools})
+    await world.reconcile()
+    args = world.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-2:] == ["--log-level", "debug"]
+
+
 async def test_terminating_router_is_not_reconciled(world: World) -> None:
     world.cluster.objects["DPSRouter", *KEY]["metadata"]["deletionTimestamp"] = NOW
     world.cluster.objects.pop(("Service", "serving", "qwen-greedy"))

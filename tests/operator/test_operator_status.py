@@ -86,6 +86,17 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
         Observed(family(greedy=workload("greedy", replicas(1, settled=False)))),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
     ),
+    "failed rollout": (
+        Observed(
+            family(speculative=workload("speculative", replicas(1, settled=False, stalled="deadline"))),
+            [remembered_pod("speculative", CRASH)],
+        ),
+        {
+            "Ready": ("True", "Serving"),
+            "Progressing": ("False", "ProgressDeadlineExceeded"),
+            "SpeculativePoolReady": ("True", "AllReplicasReady"),
+        },
+    ),
     "invalid spec": (
         replace(HEALTHY, invalid="spec.engine.args: --port is set by the operator; remove it"),
         {
@@ -93,6 +104,10 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
             "SpecValid": ("False", "InvalidSpec"),
             "GatewayReady": ("True", "AllReplicasReady"),
         },
+    ),
+    "missing ServiceMonitor": (
+        replace(HEALTHY, unmonitored="ServiceMonitor is not installed in this cluster"),
+        {"Ready": ("True", "Serving"), "SpecValid": ("False", "InvalidSpec")},
     ),
     "API server failure": (
         replace(HEALTHY, failing="etcdserver: request timed out"),
@@ -109,6 +124,28 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
 def test_conditions_follow_from_observations(seen: Observed, wanted: dict[str, tuple[str, str]]) -> None:
     found = condition_reasons(seen)
     assert {kind: found[kind] for kind in wanted} == wanted
+
+
+def test_failed_rollout_is_reported_with_its_cause() -> None:
+    cause = "the rollout of the speculative pool has failed: " + CRASH.message
+    found = {item.type: item.message for item in verdicts(router(SMALLEST), CASES["failed rollout"][0])}
+    assert found["Progressing"] == cause
+    assert found["Ready"] == f"requests are served by both pools; {cause}"
+
+
+def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
+    found = {
+        item.type: item.message
+        for item in verdicts(router(SMALLEST), CASES["one of three replicas ready"][0])
+    }
+    assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
+
+
+def test_failed_rollout_causes_a_warning() -> None:
+    before = build_status(router(SMALLEST), HEALTHY, {}, "t1")["conditions"]
+    failed = CASES["failed rollout"][0]
+    after = build_status(router(SMALLEST), failed, {"conditions": before}, "t2")["conditions"]
+    assert event_reasons(before, after) == [("Warning", "ProgressDeadlineExceeded")]
 
 
 def test_external_redis_does_not_block_readiness() -> None:
@@ -226,6 +263,11 @@ ROLLOUTS: dict[str, tuple[Child | None, Child | None, str | None]] = {
     "second pool not serving": (
         workload("s", replicas(settled=False), NEW),
         workload("g", replicas(0), OLD),
+        None,
+    ),
+    "unready replica of the new template": (
+        workload("s", replicas(2, 3), NEW),
+        workload("g", replicas(), OLD),
         None,
     ),
     "only one Deployment": (None, workload("g", replicas(), OLD), None),

@@ -117,6 +117,14 @@ FLAGS: tuple[Flag, ...] = (
 MANAGED = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
 """Flags that a user may not pass, and the field that sets each; aliases included."""
 
+UNSUPPORTED = {
+    "--api-key": "the gateway sends no API key to the engines, which would answer every request with 401"
+}
+"""Flags that break the deployment, and why."""
+
+LORA = ("--enable-lora", "--lora-paths")
+"""Flags that enable LoRA adapters, which SGLang refuses to combine with a draft model."""
+
 ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algorithm"}
 """Common short forms that are not unambiguous prefixes.
 
@@ -133,6 +141,14 @@ def arguments(launch: Launch) -> list[str]:
             continue
         line += [flag.name] if value is True else [flag.name, str(value)]
     return line
+
+
+def unsupported(argument: str) -> str | None:
+    """Why a flag is not supported, prefixes included; None if it is."""
+    name = argument.split("=", 1)[0]
+    if len(name) <= len("--"):
+        return None
+    return next((reason for flag, reason in UNSUPPORTED.items() if flag.startswith(name)), None)
 
 
 def managed_by(argument: str) -> str | None:

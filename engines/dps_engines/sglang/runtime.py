@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from dps_engines.launch import EngineError, Launch
+from dps_engines.launch import EngineError, Launch, Speculation
 from dps_engines.sglang import flags
 
 DEFAULT_VERSION = "0.5.8.post1"
@@ -43,11 +43,18 @@ class SGLang:
             oldest = ".".join(map(str, OLDEST_SUPPORTED))
             raise EngineError(f"SGLang {version} is not supported; use {oldest} or newer")
 
-    def check_arguments(self, arguments: Sequence[str], *, speculative: bool) -> None:
+    def check_arguments(self, arguments: Sequence[str], speculation: Speculation | None) -> None:
         """See EngineRuntime."""
         for argument in arguments:
             name = argument.split("=", 1)[0]
-            if not speculative and name.startswith("--spec"):
+            if reason := flags.unsupported(argument):
+                raise EngineError(f"{name} is not supported: {reason}; remove it")
+            if name in flags.LORA and speculation is not None and speculation.algorithm != "Ngram":
+                raise EngineError(
+                    f"{name} cannot be combined with {speculation.algorithm}, because SGLang supports LoRA "
+                    "only with Ngram; remove it, or choose Ngram"
+                )
+            if speculation is None and name.startswith("--spec"):
                 source: str | None = "spec.pools.speculative, as the greedy pool must not speculate"
             else:
                 source = flags.managed_by(argument)

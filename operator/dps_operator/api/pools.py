@@ -127,7 +127,8 @@ class PoolSpec(APIObject):
     )
     resources: Resources = Field(
         default=Resources(),
-        description="Resources of the engine container; the number of GPUs is engine.tensorParallel.",
+        description="Resources of the engine container. engine.tensorParallel sets the GPUs; by default 4 CPUs and "
+        "32Gi are requested per GPU.",
     )
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Merged into the pod template of this pool."

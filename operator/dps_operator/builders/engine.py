@@ -14,7 +14,8 @@ from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child
 MODELS = "/models"
 DRAIN_SECONDS = 15
 """Seconds between the end of a pod's readiness and SIGTERM, in which the gateways remove the endpoint."""
-DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "4", "memory": "32Gi"}}
+CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
+"""Default requests: tensor-parallel ranks are separate processes, and host memory grows with the model."""
 SHARED_MEMORY = "16Gi"
 
 
@@ -77,7 +78,11 @@ def _container(router: Router, name: PoolName) -> Manifest:
     def probe(**timing: int) -> Manifest:
         return {"httpGet": {"path": runtime.health_path, "port": "http"}, **timing}
 
-    gpus = {"nvidia.com/gpu": str(spec.engine.tensor_parallel)}
+    gpus = spec.engine.tensor_parallel
+    defaults = {
+        "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_GIB_PER_GPU * gpus}Gi"},
+        "limits": {"nvidia.com/gpu": str(gpus)},
+    }
     return {
         "name": "engine",
         "image": runtime.image(spec.engine.image, spec.engine.version),
@@ -85,7 +90,7 @@ def _container(router: Router, name: PoolName) -> Manifest:
         "args": engine_arguments(spec, name),
         "env": _env(spec, pool, child_name(router, name)),
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
-        "resources": container_resources(DEFAULT_RESOURCES | {"limits": gpus}, pool.resources),
+        "resources": container_resources(defaults, pool.resources),
         "startupProbe": probe(
             periodSeconds=10, timeoutSeconds=5, failureThreshold=runtime.load_seconds // 10
         ),

@@ -19,23 +19,25 @@ def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
     return spec.pools.speculative if name == "speculative" else spec.pools.greedy
 
 
+def _speculation(pool: PoolSpec) -> Speculation | None:
+    return Speculation(**pool.speculation.model_dump()) if isinstance(pool, SpeculativePoolSpec) else None
+
+
 def _launch(spec: Spec, pool: PoolSpec) -> Launch:
-    telemetry, speculation = spec.telemetry, None
-    if isinstance(pool, SpeculativePoolSpec):
-        speculation = Speculation(**pool.speculation.model_dump())
+    telemetry = spec.telemetry
     return Launch(
         model=spec.model.name,
         served_name=spec.model.served_name or spec.model.name,
         port=runtime_of(spec).port,
         tensor_parallel=spec.engine.tensor_parallel,
-        speculation=speculation,
+        speculation=_speculation(pool),
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
     )
 
 
-def _checked(spec: Spec, arguments: list[str], field: str, *, speculative: bool) -> list[str]:
+def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> list[str]:
     try:
-        runtime_of(spec).check_arguments(arguments, speculative=speculative)
+        runtime_of(spec).check_arguments(arguments, _speculation(pool))
     except EngineError as error:
         raise SpecError(f"{field}: {error}") from error
     return arguments
@@ -44,17 +46,16 @@ def _checked(spec: Spec, arguments: list[str], field: str, *, speculative: bool)
 def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The user's arguments come last, the pool's after the engine's.
 
-    Raises SpecError if the version is not supported, or if an argument is set by the operator.
+    Raises SpecError if the version is not supported, or if an argument is set by the operator or not supported.
     """
     runtime, pool = runtime_of(spec), pool_of(spec, name)
-    speculative = name == "speculative"
     try:
         runtime.check_version(runtime.version(spec.engine.image, spec.engine.version))
     except EngineError as error:
         raise SpecError(f"spec.engine: {error}") from error
     additional = [
-        *_checked(spec, spec.engine.args, "spec.engine.args", speculative=speculative),
-        *_checked(spec, pool.args, f"spec.pools.{name}.args", speculative=speculative),
+        *_checked(spec, pool, spec.engine.args, "spec.engine.args"),
+        *_checked(spec, pool, pool.args, f"spec.pools.{name}.args"),
     ]
     try:
         return [*runtime.arguments(_launch(spec, pool)), *additional]

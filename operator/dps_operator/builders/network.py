@@ -33,7 +33,8 @@ def http_route(router: Router) -> list[Manifest]:
     backend = {"name": child_name(router, "gateway"), "port": router.spec.gateway.service.port}
     spec: Manifest = {
         "parentRefs": [to_wire(parent) for parent in settings.parent_refs],
-        "rules": [{"backendRefs": [backend]}],
+        # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
+        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }
     if settings.hostnames:
         spec["hostnames"] = list(settings.hostnames)

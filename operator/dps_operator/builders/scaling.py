@@ -82,7 +82,12 @@ def disruption_budgets(router: Router) -> list[Manifest]:
             "policy/v1",
             "PodDisruptionBudget",
             component,
-            spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(router, component)}},
+            spec={
+                "maxUnavailable": 1,
+                # A pod that is not ready, such as one that crashes, must not block a drain.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": selector(router, component)},
+            },
         )
         for component in components
         if min_replicas(router, component) > 1

@@ -26,9 +26,22 @@ def waiting(reason: str, message: str = "", **container: Any) -> Manifest:
     return {"name": "engine", "image": "sglang:1", "ready": False, "state": state, **container}
 
 
-def replicas(ready: int = 1, desired: int = 1, *, settled: bool | None = None, failure: str = "") -> Replicas:
-    """The replica counts of a workload; by default settled if all replicas are ready."""
-    return Replicas(desired, desired, ready, ready == desired if settled is None else settled, failure)
+def replicas(
+    ready: int = 1, desired: int = 1, *, settled: bool | None = None, failure: str = "", stalled: str = ""
+) -> Replicas:
+    """The replica counts of a workload; by default settled if all replicas are ready.
+
+    With settled=False a pod of an old template remains.
+    """
+    return Replicas(
+        desired=desired,
+        existing=desired,
+        ready=ready,
+        settled=ready == desired if settled is None else settled,
+        updated=settled is not False,
+        failure=failure,
+        stalled=stalled,
+    )
 
 
 def workload(name: str, observed: Replicas, template_hash: str = "", kind: str = "Deployment") -> Child:
