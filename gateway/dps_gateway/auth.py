@@ -35,6 +35,11 @@ class Keys:
             tenants[_digest(key.strip())] = tenant.strip()
         return cls(tenants)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The tenants that have a key."""
+        return frozenset(self._tenants.values())
+
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of the API key in the request's headers. Raises Unauthorized."""
         scheme, _, key = headers.get("Authorization", "").partition(" ")

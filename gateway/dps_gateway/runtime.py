@@ -127,6 +127,11 @@ class Runtime:
         """The scope that separates the tenant's sessions from those of other tenants."""
         return _scope(self.config.model.name, tenant)
 
+    def scope_names(self) -> frozenset[str]:
+        """The names of the scopes of all tenants."""
+        tenants = self.keys.tenants if self.keys is not None else {""}
+        return frozenset(self.scope(tenant).name for tenant in tenants)
+
     async def close(self) -> None:
         """Close all connections and flush spans."""
         await self.upstream.close()

@@ -1,5 +1,6 @@
 """During a Redis outage, sessions that move between two replicas keep their state, with and without session ids."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dps_gateway.pool import Pool
+from dps_gateway.session.identity import Scope, SessionId
+from dps_gateway.session.keys import Pointer, pointer_key
+from dps_gateway.session.record import Point
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.processes import free_ports
@@ -80,17 +85,24 @@ async def test_mirror_returns_only_requested_keys_and_rejects_malformed_bodies(
 ) -> None:
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
         gateway = await site.gateway([engines[0]], [engines[1]])
+        scope = Scope.of(MODEL, "")
+        session = SessionId.of_client(scope, "s")
+        point = Point(1, "d" * 22, 10, 5, 7, frozenset({Pool.GREEDY}))
+        key, pointer = (
+            pointer_key(scope, session.tag, point.digest),
+            Pointer(session, point).encode().decode(),
+        )
 
         async def post(body: bytes) -> tuple[int, object]:
             async with http.post(f"{gateway.admin}/mirror", data=body) as response:
                 return response.status, await response.json()
 
         assert await post(b'["dps:{x:y}:s:z"]') == (200, {})
-        async with http.put(f"{gateway.admin}/mirror", data=b'{"dps:{x:y}:p:z": "w"}') as response:
+        async with http.put(f"{gateway.admin}/mirror", json={key: pointer}) as response:
             assert response.status == 204
-        assert await post(b'["dps:{x:y}:p:z"]') == (200, {"dps:{x:y}:p:z": "w"})
+        assert await post(json.dumps([key]).encode()) == (200, {key: pointer})
         for body in (b"{", b"[]", b'{"k": 1}'):
             async with http.put(f"{gateway.admin}/mirror", data=body) as response:
                 assert response.status == 400
-        refused = (400, {"error": "a JSON array of keys is expected"})
+        refused = (400, {"error": "expected a JSON array of keys"})
         assert [await post(body) for body in (b"{", b"{}", b"[1]")] == [refused] * 3

@@ -1,6 +1,6 @@
-"""The admin port: liveness, readiness, metrics, and what this replica knows. Never a prompt, never a secret."""
+"""The admin port: probes, metrics, and the state of this replica. Responses contain no prompts and no secrets."""
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
@@ -11,14 +11,17 @@ from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import SessionId
+from dps_gateway.session.keys import is_valid_entry
 from dps_gateway.session.peers import PATH as MIRROR_PATH
 from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
 
+MAX_BODY_BYTES: Final = 256 * 1024
+
 
 def admin_app(runtime: Runtime) -> web.Application:
     """The application of the admin port."""
-    app = web.Application()
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
     app[RUNTIME] = runtime
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
@@ -26,9 +29,9 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/pools", _pools)
     app.router.add_get("/config", _config)
     app.router.add_get("/sessions/{id}", _session)
-    app.router.add_delete("/sessions/{id}", _forget)
-    app.router.add_post(MIRROR_PATH, _mirror)
-    app.router.add_put(MIRROR_PATH, _take)
+    app.router.add_delete("/sessions/{id}", _delete_session)
+    app.router.add_post(MIRROR_PATH, _read_mirror)
+    app.router.add_put(MIRROR_PATH, _write_mirror)
     return app
 
 
@@ -55,7 +58,7 @@ async def _readyz(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
     if runtime.ready:
         return web.Response(text="ok\n")
-    reason = "draining" if runtime.draining else "no engine has answered yet"
+    reason = "draining" if runtime.draining else "no engine has answered a health check yet"
     return web.Response(status=503, text=f"{reason}\n")
 
 
@@ -91,48 +94,57 @@ async def _config(request: web.Request) -> web.Response:
     return _json(document)
 
 
-def _named(request: web.Request) -> tuple[Runtime, Any, SessionId]:
-    """The session of /sessions/{id}?tenant=NAME: an id of ours, or one that a client sends."""
+def _requested_session(request: web.Request) -> tuple[Runtime, Any, SessionId]:
+    """The session of /sessions/{id}?tenant=NAME, where the id is x-dps-session or the client's own."""
     runtime = request.app[RUNTIME]
     scope = runtime.scope(request.query.get("tenant", ""))
     return runtime, scope, SessionId.of_client(scope, request.match_info["id"])
 
 
 async def _session(request: web.Request) -> web.Response:
-    runtime, scope, session = _named(request)
+    runtime, scope, session = _requested_session(request)
     snapshot = await runtime.turns.store.read(scope, session)
     if snapshot.record is None:
-        return _json({"error": f"there is no session {session.text}", "source": snapshot.source.value}, 404)
+        return _json(
+            {"error": f"session {session.text} does not exist", "source": snapshot.source.value}, 404
+        )
     return _json(session_document(session, snapshot.record, snapshot.source.value))
 
 
-async def _mirror(request: web.Request) -> web.Response:
-    """What this replica has in mind of some keys, for another one that cannot ask Redis."""
+async def _read_mirror(request: web.Request) -> web.Response:
+    """The cached values of some keys, for a replica that cannot reach Redis."""
     try:
         keys = orjson.loads(await request.read())
     except ValueError:
         keys = None
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        return _json({"error": "a JSON array of keys is expected"}, 400)
+        return _json({"error": "expected a JSON array of keys"}, 400)
     known = request.app[RUNTIME].mirror.values(keys)
     return _json({key: value.decode() for key, value in known.items()})
 
 
-async def _take(request: web.Request) -> web.Response:
-    """Keep in mind what another replica could not bring to Redis."""
+async def _write_mirror(request: web.Request) -> web.Response:
+    """Accept the commits of a replica that cannot reach Redis.
+
+    They are written to Redis later, so only valid entries of this gateway's own sessions are accepted.
+    """
+    runtime = request.app[RUNTIME]
     try:
         entries = orjson.loads(await request.read())
     except ValueError:
         entries = None
     if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-        return _json({"error": "a JSON object of keys and values is expected"}, 400)
-    store = request.app[RUNTIME].turns.store
-    store.accept({key: value.encode() for key, value in entries.items()})
+        return _json({"error": "expected a JSON object of keys and values"}, 400)
+    encoded = {key: value.encode() for key, value in entries.items()}
+    scopes = runtime.scope_names()
+    if not all(is_valid_entry(scopes, key, value) for key, value in encoded.items()):
+        return _json({"error": "expected records and pointers of this gateway's sessions"}, 400)
+    runtime.turns.store.accept(encoded)
     return web.Response(status=204)
 
 
-async def _forget(request: web.Request) -> web.Response:
-    runtime, scope, session = _named(request)
+async def _delete_session(request: web.Request) -> web.Response:
+    runtime, scope, session = _requested_session(request)
     try:
         known = await runtime.turns.store.delete(scope, session)
     except StoreUnavailable as error:

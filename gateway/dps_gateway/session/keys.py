@@ -1,11 +1,21 @@
 """Storage keys of session state, and the pointer from a prompt prefix to its session. Pure."""
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.record import Point, Record
+
+MAX_VALUE_BYTES: Final = 16 * 1024
+"""Bound on a stored value; the largest record takes about 4 KB."""
+
+_KEY: Final = re.compile(
+    r"dps:\{(?P<scope>[0-9a-f]+):(?P<tag>[0-9a-f]+)\}:(?:s:(?P<session>dps-[0-9a-f]+)|p:[A-Za-z0-9_-]{1,64})"
+)
 
 
 def record_prefix(scope: Scope, tag: str) -> str:
@@ -52,3 +62,18 @@ class Pointer:
         except (AttributeError, TypeError, ValueError):
             return None
         return cls(session, points[0]) if session and points else None
+
+
+def is_valid_entry(scopes: Collection[str], key: str, value: bytes) -> bool:
+    """Whether `key` belongs to one of these scopes (`Scope.name`) and `value` is a record or pointer that fits it."""
+    match = _KEY.fullmatch(key)
+    if match is None or match["scope"] not in scopes or len(value) > MAX_VALUE_BYTES:
+        return False
+    if match["session"] is None:
+        pointer = Pointer.decode(value)
+        return pointer is not None and pointer.session.tag == match["tag"]
+    session = SessionId.parse(match["session"])
+    try:
+        return session is not None and session.tag == match["tag"] and bool(Record.decode(value).points)
+    except ValueError:
+        return False
