@@ -1,4 +1,4 @@
-"""`dps simulate`: its options, its JSON, and what it says about invalid input."""
+"""`dps simulate`: its options, its JSON, and its errors for invalid input."""
 
 import json
 from itertools import pairwise
@@ -81,7 +81,7 @@ def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.Captur
         ),
     ],
 )
-def test_invalid_input_exits_with_2_and_says_what_to_change(
+def test_invalid_input_exits_with_2_and_an_actionable_message(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2

@@ -261,7 +261,7 @@ def test_poisson_arrivals_have_the_requested_rate() -> None:
     assert 400 / last == pytest.approx(5.0, rel=0.15)
 
 
-def test_sessions_arrive_when_the_trace_says() -> None:
+def test_sessions_arrive_at_their_recorded_times() -> None:
     sessions = [
         session.model_copy(update={"arrival_seconds": 100.0 + 7.0 * number})
         for number, session in enumerate(trace(sessions=3, turns=1))

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--speculation",
         choices=("batched", "serialized"),
         default="batched",
-        help="serialized: a speculative engine runs one request at a time, as in the paper (default: batched)",
+        help="serialized: a speculative engine runs requests one after another, as in the paper (default: batched)",
     )
     parser.add_argument("--replicas", type=_positive_int, default=1, metavar="N", help="gateway replicas")
     parser.add_argument("--seed", type=int, default=0, metavar="S")

@@ -37,7 +37,7 @@ MAX_RUNNING_GREEDY: Final = 2048
 
 
 class FleetError(ValueError):
-    """The fleet is impossible; the message says what to change."""
+    """The fleet is impossible. The message includes the correction."""
 
 
 @dataclass(frozen=True)

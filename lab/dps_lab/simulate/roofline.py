@@ -53,7 +53,7 @@ class EngineTiming:
 
     @property
     def uses_draft_model(self) -> bool:
-        """Whether a separate draft model occupies memory and keeps a KV cache of its own."""
+        """Whether a separate draft model occupies memory and keeps its own KV cache."""
         return self.speculation is not None and self.speculation.algorithm == "STANDALONE"
 
     @property

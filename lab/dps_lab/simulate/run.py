@@ -20,7 +20,7 @@ from dps_local.emulated_sglang.scheduler import Sequence
 
 @dataclass(frozen=True)
 class Load:
-    """How sessions arrive: `concurrency` at once, or `rate` per second (Poisson), or as the trace says."""
+    """How sessions arrive: closed loop (`concurrency`), Poisson (`rate` per second), or as recorded."""
 
     concurrency: int | None = None
     rate: float | None = None

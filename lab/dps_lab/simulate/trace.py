@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class TraceError(ValueError):
-    """The trace is invalid. The message names the file, the line and the field, and says what to change."""
+    """The trace is invalid. The message names the file, the line and the field, and the correction."""
 
 
 class _Record(BaseModel):
@@ -70,7 +70,7 @@ def parse_trace(lines: Iterable[str], name: str = "trace") -> list[SessionTrace]
         if session.id in line_of:
             raise TraceError(
                 f"{where}: id: '{session.id}' is already used on line {line_of[session.id]}; "
-                "give every session an id of its own"
+                "give every session a unique id"
             )
         line_of[session.id] = number
         _check_prefix(session, where)
