@@ -131,10 +131,10 @@ async def test_unreachable_replicas_are_not_limited_by_the_retry_budget(start: S
 
 async def test_total_timeout_bounds_all_attempts_of_a_stream(start: Start) -> None:
     timeouts = "{firstByteSeconds: 0.3, totalSeconds: 0.5}"
-    site = await start(engines(3, delay=3.0), engines(3, delay=3.0), timeouts)
+    site = await start(engines(3, delay=30.0), engines(3, delay=30.0), timeouts)
     started = time.monotonic()
     assert (await site.post(stream=True)).status == 502
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10.0
     assert site.attempts <= 2
 
 
@@ -167,7 +167,7 @@ async def test_replica_that_keeps_failing_is_ejected(start: Start) -> None:
 
 async def test_replica_that_times_out_is_ejected(start: Start) -> None:
     hanging = ScriptedEngine(delay=30.0)
-    site = await start([hanging, *engines(2)], engines(1), "{firstByteSeconds: 0.1}")
+    site = await start([hanging, *engines(2)], engines(1), "{firstByteSeconds: 1}")
     statuses = [(await site.post(number, stream=True)).status for number in range(60)]
     assert hanging.requests == ERRORS_TO_EJECT
     assert set(statuses) == {200}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -127,6 +127,7 @@ class TestConversations:
         assert first.with_turn(point(1), point(1)) == first
         assert first.with_turn(point(1), None) == first
 
+    @settings(deadline=None)
     @given(order=st.lists(st.integers(0, 19), max_size=120))
     def test_head_of_every_conversation_is_kept(self, order: list[int]) -> None:
         """Twenty sub-agents under one id take turns in any order."""
