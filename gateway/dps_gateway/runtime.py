@@ -70,7 +70,7 @@ class Runtime:
         self.mirror = Mirror(session.mirror_records)
         self.peers = HttpPeers() if session.peers is not None else None
         store = SessionStore(self.redis, self.mirror, session.ttl_seconds, self.peers)
-        self.turns = Turns(store, loaded.session_keys)
+        self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
         self.pools = {
             pool: EnginePool(
                 pool, limits.max_in_flight_per_replica, limits.max_queued, loaded.engine_keys[pool]

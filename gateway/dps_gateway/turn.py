@@ -85,9 +85,12 @@ class MeasuredTurn:
 class Turns:
     """Measures turns against the session store, and commits them."""
 
-    def __init__(self, store: SessionStore, keys: tuple[SessionKey, ...]) -> None:
+    def __init__(
+        self, store: SessionStore, keys: tuple[SessionKey, ...], cache_fields: tuple[str, ...]
+    ) -> None:
         self.store = store
         self._keys = keys
+        self._cache_fields = cache_fields
 
     def configure(self, keys: tuple[SessionKey, ...], ttl_seconds: int) -> None:
         """Apply a new order of session keys and a new TTL, for the turns that follow."""
@@ -98,7 +101,7 @@ class Turns:
         self, scope: Scope, prompt: Prompt, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> MeasuredTurn:
         """Identify the session, by the client's id or else by its history, and measure the prompt's growth."""
-        prompt = prompt.in_cache(cache_key(body))
+        prompt = prompt.in_cache(cache_key(body, self._cache_fields))
         client_id = client_session_id(self._keys, headers, body)
         session = (
             await self._named(scope, prompt, client_id)

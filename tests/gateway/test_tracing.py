@@ -1,4 +1,4 @@
-"""Spans: their shape, their attributes, the link to the turn before, and what is never in them."""
+"""Spans: their hierarchy, their attributes, the link to the previous turn, and the absence of prompts."""
 
 import os
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ SECRET = "a prompt that nobody may read in a trace"
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Everything that is recorded, at once."""
+    """Collects every span as soon as it ends."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     return InMemorySpanExporter()
@@ -77,14 +77,14 @@ def by_name(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == name]
 
 
-def known(span: ReadableSpan, attribute: str) -> object:
-    """What the span says, where it differs from run to run; it must say something."""
+def present(span: ReadableSpan, attribute: str) -> object:
+    """The value of an attribute that differs between runs; it must not be empty."""
     value = dict(span.attributes or {}).get(attribute)
     assert value
     return value
 
 
-async def test_a_turn_is_a_server_span_with_its_decision_and_its_call(
+async def test_turn_has_server_span_with_decision_and_call(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     await take_turns(gateway)
@@ -106,7 +106,7 @@ async def test_a_turn_is_a_server_span_with_its_decision_and_its_call(
         "dps.turn": 2,
         "dps.state": "mirror",
         "dps.history": "grown",
-        "dps.session": known(route, "dps.session"),
+        "dps.session": present(route, "dps.session"),
         "dps.uncached_tokens.speculative": 14,
         "dps.uncached_tokens.greedy": 46,
     }
@@ -128,18 +128,18 @@ async def test_a_turn_is_a_server_span_with_its_decision_and_its_call(
         "gen_ai.request.model": "m",
         "gen_ai.request.temperature": 0.5,
         "gen_ai.response.finish_reasons": ("length",),
-        "gen_ai.response.id": known(call, "gen_ai.response.id"),
+        "gen_ai.response.id": present(call, "gen_ai.response.id"),
         "gen_ai.response.model": "m",
         "gen_ai.usage.cache_read.input_tokens": 32,
         "gen_ai.usage.input_tokens": 46,
         "gen_ai.usage.output_tokens": 5,
         "http.response.status_code": 200,
         "server.address": "127.0.0.1",
-        "server.port": known(call, "server.port"),
+        "server.port": present(call, "server.port"),
     }
 
 
-async def test_a_mistake_of_the_client_is_told_but_no_error_of_ours(
+async def test_client_error_does_not_mark_the_server_span_as_failed(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     async with (
@@ -157,7 +157,7 @@ async def test_a_mistake_of_the_client_is_told_but_no_error_of_ours(
     }
 
 
-async def test_a_refusal_of_the_engine_is_an_error_of_its_call_alone(
+async def test_engine_error_marks_only_the_call_as_failed(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": -1}
@@ -171,7 +171,7 @@ async def test_a_refusal_of_the_engine_is_an_error_of_its_call_alone(
     assert dict(call.attributes or {})["error.type"] == "400"
 
 
-async def test_without_an_engine_both_the_request_and_its_call_are_errors(
+async def test_unreachable_engine_marks_request_and_call_as_failed(
     exporter: InMemorySpanExporter,
 ) -> None:
     nowhere = "{endpoints: ['http://127.0.0.1:9']}"
@@ -187,18 +187,18 @@ async def test_without_an_engine_both_the_request_and_its_call_are_errors(
             status = response.status
     await runtime.close()
     assert status in (502, 503)
-    told = {
+    recorded = {
         span.name: (span.status.status_code, dict(span.attributes or {}).get("http.response.status_code"))
         for span in exporter.get_finished_spans()
     }
-    assert told == {
+    assert recorded == {
         "dps.route": (StatusCode.UNSET, None),
         "chat m": (StatusCode.ERROR, None),
         "POST /v1/chat/completions": (StatusCode.ERROR, status),
     }
 
 
-async def test_what_is_not_sampled_makes_no_span_and_tells_the_engine_so(
+async def test_unsampled_request_has_no_span_and_propagates_the_flag(
     exporter: InMemorySpanExporter,
 ) -> None:
     tracing = Tracing(Telemetry())
@@ -214,7 +214,7 @@ async def test_what_is_not_sampled_makes_no_span_and_tells_the_engine_so(
     assert exporter.get_finished_spans() == ()
 
 
-async def test_a_turn_links_to_the_turn_before(gateway: str, exporter: InMemorySpanExporter) -> None:
+async def test_turn_links_to_the_previous_turn(gateway: str, exporter: InMemorySpanExporter) -> None:
     await take_turns(gateway)
     first, second = by_name(exporter, "POST /v1/chat/completions")
     assert first.links == ()
@@ -222,24 +222,24 @@ async def test_a_turn_links_to_the_turn_before(gateway: str, exporter: InMemoryS
     assert [link.context.span_id for link in second.links] == [first.context.span_id]
 
 
-async def test_every_attribute_is_documented(gateway: str, exporter: InMemorySpanExporter) -> None:
+async def test_all_attributes_are_documented(gateway: str, exporter: InMemorySpanExporter) -> None:
     await take_turns(gateway)
-    said = {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
+    recorded = {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
     page = (Path(__file__).parents[2] / "docs/tracing.md").read_text()
-    assert {name for name in said | set(REQUEST_ATTRIBUTES.values()) if f"`{name}`" not in page} == set()
+    assert {name for name in recorded | set(REQUEST_ATTRIBUTES.values()) if f"`{name}`" not in page} == set()
 
 
-async def test_prompts_are_in_no_span(gateway: str, exporter: InMemorySpanExporter) -> None:
+async def test_spans_contain_no_prompts(gateway: str, exporter: InMemorySpanExporter) -> None:
     await take_turns(gateway)
     assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
 
 
 @pytest.mark.parametrize("reference", ["", "00-1-2", "00-zz-yy-01"])
-def test_a_reference_that_is_none_makes_no_link(reference: str) -> None:
+def test_invalid_reference_makes_no_link(reference: str) -> None:
     assert links_to(reference) == []
 
 
-def test_without_an_endpoint_nothing_is_recorded_and_the_callers_context_is_passed_on(
+def test_without_an_endpoint_the_callers_context_is_propagated_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
@@ -249,7 +249,7 @@ def test_without_an_endpoint_nothing_is_recorded_and_the_callers_context_is_pass
     assert tracing.propagate(span, {"traceparent": CALLER}) == {"traceparent": CALLER}
 
 
-async def test_what_is_passed_through_is_a_server_span_of_the_callers_trace(
+async def test_forwarded_request_has_server_span_in_the_callers_trace(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     async with (

@@ -31,12 +31,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from dps_gateway.config import Telemetry
 from dps_gateway.telemetry.tracing import Tracing
 
-LEFT_OUT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-SAMPLED = f"{LEFT_OUT[:-1]}1"
+UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+SAMPLED = f"{UNSAMPLED[:-1]}1"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes spans by gRPC and by HTTP."""
+    """Receives spans over gRPC and HTTP."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -50,7 +50,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return web.Response(body=b"")
 
     def spans(self) -> list[tuple[str, str]]:
-        """(service, span name) of what has come."""
+        """(service, span name) of all spans received."""
         return [
             (attribute.value.string_value, span.name)
             for request in self.requests
@@ -107,7 +107,7 @@ async def test_http_from_the_file(collector: Collector, http_endpoint: str) -> N
     assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
-async def test_variables_come_before_the_file(
+async def test_environment_overrides_the_file(
     collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", http_endpoint)
@@ -120,14 +120,14 @@ async def test_variables_come_before_the_file(
 @pytest.mark.parametrize(
     ("drawn", "incoming", "recorded", "upstream_samples"),
     [
-        pytest.param(0.24, {}, True, True, id="a new trace that is kept"),
-        pytest.param(0.25, {}, False, False, id="a new trace that is left out"),
-        pytest.param(0.25, {"traceparent": SAMPLED}, True, True, id="the caller keeps it"),
-        pytest.param(0.24, {"traceparent": LEFT_OUT}, False, False, id="the caller leaves it out"),
-        pytest.param(0.25, {"traceparent": "00-1-2-01"}, False, False, id="the caller's context is none"),
+        pytest.param(0.24, {}, True, True, id="new trace, sampled"),
+        pytest.param(0.25, {}, False, False, id="new trace, not sampled"),
+        pytest.param(0.25, {"traceparent": SAMPLED}, True, True, id="sampled by the caller"),
+        pytest.param(0.24, {"traceparent": UNSAMPLED}, False, False, id="not sampled by the caller"),
+        pytest.param(0.25, {"traceparent": "00-1-2-01"}, False, False, id="invalid context of the caller"),
     ],
 )
-async def test_a_quarter_of_the_new_traces(
+async def test_sample_ratio_applies_to_new_traces(
     collector: Collector,
     http_endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,11 +140,11 @@ async def test_a_quarter_of_the_new_traces(
     settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.25}
     tracing = Tracing(Telemetry.model_validate(settings))
     span = tracing.server_span("POST", "/v1/chat/completions", incoming)
-    told = tracing.propagate(span, incoming)
+    sent = tracing.propagate(span, incoming)
     span.end()
     await asyncio.to_thread(tracing.shutdown)
     assert len(collector.spans()) == recorded
-    upstream = trace.get_current_span(extract(told)).get_span_context()
+    upstream = trace.get_current_span(extract(sent)).get_span_context()
     assert (upstream.is_valid, upstream.trace_flags.sampled) == (True, upstream_samples)
 
 
@@ -154,7 +154,7 @@ async def test_nothing_is_sampled_at_ratio_zero(collector: Collector, http_endpo
 
 
 class Bare(TextMapPropagator):
-    """Another way to hand a context on, as OTEL_PROPAGATORS may ask for."""
+    """A propagator with another header, as OTEL_PROPAGATORS may select."""
 
     def extract(
         self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter
@@ -187,7 +187,7 @@ def other_headers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other_headers")
-async def test_a_caller_with_other_headers_decides_as_well(collector: Collector, http_endpoint: str) -> None:
+async def test_context_in_other_headers_is_honoured(collector: Collector, http_endpoint: str) -> None:
     settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.0}
     tracing = Tracing(Telemetry.model_validate(settings))
     tracing.server_span("POST", "/v1/chat/completions", {"x-bare": "a-b"}).end()
@@ -195,17 +195,17 @@ async def test_a_caller_with_other_headers_decides_as_well(collector: Collector,
     assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
-async def test_of_a_trace_that_is_left_out_only_the_callers_baggage_goes_on(http_endpoint: str) -> None:
+async def test_unsampled_trace_propagates_only_the_callers_baggage(http_endpoint: str) -> None:
     incoming = {"traceparent": "00-1-2-01", "tracestate": "vendor=of-no-trace", "baggage": "tenant=a"}
     settings = {"otlpEndpoint": http_endpoint, "protocol": "http/protobuf", "sampleRatio": 0.0}
     tracing = Tracing(Telemetry.model_validate(settings))
-    told = tracing.propagate(tracing.server_span("POST", "/v1/chat/completions", incoming), incoming)
-    assert told == {"traceparent": told["traceparent"], "baggage": "tenant=a"}
-    assert told["traceparent"] != incoming["traceparent"]
+    sent = tracing.propagate(tracing.server_span("POST", "/v1/chat/completions", incoming), incoming)
+    assert sent == {"traceparent": sent["traceparent"], "baggage": "tenant=a"}
+    assert sent["traceparent"] != incoming["traceparent"]
     await asyncio.to_thread(tracing.shutdown)
 
 
-async def test_a_sampler_from_the_environment_comes_before_the_ratio(
+async def test_sampler_from_the_environment_overrides_the_ratio(
     collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
@@ -213,7 +213,7 @@ async def test_a_sampler_from_the_environment_comes_before_the_ratio(
     assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 
 
-async def test_the_sdk_can_be_switched_off(
+async def test_sdk_can_be_disabled(
     collector: Collector, http_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
@@ -222,7 +222,7 @@ async def test_the_sdk_can_be_switched_off(
 
 
 class Silent(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes spans and does not answer until it is told to."""
+    """Receives spans and does not answer until `answer` is set."""
 
     def __init__(self) -> None:
         self.call: grpc.ServicerContext | None = None
@@ -236,13 +236,13 @@ class Silent(trace_service_pb2_grpc.TraceServiceServicer):
         return ExportTraceServiceResponse()
 
 
-async def test_a_backend_that_does_not_answer_keeps_no_gateway_from_ending() -> None:
+async def test_unresponsive_backend_does_not_delay_shutdown() -> None:
     backend, server = Silent(), grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(backend, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     await export_one_span(otlpEndpoint=f"http://127.0.0.1:{port}")
     assert backend.call is not None
-    assert backend.call.is_active(), "the exporter gave up before the gateway ended"
+    assert backend.call.is_active(), "the exporter gave up before the flush timed out"
     backend.answer.set()
     await asyncio.to_thread(server.stop(grace=5).wait)

@@ -43,7 +43,7 @@ class Client:
         self._accountant = accountant
         self._headers: Mapping[str, str] = CIMultiDict({"x-session-id": session_id} if session_id else {})
         self._scope = Scope.of("model", tenant)
-        self.turns = turns or Turns(SessionStore(None, Mirror(1000), 3600), KEYS)
+        self.turns = turns or Turns(SessionStore(None, Mirror(1000), 3600), KEYS, SGLang.cache_fields)
 
     async def send(self, *messages: dict[str, Any], pool: Pool = Pool.GREEDY, **fields: Any) -> MeasuredTurn:
         """One turn, answered by `pool`; `fields` are the request's other fields."""

@@ -1,4 +1,4 @@
-"""Reading usage from answers, and relaying events without touching what is not ours."""
+"""Reading usage from answers, and relaying events byte for byte."""
 
 import json
 import re
@@ -28,7 +28,7 @@ pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 def relay(
     stream: bytes, sizes: list[int], *, hide: bool, answers: AnswerFormat = OPENAI_ANSWERS
 ) -> tuple[bytes, bytes, Usage | None]:
-    """(what was passed on before the closing event, the rest, the usage) of a stream that comes in pieces."""
+    """(bytes forwarded before the closing event, the remaining bytes, the usage) of a stream received in pieces."""
     events, closing, at = EventRelay(answers, hide_usage=hide), b"", 0
     passed = b""
     while at < len(stream):
@@ -39,49 +39,49 @@ def relay(
 
 
 @given(pieces)
-def test_bytes_pass_as_they_are_when_the_client_asked_for_usage(sizes: list[int]) -> None:
+def test_stream_is_unchanged_if_the_client_asked_for_usage(sizes: list[int]) -> None:
     passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=False)
     assert passed + closing == ROLE + TEXT + USAGE + DONE
     assert usage == Usage(9, 4, cached_tokens=7, response_id="c", model="m")
 
 
 @given(pieces)
-def test_usage_that_only_the_gateway_asked_for_is_taken_out(sizes: list[int]) -> None:
+def test_usage_that_only_the_gateway_asked_for_is_removed(sizes: list[int]) -> None:
     passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=True)
     assert passed + closing == ROLE + TEXT + DONE
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (9, 7)
 
 
-def test_the_closing_event_is_handed_over_apart() -> None:
+def test_closing_event_is_returned_separately() -> None:
     assert relay(ROLE + DONE, [], hide=False)[:2] == (ROLE, DONE)
 
 
-def test_usage_beside_a_choice_stays() -> None:
+def test_usage_in_an_event_with_choices_is_kept() -> None:
     passed, closing, usage = relay(RUNNING + DONE, [], hide=True)
     assert passed + closing == RUNNING + DONE
     assert usage is not None
 
 
-def test_a_stream_with_other_line_ends_passes_too() -> None:
+def test_crlf_line_endings_are_supported() -> None:
     stream = (ROLE + USAGE + DONE).replace(b"\n", b"\r\n")
     passed, closing, usage = relay(stream, [], hide=True)
     assert passed + closing == (ROLE + DONE).replace(b"\n", b"\r\n")
     assert usage is not None
 
 
-def test_half_an_event_at_the_end_is_passed_on() -> None:
+def test_incomplete_last_event_is_forwarded() -> None:
     passed, closing, _ = relay(ROLE + b'data: {"id"', [], hide=True)
     assert passed + closing == ROLE + b'data: {"id"'
 
 
-def test_an_endless_event_is_not_hoarded() -> None:
+def test_oversized_event_is_not_buffered() -> None:
     events = EventRelay(OPENAI_ANSWERS, hide_usage=True)
     passed, _ = events.feed(b"data: " + b"x" * 2_000_000)
     assert len(passed) > 2_000_000
 
 
-def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
+def test_generate_stream_reports_usage_in_every_event() -> None:
     first = b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
     last = (
         b'data: {"text":"ab","meta_info":{"id":"r","prompt_tokens":3,"completion_tokens":2,"cached_tokens":1,'
@@ -107,11 +107,11 @@ def test_sglangs_own_stream_tells_its_usage_in_every_event() -> None:
         pytest.param(b"<html>", None, id="not JSON"),
     ],
 )
-def test_usage_of_a_whole_answer(document: bytes, expected: Usage | None) -> None:
+def test_usage_of_a_complete_answer(document: bytes, expected: Usage | None) -> None:
     assert read_usage(document, OPENAI_ANSWERS) == expected
 
 
-def test_a_real_sglang_stream_without_its_usage_is_the_stream_it_sends_unasked() -> None:
+def test_recorded_stream_without_usage_equals_the_stream_sent_unasked() -> None:
     """Recorded from SGLang 0.5.23: the same request with and without include_usage; ids and times differ."""
     recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
     bodies = {

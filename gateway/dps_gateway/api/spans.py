@@ -1,4 +1,4 @@
-"""The attributes of the gateway's spans: the contract's `dps.*`, and OpenTelemetry's GenAI conventions."""
+"""The attributes of the gateway's spans: its own `dps.*`, and those of OpenTelemetry's GenAI conventions."""
 
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,10 +21,11 @@ REQUEST_ATTRIBUTES: Final = {
     "n": "gen_ai.request.choice.count",
     "stream": "gen_ai.request.stream",
 }
-"""A request's field -> the attribute that repeats it."""
+"""Request fields, and the span attributes that record their values."""
 
 _SEARCHED: Final = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
-"""An attribute costs some 8 µs until it is sent, so not all that `dps.route` says is said twice."""
+"""The attributes of `dps.route` that are repeated on the SERVER span, so that traces can be searched by them.
+Only these, because recording and exporting an attribute takes about 8 µs."""
 
 
 def describe_decision(
@@ -35,7 +36,7 @@ def describe_decision(
     decision: Decision,
     threshold_tokens: int | None,
 ) -> None:
-    """What `dps.route` decided, and by what; the request's own span says what requests are looked for by."""
+    """Record the routing decision and its inputs on `dps.route`, and the searchable part on the SERVER span."""
     if not span.is_recording():
         return
     attributes: dict[str, Any] = {
@@ -66,14 +67,14 @@ def describe_decision(
 
 
 def describe_conversation(server: Span, upstream: Span, client_id: str | None) -> None:
-    """The conversation's id, if the client gave one; the conventions forbid inventing one."""
+    """Record the conversation id, if the client sent one. The conventions forbid generating one."""
     if client_id is not None:
         server.set_attribute("gen_ai.conversation.id", client_id)
         upstream.set_attribute("gen_ai.conversation.id", client_id)
 
 
 def describe_request(span: Span, operation: str, provider: str, body: dict[str, Any], model: str) -> None:
-    """What was asked for. Never the prompt."""
+    """Record the parameters of the request, but never the prompt."""
     if not span.is_recording():
         return
     span.set_attributes(
@@ -86,7 +87,7 @@ def describe_request(span: Span, operation: str, provider: str, body: dict[str, 
 
 
 def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status: int) -> None:
-    """Who answers, which is not always whom the policy chose, and by which HTTP status."""
+    """Record the replica that answers, which may be in another pool than the policy chose, and its HTTP status."""
     if not span.is_recording():
         return
     parts = urlsplit(url)
@@ -106,7 +107,7 @@ def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status:
 
 
 def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float | None) -> None:
-    """What the engine says it used; and of a stream, seconds until its first chunk."""
+    """Record the usage that the engine reports and, for a stream, the seconds until its first chunk."""
     if not span.is_recording():
         return
     span.set_attributes(

@@ -56,6 +56,10 @@ class EngineDialect(Protocol):
     def health_path(self) -> str:
         """The path that health checks request. It must be cheap, and answer below 500 when the engine is ready."""
 
+    @property
+    def cache_fields(self) -> tuple[str, ...]:
+        """The request fields that select a KV cache: prompts that differ in one of them share no cached prefix."""
+
     def content_format(self, chat_template: str) -> ContentFormat:
         """Whether the engine passes message content to this template as one string or as a list of parts."""
 

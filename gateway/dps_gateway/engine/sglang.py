@@ -16,6 +16,9 @@ class SGLang:
     health_path = "/v1/models"
     """Not /health, for which SGLang generates a token and takes up to a second."""
 
+    cache_fields = ("model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data")
+    """SGLang 0.5 builds `RadixKey.extra_key` from the salt and the adapter, and identifies media by their content."""
+
     def content_format(self, chat_template: str) -> ContentFormat:
         return chat.content_format(chat_template)
 

@@ -4,20 +4,16 @@ An engine reuses cached prefixes only between requests that agree in all of thes
 them. SGLang 0.5: `extra_key` in `RadixKey` (built from the salt and the adapter), and media by their content.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import orjson
 import xxhash
 
-_CACHE_FIELDS: Final = (
-    "model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data",
-)  # fmt: skip
 
-
-def cache_key(body: Mapping[str, Any]) -> bytes:
-    """A digest of the request fields that select a KV cache for the whole prompt."""
-    return _digest([body.get(name) for name in _CACHE_FIELDS])
+def cache_key(body: Mapping[str, Any], fields: Iterable[str]) -> bytes:
+    """A digest of the request fields that select a KV cache for the whole prompt (`EngineDialect.cache_fields`)."""
+    return _digest([body.get(name) for name in fields])
 
 
 def media_key(part: Any) -> bytes:
