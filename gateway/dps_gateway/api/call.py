@@ -22,6 +22,9 @@ RUNTIME: Final = web.AppKey("runtime", Runtime)
 CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
 
+MIN_WRITE_SECONDS: Final = 1.0
+"""Time for one write after timeouts.totalSeconds, so that the error event of a timeout reaches the client."""
+
 
 class ClientStalled(ConnectionResetError):
     """The client has stopped reading its response."""
@@ -86,7 +89,8 @@ class Call:
         now = asyncio.get_running_loop().time()
         idle_seconds = self.runtime.config.timeouts.idle_seconds
         try:
-            async with asyncio.timeout_at(min(now + idle_seconds, self._write_deadline)):
+            deadline = max(self._write_deadline, now + MIN_WRITE_SECONDS)
+            async with asyncio.timeout_at(min(now + idle_seconds, deadline)):
                 await write
         except TimeoutError as error:
             raise ClientStalled("the client has stopped reading") from error
