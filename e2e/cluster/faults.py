@@ -14,7 +14,7 @@ from aiohttp import web
 from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
 
-CLOSE_SECONDS = 0.25
+CLOSE_SECONDS = 1.0
 Fault = Callable[[web.Request], int | None]
 """Returns the HTTP status for a request, or None to forward it. Status 0 closes the connection."""
 
