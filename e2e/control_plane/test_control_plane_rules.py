@@ -18,19 +18,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "draft model with Ngram": (
         speculation(algorithm="Ngram", draftModel="m"),
-        "Ngram drafts from the prompt and needs no draft model; remove speculation.draftModel",
+        "speculation.draftModel must not be set with algorithm Ngram, which drafts from the prompt",
     ),
     "steps with Ngram": (
         speculation(algorithm="Ngram", steps=3),
-        "Ngram does not use draft steps or top-k; remove speculation.steps and speculation.topK",
+        "speculation.steps and speculation.topK must not be set with algorithm Ngram, which does not use them",
     ),
     "draftTokens do not match steps": (
         speculation(algorithm="Standalone", draftModel="m", steps=3, draftTokens=8),
-        "with topK 1 speculation.draftTokens must be steps + 1; change or remove it",
+        "speculation.draftTokens must be steps + 1 if topK is 1; change or remove speculation.draftTokens",
     ),
     "more draftTokens than the draft tree has": (
         speculation(algorithm="Eagle", draftModel="m", steps=2, topK=2, draftTokens=8),
-        "the draft tree has at most 1 + topK + (steps - 1) * topK^2 tokens",
+        "speculation.draftTokens must not exceed the size of the draft tree, 1 + topK + (steps - 1) * topK^2",
     ),
     "replicas and autoscaling of the greedy pool": (
         {"pools": {"greedy": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "malformed session key": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
     "credential as session key": (
         {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
-        "a credential is shared by many sessions and cannot identify one",
+        "sessionKeys must not contain headers with credentials",
     ),
     "sample ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
     "endpoint without scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
@@ -127,7 +127,7 @@ IMMUTABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "smaller cache": (
         {"model": {"cache": {"size": "10Gi"}}},
         {"model": {"cache": {"size": "9Gi"}}},
-        "cache.size can only grow",
+        "cache.size cannot be decreased",
     ),
     "size of the managed store": (
         {"sessionStore": {"managed": {"size": "1Gi"}}},

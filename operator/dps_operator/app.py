@@ -150,7 +150,9 @@ def settings_from(arguments: list[str]) -> Settings:
         default=int(environment("HEALTH_PORT", "8080")),
         help="port of /healthz, /readyz and /metrics (default: %(default)s)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log every event")
+    parser.add_argument(
+        "--verbose", action="store_true", help="log debug messages, including every event that is handled"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,

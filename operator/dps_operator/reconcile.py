@@ -168,7 +168,8 @@ class Reconciler:
                 f"{kind} {name} belongs to a deleted DPSRouter of the same name and has not been deleted yet"
             )
         raise RejectedError(
-            "an object of that name exists and is not owned by this DPSRouter; rename one of them"
+            "an object of that name exists and is not owned by this DPSRouter; delete it, or "
+            "choose another name for the DPSRouter"
         )
 
     async def _secret(self, router: Router, key: Key) -> str:

@@ -98,11 +98,12 @@ def object_schema() -> JSON:
     named = rules(
         (
             f"size(self.metadata.name) <= {LONGEST_NAME}",
-            f"metadata.name must have at most {LONGEST_NAME} characters, because names of children start with it",
+            f"metadata.name must have at most {LONGEST_NAME} characters, because the names of its child "
+            "objects start with it",
         ),
         (
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must start with a letter and contain only a-z, 0-9 and -, like the name of a Service",
+            "metadata.name must start with a letter, end with a letter or a digit, and contain only a-z, 0-9 and -",
         ),
     )
     return {

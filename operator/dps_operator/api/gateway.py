@@ -58,7 +58,7 @@ class GatewayIngress(APIObject):
     )
     host: str = Field(min_length=1, max_length=253, description="Host name.")
     tls_secret_name: Name | None = Field(
-        default=None, description="Secret with the TLS certificate of the host."
+        default=None, description="Secret with the TLS certificate of the host; without TLS if unset."
     )
     annotations: dict[str, str] = Field(
         default={}, description="Annotations of the Ingress, for example the controller's timeouts."
@@ -109,7 +109,7 @@ class Gateway(APIObject):
         default=None,
         min_length=1,
         max_length=512,
-        description="Container image; if unset, the image of the operator's version.",
+        description="Container image; if unset, the operator's default (gatewayImage in the chart's values).",
     )
     resources: Resources = Field(default=Resources(), description="Resources of the gateway container.")
     service: GatewayService = Field(default=GatewayService(), description="The Service for clients.")
@@ -121,5 +121,5 @@ class Gateway(APIObject):
         default=None, description="Client authentication; if unset, the gateway accepts every client."
     )
     pod_template: PodTemplate = Field(
-        default=PodTemplate(), description="Merged into the gateway's pod template."
+        default=PodTemplate(), description="Pod template to merge into the gateway's generated one."
     )

@@ -43,7 +43,7 @@ class ModelCache(APIObject):
             (
                 "!has(self.size) || !has(oldSelf.size) ||"
                 " !quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
-                "cache.size can only grow",
+                "cache.size cannot be decreased",
             ),
         )
     )
@@ -74,8 +74,8 @@ class ServedModel(APIObject):
         min_length=1,
         max_length=512,
         description=(
-            "Model id on the Hugging Face Hub, for example Qwen/Qwen2.5-7B-Instruct, or a path under /models "
-            "on the cache volume."
+            "Model id on the Hugging Face Hub, for example Qwen/Qwen2.5-7B-Instruct, or a path under /models, "
+            "where the cache volume is mounted."
         ),
     )
     served_name: str | None = Field(
@@ -108,8 +108,8 @@ class Engine(APIObject):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$",
         max_length=64,
         description=(
-            "Version of SGLang, on which the arguments depend. If unset, it is taken from the image's tag, or is "
-            f"{DEFAULT_VERSION} if the tag is not a version."
+            "Version of SGLang, for which the command line is generated. If unset, it is taken from the image's tag, "
+            f"or is {DEFAULT_VERSION} if the tag is not a version."
         ),
     )
     tensor_parallel: int = Field(
@@ -131,8 +131,9 @@ class NodePool(APIObject):
     profile: Literal["A100-80GB", "A100-40GB", "None"] = Field(
         default="A100-80GB",
         description=(
-            "Selects nodes with this GPU on GKE, EKS (node groups, Karpenter, Auto Mode), AKS, or labelled by "
-            "NVIDIA GPU Feature Discovery, and tolerates common GPU taints. None: no selection by GPU."
+            "Selects nodes with this GPU by the labels of GKE, EKS (node groups, Karpenter, Auto Mode), AKS or NVIDIA "
+            "GPU Feature Discovery, and tolerates the taints nvidia.com/gpu and sku=gpu. With None, nodes are not "
+            "selected by GPU, and these taints are not tolerated."
         ),
     )
     node_selector: dict[str, str] = Field(default={}, description="Labels that nodes must have in addition.")

@@ -6,7 +6,7 @@ from dps_operator.api.types import APIObject, FreeObject
 
 
 class NetworkPolicy(APIObject):
-    """Network policies that restrict access to the engines and Redis to the gateway."""
+    """Network policies by which only the gateway can connect to the engines and Redis."""
 
     clients: list[FreeObject] = Field(
         default=[],
@@ -16,5 +16,6 @@ class NetworkPolicy(APIObject):
     monitoring: list[FreeObject] = Field(
         default=[],
         max_length=32,
-        description="Peers that may scrape the gateway's admin port and the engines; none if empty.",
+        description="Peers, such as Prometheus, that may connect to the gateway's admin port and the engines; only the "
+        "gateway may if empty.",
     )

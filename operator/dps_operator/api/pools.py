@@ -50,22 +50,22 @@ class Speculation(APIObject):
             ),
             (
                 "self.algorithm != 'Ngram' || !has(self.draftModel)",
-                "Ngram drafts from the prompt and needs no draft model; remove speculation.draftModel",
+                "speculation.draftModel must not be set with algorithm Ngram, which drafts from the prompt",
             ),
             (
                 "self.algorithm != 'Ngram' || (!has(self.steps) && !has(self.topK))",
-                "Ngram does not use draft steps or top-k; remove speculation.steps and speculation.topK",
+                "speculation.steps and speculation.topK must not be set with algorithm Ngram, which does not use them",
             ),
             (
                 f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} != 1 ||"
                 f" self.draftTokens == {_STEPS} + 1",
-                "with topK 1 speculation.draftTokens must be steps + 1; change or remove it",
+                "speculation.draftTokens must be steps + 1 if topK is 1; change or remove speculation.draftTokens",
             ),
             (
                 f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} == 1 ||"
                 f" self.draftTokens <= 1 + {_TOP_K} + ({_STEPS} - 1) * {_TOP_K} * {_TOP_K}",
-                "the draft tree has at most 1 + topK + (steps - 1) * topK^2 tokens; lower"
-                " speculation.draftTokens",
+                "speculation.draftTokens must not exceed the size of the draft tree,"
+                " 1 + topK + (steps - 1) * topK^2",
             ),
         )
     )
@@ -80,7 +80,7 @@ class Speculation(APIObject):
         default=None,
         min_length=1,
         max_length=512,
-        description="Draft model, in the form of model.name. Required by every algorithm except Ngram.",
+        description="Draft model: a model id or a path, as in model.name. Required by every algorithm except Ngram.",
     )
     steps: int | None = Field(
         default=None,
@@ -117,7 +117,8 @@ class PoolSpec(APIObject):
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None,
-        description="Scale replicas by load. Requires an adapter that serves the gateway's metrics.",
+        description="Scale replicas by the number of requests in flight. Requires an adapter that serves the gateway's "
+        "metrics through the custom metrics API of Kubernetes.",
     )
     args: list[str] = Field(
         default=[], max_length=128, description="Additional engine arguments for this pool."
@@ -127,11 +128,11 @@ class PoolSpec(APIObject):
     )
     resources: Resources = Field(
         default=Resources(),
-        description="Resources of the engine container. engine.tensorParallel sets the GPUs; by default 4 CPUs and "
-        "32Gi are requested per GPU.",
+        description="Resources of the engine container. engine.tensorParallel sets the number of GPUs; by default "
+        "4 CPUs and 32Gi of memory are requested per GPU.",
     )
     pod_template: PodTemplate = Field(
-        default=PodTemplate(), description="Merged into the pod template of this pool."
+        default=PodTemplate(), description="Pod template to merge into the generated one of this pool."
     )
 
 

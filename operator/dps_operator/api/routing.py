@@ -27,7 +27,7 @@ class Routing(APIObject):
                 "!has(self.sessionKeys) || self.sessionKeys.all(key, !(key.lowerAscii() in"
                 " ['header:authorization', 'header:proxy-authorization', 'header:cookie',"
                 " 'header:x-api-key']))",
-                "a credential is shared by many sessions and cannot identify one; remove it from sessionKeys",
+                "sessionKeys must not contain headers with credentials, because many sessions share a credential",
             )
         )
     )
@@ -36,14 +36,16 @@ class Routing(APIObject):
         default="DeltaPrefill",
         description=(
             "DeltaPrefill: speculative if the prompt grew by at most thresholdTokens. TotalLength: speculative if it "
-            "has at most thresholdTokens tokens. AlwaysSpeculative, AlwaysGreedy, Random: for comparison."
+            "has at most thresholdTokens tokens. AlwaysSpeculative, AlwaysGreedy: every turn goes to that pool. "
+            "Random: each turn goes to a random pool."
         ),
     )
     threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=128,
         description=(
-            "Threshold in tokens. 0 routes every turn to the greedy pool, null every turn to the speculative pool. "
-            "Set null by server-side apply, because kubectl apply drops nulls, or use policy AlwaysSpeculative."
+            "Threshold in tokens. With 0 every turn goes to the greedy pool, with null to the speculative pool. "
+            "Client-side kubectl apply removes null, so that the default applies: use kubectl apply --server-side, or "
+            "policy AlwaysSpeculative."
         ),
     )
     session_ttl_seconds: int = Field(
@@ -51,7 +53,7 @@ class Routing(APIObject):
         ge=1,
         le=2_592_000,
         alias="sessionTTLSeconds",
-        description="Seconds after its last turn that a session expires.",
+        description="Time in seconds after which a session expires if it has no further turn.",
     )
     session_keys: list[SessionKey] = Field(
         default=[],

@@ -31,7 +31,8 @@ class ManagedStore(APIObject):
         default=None,
         min_length=1,
         max_length=512,
-        description="Container image of Redis or Valkey; the operator's default if unset.",
+        description="Container image of Redis or Valkey; if unset, the operator's default (redisImage in the "
+        "chart's values).",
     )
 
 

@@ -33,7 +33,8 @@ class Spec(APIObject):
     telemetry: Telemetry = Field(default=Telemetry(), description="Traces and metrics.")
     network_policy: NetworkPolicy | None = Field(
         default=None,
-        description="Create network policies if set; {} restricts access to the engines and Redis to the gateway.",
+        description="If set, network policies are created. With {}, only the gateway can connect to the engines and "
+        "Redis.",
     )
 
 

@@ -61,11 +61,11 @@ class GatewayStatus(PoolStatus):
 
 
 class RoutingStatus(APIObject):
-    """Routing policy of the gateways."""
+    """Routing policy in the gateway's configuration."""
 
     policy: str = Field(description="Routing policy.")
     threshold_tokens: int | None = Field(
-        default=None, description="Threshold in tokens; unset if there is no upper bound."
+        default=None, description="Threshold in tokens; unset if the spec's is null."
     )
 
 
@@ -76,7 +76,7 @@ class Status(APIObject):
 
     observed_generation: int = Field(description="Generation of the spec that the status is based on.")
     conditions: list[Condition] = Field(
-        description="Conditions; Ready summarizes the others.",
+        description="Conditions. Ready is True if the spec can be applied and every component can serve.",
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
@@ -85,4 +85,6 @@ class Status(APIObject):
     )
     pools: PoolsStatus = Field(description="Replicas of both pools.")
     gateway: GatewayStatus = Field(description="Replicas of the gateway.")
-    routing: RoutingStatus | None = Field(default=None, description="Routing policy of the gateways.")
+    routing: RoutingStatus | None = Field(
+        default=None, description="Routing policy in the gateway's configuration."
+    )

@@ -23,8 +23,8 @@ class Telemetry(APIObject):
         default=None,
         max_length=2048,
         pattern=r"^https?://[^/]+(/.*)?$",
-        description="URL of the OTLP receiver for traces of the gateway and the engines, without the path "
-        "/v1/traces that HTTP adds; no traces if unset.",
+        description="URL of the OTLP receiver for traces of the gateway and the engines; no traces if unset. With "
+        "protocol http/protobuf, the path /v1/traces is appended to it.",
     )
     protocol: Literal["grpc", "http/protobuf"] = Field(
         default="grpc", description="Protocol of the OTLP receiver."

@@ -94,15 +94,16 @@ class TemplateMetadata(APIObject):
 
 
 class PodTemplate(APIObject):
-    """Merged into the generated pod template by strategic merge; named items merge by name."""
+    """A pod template to merge into the generated one. Named items are merged by name."""
 
     metadata: TemplateMetadata | None = Field(
         default=None, description="Labels and annotations added to the pods."
     )
     spec: FreeObject | None = Field(
         default=None,
-        description="A pod spec. Containers, volumes and environment variables merge by name; other lists are "
-        "replaced.",
+        description="A pod spec. Containers, volumes, environment variables and image pull secrets are merged by "
+        "name, volume mounts by path, and ports by number; other lists, such as tolerations, replace the "
+        "generated ones.",
     )
 
 
