@@ -251,13 +251,13 @@ def test_stripped_thinking_does_not_change_the_history() -> None:
 
 def test_bundled_tokenizer_is_counted_incrementally() -> None:
     tokenizer = Tokenizer.load(str(bundled_tokenizer()))
-    assert tokenizer.message_start is not None
+    assert tokenizer.split_token is not None
 
 
 def test_tokenizer_with_overlapping_tokens_has_no_boundaries() -> None:
     """If `<|a|><|b|>` is a token, splitting before `<|b|>` would break it."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
-    start = Tokenizer(hf).message_start
+    start = Tokenizer(hf).split_token
     assert start is not None
     hf.add_tokens([f"x{start.decode()}"], special_tokens=True)
     assert not Tokenizer(hf).splits_before(start.decode())

@@ -1,1 +1,1 @@
-"""The HTTP faces of the gateway: OpenAI's, SGLang's, and the admin port."""
+"""The gateway's HTTP interfaces: the OpenAI API, SGLang's API, and the admin API."""

@@ -1,4 +1,7 @@
-"""The admin port: probes, metrics, and the state of this replica. Responses contain no prompts and no secrets."""
+"""The admin port: probes, metrics, and the state of this gateway replica.
+
+Responses contain no prompts and no secrets.
+"""
 
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -95,7 +98,10 @@ async def _config(request: web.Request) -> web.Response:
 
 
 def _requested_session(request: web.Request) -> tuple[Runtime, Any, SessionId]:
-    """The session of /sessions/{id}?tenant=NAME, where the id is x-dps-session or the client's own."""
+    """The session named by /sessions/{id}?tenant=NAME.
+
+    The id is a value of the x-dps-session header, or the session id that the client sends.
+    """
     runtime = request.app[RUNTIME]
     scope = runtime.scope(request.query.get("tenant", ""))
     return runtime, scope, SessionId.of_client(scope, request.match_info["id"])
@@ -112,7 +118,7 @@ async def _session(request: web.Request) -> web.Response:
 
 
 async def _read_mirror(request: web.Request) -> web.Response:
-    """The cached values of some keys, for a replica that cannot reach Redis."""
+    """The cached values of the requested keys, for a gateway replica that cannot reach Redis."""
     try:
         keys = orjson.loads(await request.read())
     except ValueError:
@@ -124,9 +130,9 @@ async def _read_mirror(request: web.Request) -> web.Response:
 
 
 async def _write_mirror(request: web.Request) -> web.Response:
-    """Accept the commits of a replica that cannot reach Redis.
+    """Accept the commits of a gateway replica that cannot reach Redis.
 
-    They are written to Redis later, so only valid entries of this gateway's own sessions are accepted.
+    They are written to Redis later, so only valid entries are accepted, and only for this gateway's model and tenants.
     """
     runtime = request.app[RUNTIME]
     try:
@@ -138,7 +144,9 @@ async def _write_mirror(request: web.Request) -> web.Response:
     encoded = {key: value.encode() for key, value in entries.items()}
     scopes = runtime.scope_names()
     if not all(is_valid_entry(scopes, key, value) for key, value in encoded.items()):
-        return _json({"error": "expected records and pointers of this gateway's sessions"}, 400)
+        return _json(
+            {"error": "expected records and pointers of sessions of this gateway's model and tenants"}, 400
+        )
     runtime.turns.store.accept(encoded)
     return web.Response(status=204)
 

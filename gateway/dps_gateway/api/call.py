@@ -1,4 +1,4 @@
-"""What the handlers of all proxied endpoints share: span, metric, errors as responses, and writing to the client."""
+"""Common to the handlers of all proxied endpoints: tracing, metrics, error responses, and writing to the client."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class Call:
     started: float
     """`time.perf_counter()` at the request's arrival."""
     headers: dict[str, str] = field(default_factory=dict)
-    """The gateway's own response headers, as far as they are known. Error responses carry them too."""
+    """The response headers that the gateway adds, as known so far. Error responses include them as well."""
     response: web.StreamResponse | None = None
     """The response, once its headers have been sent."""
     status: int = CLIENT_CLOSED_REQUEST
@@ -50,7 +50,7 @@ class Call:
     _write_deadline: float = 0.0
 
     async def start(self, response: web.StreamResponse) -> None:
-        """Send the headers of the response, the gateway's own among them."""
+        """Send the response headers, including those that the gateway adds."""
         timeouts = self.runtime.config.timeouts
         self._write_deadline = asyncio.get_running_loop().time() + timeouts.total_seconds
         response.headers.update(self.headers)
@@ -60,14 +60,17 @@ class Call:
     async def write(self, data: bytes) -> None:
         """Send a part of the body. Raises ConnectionResetError if the client has disconnected or stopped reading.
 
-        A client that does not read would otherwise occupy its slot on the engine without a limit.
+        Without the limit, a client that does not read would occupy a slot on the engine indefinitely.
         """
         if data:
             await self._bounded(self._started().write(data))
 
     async def finish(self, data: bytes = b"") -> None:
-        """Send the last part of the body. From here on the request counts as answered, although the client may close
-        the connection, which cancels the handler, before `finish` returns."""
+        """Send the last part of the body. Raises ConnectionResetError as `write` does.
+
+        A client may close the connection as soon as it has read the last byte, which cancels the handler. The request
+        counts as answered even if that happens before `finish` returns.
+        """
         response = self._started()
         self.status = response.status
         try:
@@ -100,10 +103,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web.StreamResponse]]) -> Handler:
-    """The aiohttp handler that serves calls of `route`, a path or a pattern for the span's name, with `serve`.
+    """Returns the aiohttp handler that serves calls with `serve`.
 
-    Every call is traced and counted, and every exception becomes an OpenAI error object or, after the headers have
-    been sent, a closed connection.
+    `route` is the path or pattern that spans record; `metric_label` is the route in metrics. Every call is
+    traced and counted, and every exception becomes an OpenAI error object or, after the headers have been sent, a
+    closed connection.
     """
 
     async def handle(request: web.Request) -> web.StreamResponse:

@@ -27,14 +27,14 @@ class Outbound:
     path: str
     body: bytes | None
     headers: Callable[[str | None], CIMultiDict[str]]
-    """The request headers, given the API key of the pool's engines."""
+    """A function from the API key of the pool's engines (None if they have none) to the request headers."""
     session: str | None
-    """The session whose replica is preferred; None selects the least loaded replica."""
+    """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
     streamed: bool
-    """Whether the answer is expected to begin before it is complete."""
+    """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
     buffered: bool
-    """Whether an answer that does not stream is read completely before any of it is relayed, so that a failure
-    halfway through can still be retried."""
+    """Whether a non-streaming answer is read completely before any of it is relayed, so that the request can still be
+    retried if reading fails."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,8 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
 
 def _pools_to_try(runtime: Runtime, decision: Decision) -> list[tuple[EnginePool, Reason]]:
     first, second = runtime.pools[decision.pool], runtime.pools[decision.pool.other]
-    # A fixed decision belongs to an experiment: the request queues instead of moving to the other pool.
+    # Overload does not change a FIXED decision. A baseline policy's pool must not change in an experiment, and for a
+    # request without a session `least_loaded` has already compared the pools.
     if decision.reason is not Reason.FIXED and first.ready and not first.has_room and second.has_room:
         return [(second, Reason.OVERLOAD)]
     return [(first, decision.reason), (second, Reason.FAILOVER)]

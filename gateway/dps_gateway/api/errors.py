@@ -19,7 +19,7 @@ RETRY_AFTER_SECONDS: Final = 1
 
 
 class BadRequest(Exception):
-    """The request is malformed. The message says what to change."""
+    """The request is malformed. The message states what to change."""
 
 
 class BodyTooLarge(Exception):

@@ -24,7 +24,7 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     """The request target to forward. Raises BadRequest for a path that an engine could resolve to another one.
 
     Without this check `/v1/../flush_cache` would reach the engine's administrative endpoints with the gateway's key,
-    and `/v1/chat%2Fcompletions` a routed endpoint without routing.
+    and `/v1/chat%2Fcompletions` would reach a routed endpoint while bypassing routing.
     """
     path = unquote(raw_path)
     segments = path.replace("\\", "/").split("/")[1:]
@@ -70,9 +70,8 @@ async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
         async for chunk in answer.rest():
             await call.write(chunk)
     except UpstreamBroken as error:
-        if (
-            not answer.streams
-        ):  # closes the connection: the client must not mistake the body for a complete one
+        if not answer.streams:
+            # Closes the connection, so that the client cannot mistake the body for a complete one.
             raise ConnectionResetError(str(error)) from error
         await call.write(error_event(error))
     await call.finish()
@@ -80,4 +79,4 @@ async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
 
 
 pass_through: Final = handler(ROUTE, "relayed", _forward)
-"""Handles every route of the engines that is not routed: /v1/models, /v1/embeddings, /v1/responses and others."""
+"""Handles every engine endpoint that is not a routed endpoint, such as /v1/models, /v1/embeddings and /v1/responses."""

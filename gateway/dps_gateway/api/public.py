@@ -19,7 +19,7 @@ PREFLIGHT_MAX_AGE_SECONDS: Final = 3600
 
 
 def public_app(runtime: Runtime) -> web.Application:
-    """The application that clients talk to."""
+    """The application of the public port."""
     # The handlers themselves limit the body, so that a reload of the configuration can change the limit.
     app = web.Application(client_max_size=0, middlewares=[_json_errors])
     app[RUNTIME] = runtime
@@ -37,7 +37,7 @@ def public_app(runtime: Runtime) -> web.Application:
 
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer preflight requests, and unknown paths and methods with OpenAI error objects."""
+    """Answer preflight requests, and return OpenAI error objects for unknown paths and methods."""
     if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
         return _preflight(request)
     try:
@@ -70,8 +70,8 @@ async def _allow_origin(request: web.Request, response: web.StreamResponse) -> N
 async def _close_if_draining(request: web.Request, response: web.StreamResponse) -> None:
     """Close the connection after this response while the gateway drains.
 
-    Clients reuse connections, and a load balancer learns late that a replica is not ready. Requests already sent are
-    still served, and the client's next connection reaches another replica.
+    Clients reuse connections, and there is a delay before a load balancer stops using a gateway replica that is not
+    ready. Requests already sent are still served, and the client's next connection reaches another gateway replica.
     """
     if request.app[RUNTIME].draining:
         response.headers[hdrs.CONNECTION] = "close"

@@ -93,8 +93,8 @@ class Relay:
     async def _forward_events(self, events: EventRelay, closing: bytes) -> bytes:
         """Forward all events but the closing one, which is returned.
 
-        Raises UpstreamBroken if the stream ends without a closing event. An engine that closes the connection after
-        the closing event has answered completely.
+        Raises UpstreamBroken if the stream ends without a closing event. If the engine closes the connection after
+        the closing event, the answer is complete.
         """
         try:
             async for chunk in self._answer.rest():

@@ -15,7 +15,7 @@ MAX_ERROR_BYTES: Final = 1024 * 1024
 
 
 def client_headers(answer: Answer) -> CIMultiDict[str]:
-    """The headers of an answer for the client. Redirects lose the engine's internal address."""
+    """The headers of an answer for the client. In redirects, the engine's internal address is removed from Location."""
     headers = answer.headers()
     if hdrs.LOCATION in headers:
         parts = urlsplit(headers[hdrs.LOCATION])

@@ -1,4 +1,4 @@
-"""The attributes of the gateway's spans: its own `dps.*`, and those of OpenTelemetry's GenAI conventions."""
+"""The attributes of the gateway's spans: `dps.*`, and those of OpenTelemetry's GenAI semantic conventions."""
 
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ REQUEST_ATTRIBUTES: Final = {
 
 _SEARCHED: Final = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
 """The attributes of `dps.route` that are repeated on the SERVER span, so that traces can be searched by them.
-Only these, because recording and exporting an attribute takes about 8 µs."""
+The list is short, because recording and exporting an attribute takes about 8 µs."""
 
 
 def describe_decision(
@@ -87,7 +87,7 @@ def describe_request(span: Span, operation: str, provider: str, body: dict[str, 
 
 
 def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status: int) -> None:
-    """Record the replica that answers, which may be in another pool than the policy chose, and its HTTP status."""
+    """Record the HTTP status of the answer and its replica, which may not be in the pool that the policy chose."""
     if not span.is_recording():
         return
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Server-sent events on their way from an engine to a client. Pure."""
+"""Relaying server-sent events from an engine to a client. This module performs no I/O."""
 
 import re
 from typing import Final
@@ -13,9 +13,9 @@ _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 
 
 class EventRelay:
-    """Forwards whole events byte for byte and remembers the last usage they report.
+    """Forwards whole events byte for byte and records the most recent usage that they report.
 
-    With `hide_usage`, events that carry nothing but usage are dropped: the gateway requested them, not the client.
+    With `hide_usage`, events that carry only usage are dropped, because the gateway requested them, not the client.
     """
 
     def __init__(self, answer_format: AnswerFormat, *, hide_usage: bool) -> None:
@@ -30,7 +30,7 @@ class EventRelay:
         return read_usage(self._usage_event, self._format) if self._usage_event else None
 
     def feed(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """(complete events to forward now, the closing [DONE] event and anything after it)."""
+        """Returns the complete events to forward now, and the closing [DONE] event with everything after it."""
         data = self._held + chunk if self._held else chunk
         separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
         end = data.rfind(separator) + len(separator)

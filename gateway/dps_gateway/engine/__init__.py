@@ -1,1 +1,1 @@
-"""What the gateway knows about inference engines: one `EngineDialect` for each kind of server."""
+"""Support for inference engines: one `EngineDialect` for each kind of server."""

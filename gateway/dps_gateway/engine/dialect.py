@@ -1,7 +1,9 @@
-"""The seam between the gateway and an inference engine. Pure.
+"""The interface between the gateway and an inference engine. This module performs no I/O.
 
 To support another engine, such as vLLM, write a module beside `sglang.py` whose class implements `EngineDialect`,
-and construct it where `runtime.py` constructs `SGLang`. No other module of the gateway names an engine.
+and construct it where `runtime.py` constructs `SGLang`. The `SGLang` dialect uses the chat rules in `prompt/chat.py`
+and `prompt/tool_schema.py`, which follow SGLang. The packages `api` and `prompt` also support SGLang's extensions of
+the OpenAI API: /generate, /model_info, /server_info and `input_ids`. Nothing else depends on the kind of engine.
 """
 
 import re
@@ -28,17 +30,17 @@ class Usage:
 
 
 class AnswerFormat(Protocol):
-    """How the answers of an endpoint, streamed or not, report token usage."""
+    """The format in which the answers of an endpoint, streamed or not, report token usage."""
 
     @property
     def usage_marker(self) -> re.Pattern[bytes]:
         """Matches a stream event that may carry usage, so that other events need no parsing."""
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        """(the request to send, whether usage was requested on the client's behalf).
+        """Returns the request body to send, and whether it requests usage on the client's behalf.
 
-        `raw` is the client's request and `body` the same, parsed. In the second case the event that carries nothing
-        but usage must not reach the client.
+        `raw` is the client's request body; `body` is the same, parsed. If usage is requested on the client's behalf,
+        the event that carries only usage must not be relayed to the client.
         """
 
     def usage_of(self, document: Any) -> Usage | None:
@@ -46,7 +48,7 @@ class AnswerFormat(Protocol):
 
 
 class EngineDialect(Protocol):
-    """Everything specific to one kind of inference server."""
+    """The requests, answers and rules that are specific to one kind of inference server."""
 
     @property
     def provider(self) -> str:
@@ -54,7 +56,7 @@ class EngineDialect(Protocol):
 
     @property
     def health_path(self) -> str:
-        """The path that health checks request. It must be cheap, and answer below 500 when the engine is ready."""
+        """The path that health checks request. It must be cheap, and its status below 500 if the engine is ready."""
 
     @property
     def cache_fields(self) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ def read_usage(document: bytes, answer_format: AnswerFormat) -> Usage | None:
 
 
 def token_count(value: Any) -> int | None:
-    """`value` if it is a number of tokens, else None."""
+    """`value` if it is a valid token count (a non-negative integer), else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -1,4 +1,4 @@
-"""The OpenAI API's answers and errors, whose format the common engines share. Pure."""
+"""The OpenAI API's answers and errors, whose format the common engines share. This module performs no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,10 @@ _INCLUDE_USAGE: Final = b'"stream_options":{"include_usage":true},'
 
 
 class _OpenAIAnswers:
-    """Answers of /v1/chat/completions and /v1/completions. A stream reports usage only if asked to."""
+    """Answers of /v1/chat/completions and /v1/completions.
+
+    A stream reports usage only if the request sets stream_options.include_usage.
+    """
 
     usage_marker = re.compile(rb'"usage":\s*\{')
 
@@ -26,7 +29,7 @@ class _OpenAIAnswers:
             merged = (options if isinstance(options, dict) else {}) | {"include_usage": True}
             try:
                 return orjson.dumps({**body, "stream_options": merged}), True
-            except orjson.JSONEncodeError:  # nested too deeply for the encoder, although not for the decoder
+            except orjson.JSONEncodeError:  # nested too deeply for the encoder, but not for the decoder
                 return raw, False
         start = raw.index(b"{") + 1
         return raw[:start] + _INCLUDE_USAGE + raw[start:], True

@@ -1,4 +1,7 @@
-"""SGLang: its chat rendering, its health path, and the answers of its own /generate endpoint. Pure."""
+"""SGLang: its chat rendering, its health path, and the answers of its /generate endpoint.
+
+This module performs no I/O.
+"""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +17,10 @@ class SGLang:
 
     provider = "sglang"
     health_path = "/v1/models"
-    """Not /health, for which SGLang generates a token and takes up to a second."""
+    """/health is not used, because SGLang generates a token for it, which takes up to a second."""
 
     cache_fields = ("model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data")
-    """SGLang 0.5 builds `RadixKey.extra_key` from the salt and the adapter, and identifies media by their content."""
+    """In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
 
     def content_format(self, chat_template: str) -> ContentFormat:
         return chat.content_format(chat_template)
@@ -27,9 +30,9 @@ class SGLang:
 
 
 class _GenerateAnswers:
-    """Answers of /generate: usage is in the `meta_info` of every event, whether or not the client asks.
+    """Answers of /generate. The `meta_info` of every event contains usage, whether or not the request asks for it.
 
-    A batch, or several samples of one prompt, is a list without a single prompt length.
+    The answer to a batch, or to several samples of one prompt, is a list, for which no usage is reported.
     """
 
     usage_marker = re.compile(rb'"meta_info":\s*\{')

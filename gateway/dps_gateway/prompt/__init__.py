@@ -1,1 +1,4 @@
-"""Prompt accounting: from a request to L_t in the engine's tokens, at the cost of what was added."""
+"""Prompt accounting: computes L_t, the length of a request's prompt in the engine's tokens.
+
+The cost of tokenization is proportional to the text added since the previous turn.
+"""

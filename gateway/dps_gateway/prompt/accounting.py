@@ -36,11 +36,11 @@ class Prompt:
     data: bytes
     boundaries: list[int]
     count_from: Callable[[int], int]
-    """The number of tokens from an offset, 0 or a boundary, to the end of the prompt."""
+    """A function that counts the tokens from an offset (0 or a boundary) to the end of the prompt."""
     root: int
-    """The offset of the prefix that tells conversations apart; the same for all turns of one."""
+    """The end of the prefix that distinguishes conversations. It is the same for all turns of a conversation."""
     marks: tuple[Mark, ...] = ()
-    """Digests of what separates KV caches but is not in `data`."""
+    """Digests of the inputs, other than `data`, on which the engine's KV cache depends."""
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,14 +64,14 @@ class Prompt:
 
     @property
     def root_digest(self) -> str:
-        """The digest of the prefix that tells conversations apart."""
+        """The digest of the prefix that distinguishes conversations."""
         digest = self.prefixes.digest(self.root)
         assert digest is not None
         return digest
 
     @property
     def ends_at_boundary(self) -> bool:
-        """Whether the compared prefix ends at a boundary, so that later prompts can look it up."""
+        """Whether the compared prefix ends at a boundary and can therefore be looked up for later prompts."""
         return bool(self.boundaries) and self.offset == self.boundaries[-1]
 
     def starts_with(self, point: Point) -> bool:
@@ -85,7 +85,10 @@ class Prompt:
         return digests[::-1]
 
     def count(self, base: Point | None) -> tuple[int, int]:
-        """(the prompt's length, its length up to `offset` or 0 if unknown). Only the text after `base` is tokenized."""
+        """Returns the prompt's length, and its length up to `offset` (0 if unknown).
+
+        Only the text after `base` is tokenized.
+        """
         start, counted = (base.offset, base.tokens) if base is not None and base.tokens else (0, 0)
         length = counted + self.count_from(start)
         if not self.ends_at_boundary:
@@ -101,7 +104,7 @@ class Prompt:
 
 
 class ChatRules(Protocol):
-    """How an engine turns a chat request into its chat template's arguments (see `engine.dialect`)."""
+    """An engine's conversion of a chat request to its chat template's arguments (see `engine.dialect`)."""
 
     def content_format(self, chat_template: str) -> ContentFormat: ...
 
@@ -145,21 +148,21 @@ class Accountant:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise Uncountable("the prompt is not valid Unicode") from error
-        message_start = self._tokenizer.message_start
-        boundaries = message_boundaries(data, message_start)
+        split_token = self._tokenizer.split_token
+        boundaries = message_boundaries(data, split_token)
         count = self._tokenizer.count
 
         def count_from(offset: int) -> int:
             rest = text if offset == 0 else data[offset:].decode()
             return count(rest) + added_tokens
 
-        return Prompt(data, boundaries, count_from, opening_offset(data, boundaries, message_start), marks)
+        return Prompt(data, boundaries, count_from, opening_offset(data, boundaries, split_token), marks)
 
     def _media_marks(self, text: str, chat: ChatInput) -> tuple[Mark, ...]:
-        """The positions and digests of the chat's media, which rendered text shows as equal placeholders at most.
+        """The positions and digests of the chat's media; the rendered text contains at most identical placeholders.
 
-        The chat is rendered again with a sentinel at the start of every message with media. If the template changes
-        more than that, all media count as positioned at the start of the prompt.
+        The chat is rendered again with a sentinel at the start of every message with media. If the sentinels change
+        the rendered text in any other way, all media are treated as being at the start of the prompt.
         """
         if not chat.media:
             return ()

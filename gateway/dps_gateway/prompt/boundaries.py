@@ -1,7 +1,7 @@
-"""Boundaries at which a rendered prompt can be split, and digests of its prefixes. Pure.
+"""Boundaries at which a rendered prompt can be split, and digests of its prefixes. This module performs no I/O.
 
-Tokenization is additive at a *boundary*, the start of a special token that the tokenizer always splits off: the text
-before it yields the same tokens whatever follows, so they are counted only once.
+A *boundary* is the start of a special token that the tokenizer always splits off. Tokenization is
+additive at a boundary: the text before it yields the same tokens whatever follows, so they are counted only once.
 """
 
 from base64 import urlsafe_b64encode
@@ -11,20 +11,21 @@ from typing import Final
 import xxhash
 
 MAX_LOOKUPS: Final = 16
-"""The number of a prompt's last message boundaries that are looked up to identify a session by its history."""
+"""The maximum number of boundaries, counted from the end of a prompt, that are looked up to identify its session."""
 
 MAX_GENERATION_PROMPT_BYTES: Final = 256
-"""The longest text after the last boundary that is taken for a generation prompt."""
+"""The maximum length of text after the last boundary that is treated as a generation prompt."""
 
 Mark = tuple[int, bytes]
-"""An offset in a prompt (bytes), and a digest that all longer prefixes include. It identifies what the rendered text
-does not show, but an engine's KV cache depends on, such as the content of an image."""
+"""An offset in a prompt (bytes), and a digest that is hashed into the digest of every longer prefix. It identifies
+content, such as an image, that is absent from the rendered text but affects the engine's KV cache."""
 
 
 class Prefixes:
-    """Digests of the prefixes of one prompt. For ascending offsets every byte is hashed once.
+    """Digests of the prefixes of one prompt.
 
-    `marks` are in ascending order of their offsets.
+    If digests are requested in ascending order of offset, every byte is hashed only once. `marks` are in ascending
+    order of their offsets.
     """
 
     def __init__(self, data: bytes, marks: Sequence[Mark] = ()) -> None:
@@ -52,7 +53,7 @@ class Prefixes:
         return digest
 
     def _update(self, digest: xxhash.xxh3_128, start: int, end: int) -> None:
-        """Add the bytes from `start` to `end`, each mark right before the byte at its offset."""
+        """Hash the bytes from `start` to `end`, and each mark immediately before the byte at its offset."""
         for offset, mark in self._marks:
             if start <= offset < end:
                 digest.update(self._view[start:offset])
@@ -61,15 +62,15 @@ class Prefixes:
         digest.update(self._view[start:end])
 
 
-def message_boundaries(data: bytes, message_start: bytes | None) -> list[int]:
-    """The offsets at which messages start, in ascending order, without the start of the prompt."""
-    if not message_start:
+def message_boundaries(data: bytes, split_token: bytes | None) -> list[int]:
+    """The offsets of every `split_token` in ascending order, excluding the start of the prompt."""
+    if not split_token:
         return []
     offsets = []
-    at = data.find(message_start, 1)
+    at = data.find(split_token, 1)
     while at != -1:
         offsets.append(at)
-        at = data.find(message_start, at + len(message_start))
+        at = data.find(split_token, at + len(split_token))
     return offsets
 
 
@@ -83,13 +84,13 @@ def committed_offset(size: int, boundaries: list[int]) -> int:
     return size
 
 
-def opening_offset(data: bytes, boundaries: list[int], message_start: bytes | None) -> int:
-    """The end of the first user message: the shortest prefix that tells most conversations apart.
+def opening_offset(data: bytes, boundaries: list[int], split_token: bytes | None) -> int:
+    """The end of the first user message: the shortest prefix that distinguishes most conversations.
 
-    The same for all turns of a conversation. Where the chat template does not name the user's role after
-    `message_start`, it is the first boundary; without boundaries it is the whole prompt.
+    It is the same for all turns of a conversation. If the chat template does not write the user's role after
+    `split_token`, the first boundary is returned; without boundaries, the end of the prompt.
     """
-    if not boundaries or not message_start:
+    if not boundaries or not split_token:
         return len(data)
-    first_user = data.find(message_start + b"user")
+    first_user = data.find(split_token + b"user")
     return next((offset for offset in boundaries if offset > first_user >= 0), boundaries[0])

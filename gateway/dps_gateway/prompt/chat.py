@@ -1,4 +1,4 @@
-"""Convert a chat request to the chat template's input, as the engine does. Pure.
+"""Convert a chat request to the chat template's input, as the engine does. This module performs no I/O.
 
 Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_template`; `jinja_template_utils.py`;
 `protocol.py`), because every additional or missing field of a tool schema changes L_t.
@@ -41,7 +41,7 @@ class ChatInput:
     continuation: str = ""
     """Text that the engine appends after the generation prompt."""
     media: tuple[tuple[int, bytes], ...] = ()
-    """For every message with media its index and a digest of the media."""
+    """The index of every message with media, and a digest of the media."""
 
 
 def content_format(chat_template: str) -> ContentFormat:
@@ -161,7 +161,7 @@ def _cached_tools(encoded: bytes) -> list[dict[str, Any]]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema in the client's order, with the fields that the engine's own model adds."""
+    """A tool's schema in the client's order, with the fields that the engine's Pydantic model adds."""
     definition, deferred = tool["function"], tool.get("defer_loading")
     function = {name: value for name, value in definition.items() if name in _FUNCTION_FIELDS}
     for name in _FUNCTION_FIELDS:
@@ -176,7 +176,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variables(body: dict[str, Any]) -> dict[str, Any]:
-    """The template's extra variables: chat_template_kwargs, and variables that follow from reasoning settings."""
+    """The template's extra variables: chat_template_kwargs, and variables derived from reasoning settings."""
     reasoning = body.get("reasoning")
     effort = body.get("reasoning_effort")
     thinking: bool | None = None

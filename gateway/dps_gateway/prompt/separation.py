@@ -1,7 +1,8 @@
-"""What separates KV caches beyond the rendered prompt: model, adapter, cache salt, media. Pure.
+"""Digests of the inputs, other than the rendered prompt, on which a KV cache depends. This module performs no I/O.
 
-An engine reuses cached prefixes only between requests that agree in all of these, so the digests of prompts include
-them. SGLang 0.5: `extra_key` in `RadixKey` (built from the salt and the adapter), and media by their content.
+These inputs are the model, the LoRA adapter, the cache salt and media. An engine reuses a cached prefix only between
+requests that agree in all of them, so the digests of prompts include them. In SGLang 0.5, the
+cache salt and the adapter are part of `RadixKey.extra_key`, and media are identified by a hash of their content.
 """
 
 from collections.abc import Iterable, Mapping

@@ -12,13 +12,13 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import fastokens  # after the environment variables above are set
 from transformers import AutoTokenizer
 
-# What `apply_chat_template` uses, without its validation of every message.
+# `apply_chat_template` uses this function too, but it also validates every message.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 log = logging.getLogger(__name__)
 
 SEGMENT_CACHE_BYTES: Final = 64 * 1024 * 1024
-"""Memory for the token counts of text segments between special tokens, shared by all sessions."""
+"""Maximum size of the cache of token counts of text segments between special tokens. All sessions share the cache."""
 
 SHORT_TEXT_CHARS: Final = 64
 """Texts up to this length, such as generation prompts, are counted through a separate cache."""
@@ -58,7 +58,7 @@ class Tokenizer:
             if (template := _chat_template(hf, [] if tools else None))
         }
         self._template_tokens: dict[str, Any] = dict(hf.special_tokens_map)
-        self.message_start: bytes | None = _message_start(self) if self.chat_template else None
+        self.split_token: bytes | None = _split_token(self) if self.chat_template else None
 
     @classmethod
     def load(cls, source: str) -> "Tokenizer":
@@ -107,7 +107,7 @@ class Tokenizer:
         return text
 
     def count(self, text: str) -> int:
-        """The number of tokens in `text`. Special tokens in the text are recognised, none are added."""
+        """The number of tokens in `text`. Special tokens in the text are recognised; none are added."""
         if len(text) <= SHORT_TEXT_CHARS:
             return self._count_short(text)
         return self._count(text)
@@ -167,8 +167,12 @@ def _fast_equivalent(backend: Any) -> Any | None:
     return fast
 
 
-def _message_start(tokenizer: Tokenizer) -> bytes | None:
-    """The special token that starts a message, or else one that ends the user's message."""
+def _split_token(tokenizer: Tokenizer) -> bytes | None:
+    """The special token at which prompts are split, or None if there is none.
+
+    It is the first special token of the generation prompt, which starts a message. If the generation prompt has none,
+    it is the last special token of a chat that ends with a user message.
+    """
     probe = [{"role": "user", "content": "user message"}]
     try:
         prompt = tokenizer.render(probe, None, {})

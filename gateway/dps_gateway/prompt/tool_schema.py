@@ -1,7 +1,7 @@
-"""Normalize type names in tool schemas (`dict`, `float`, `varchar(255)`) as SGLang does. Pure.
+"""Normalize type names in tool schemas (`dict`, `float`, `varchar(255)`) as SGLang does.
 
-The prompt contains the normalized schema. Equivalent to `normalize_json_schema_types` in SGLang 0.5.23's
-function_call/utils.py.
+The prompt contains the normalized schema. `normalized_schema` is equivalent to `normalize_json_schema_types` in
+SGLang 0.5.23's function_call/utils.py. This module performs no I/O.
 """
 
 from typing import Any

@@ -8,9 +8,8 @@ from dps_gateway.prompt.accounting import Accountant, Prompt
 
 
 def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
-    if isinstance(
-        ids := body.get("input_ids"), list
-    ):  # an SGLang extension: a prompt that is already rendered
+    ids = body.get("input_ids")  # an SGLang extension: a prompt that is already tokenized
+    if isinstance(ids, list):
         refuse_empty(ids)
     return [accountant.chat(body)]
 

@@ -1,4 +1,4 @@
-"""What a routed endpoint consists of."""
+"""The definition of a routed endpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Route:
     """The span attribute `gen_ai.operation.name`."""
     answers: AnswerFormat
     prompts: Callable[[Accountant, dict[str, Any]], list[Prompt]]
-    """The prompts of a request, of which only a single one is a turn of a session.
+    """The prompts of a request. Only a request with exactly one prompt is a turn of a session.
 
     Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
     """
