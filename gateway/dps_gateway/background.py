@@ -57,7 +57,7 @@ async def supervise(
 
 
 def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
-    """The tasks that this configuration needs, by the name that logs and metrics give them."""
+    """The tasks that this configuration requires, keyed by their names in logs and metrics."""
     tasks: dict[str, Task] = {
         "health": lambda: watch_health(
             runtime.pools.values(),

@@ -99,19 +99,20 @@ class Session(_Section):
     ttl_seconds: Annotated[int, Field(gt=0)] = 3600
     keys: tuple[Annotated[str, AfterValidator(_session_key)], ...] = DEFAULT_SESSION_KEYS
     redis_url: str | None = None
-    """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. None keeps sessions in memory."""
+    """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. If null, sessions
+    are kept in memory only."""
     redis_timeout_seconds: Seconds = 0.05
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
-    """Maximum number of records and pointers cached in this process, for when Redis is unavailable."""
+    """Maximum number of records and pointers that this process caches for use while Redis is unavailable."""
     peers: Servers | None = None
-    """The admin ports of all replicas, which share their cached records while Redis is unavailable."""
+    """The admin ports of all gateway replicas. While Redis is unavailable, the replicas share their cached records."""
 
 
 class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     max_queued: Annotated[int, Field(ge=0)] = 1024
-    """Requests that may wait for a free replica of a pool. Further requests are answered with 429."""
+    """Maximum number of requests that wait for a free replica of a pool. Further requests are answered with 429."""
 
 
 class Timeouts(_Section):
@@ -129,7 +130,7 @@ class Timeouts(_Section):
 
 class Auth(_Section):
     keys_file: Path | None = None
-    """Lines of TENANT:KEY. None disables authentication; all requests then belong to one tenant."""
+    """A file with one TENANT:KEY per line. If null, authentication is disabled, and all requests have the same tenant."""
 
 
 class Telemetry(_Section):

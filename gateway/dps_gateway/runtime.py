@@ -34,7 +34,7 @@ FIXED_SECTIONS: Final = ("listen", "model", "telemetry")
 
 @dataclass(frozen=True, slots=True)
 class _Reloadable:
-    """What is derived from a configuration each time it is loaded, including the files that it names."""
+    """The values derived from a configuration, and from the files that it names, each time it is loaded."""
 
     keys: Keys | None
     engine_keys: Mapping[Pool, str | None]
@@ -53,7 +53,7 @@ class _Reloadable:
 
 
 class Runtime:
-    """Everything that request handlers share. Construct it inside a running event loop.
+    """The state that all request handlers share. Construct it inside a running event loop.
 
     Raises ConfigError if the configuration cannot be used.
     """
@@ -107,7 +107,7 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether this replica should receive requests: it is not draining, and an engine has answered it."""
+        """Whether this gateway replica should receive requests: it is not draining, and an engine has answered it."""
         seen = any(replica.seen_ready for pool in self.pools.values() for replica in pool.replicas.values())
         return seen and not self.draining
 

@@ -1,4 +1,4 @@
-"""The life of one turn: identify its session, measure its growth, decide, commit, correct."""
+"""The life of one turn: identify its session, measure its growth, choose its pool, commit it, correct its record."""
 
 import random
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ before an eviction is assumed."""
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The session of a turn, and how the prompt relates to its history."""
+    """The session of a turn, and the relation of the prompt to the session's history."""
 
     id: SessionId
     scope: Scope
     snapshot: Snapshot
     growth: Growth
     base: Record
-    """Initial record if the session has none."""
+    """The session's record, or the initial record if the session has none."""
     client_id: str | None = None
     """The id that the client sent, if any."""
 
@@ -40,21 +40,22 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTurn:
-    """A turn that is ready to be decided. Lengths are in tokens."""
+    """A measured turn, the input of the routing decision. Lengths are in tokens."""
 
     session: Session
     prompt: Prompt
     counted_tokens: int
-    """The gateway's own count of the prompt."""
+    """The gateway's count of the prompt, without the correction."""
     boundary_tokens: int
+    """The gateway's count up to the prompt's last boundary, or 0 if unknown."""
     number: int
 
     @property
     def correction(self) -> int:
-        """What the engine reported beyond the gateway's count for the prompt that this one grew from.
+        """The tokens that the engine reported beyond the gateway's count, for the prompt that this one grew from.
 
-        Images, or another chat template, make the counts differ by a constant. Applying it to both lengths cancels
-        it in ΔL_t.
+        Images, or a chat template on the engine that differs from the gateway's, make the counts differ by a constant.
+        Applying the constant to both lengths cancels it in ΔL_t.
         """
         base = self.session.growth.base
         return base.correction if base is not None else 0
@@ -129,7 +130,7 @@ class Turns:
     async def correct(
         self, turn: MeasuredTurn, pool: Pool, prompt_tokens: int, cached_tokens: int | None
     ) -> bool:
-        """Correct the record by the engine's usage report. Returns whether L_t differed from the engine's count."""
+        """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count."""
         expected = turn.session.growth.seen.get(pool)
         evicted = (
             cached_tokens is not None
@@ -186,7 +187,8 @@ def decide(policy: Policy, turn: MeasuredTurn) -> Decision:
 def _number(session: Session, prompt: Prompt, counted: int) -> int:
     """The turn's number: one more than the session's last, or the same number for a retry of the same prompt.
 
-    An older prompt that is repeated under a client's id counts as a new turn, since the session continues there.
+    If the client supplies the session id, repeating an older prompt counts as a new turn, because the session continues
+    from that prompt.
     """
     base = session.growth.base
     if base is None:

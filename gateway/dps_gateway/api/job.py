@@ -1,4 +1,4 @@
-"""From a client's request to a routing decision."""
+"""Preparing a client's request: from its headers and body to a routing decision."""
 
 import logging
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ async def prepare(call: Call, route: Route) -> Job:
 
 
 def _countable_prompts(call: Call, route: Route, body: dict[str, Any]) -> list[Prompt]:
-    """The request's prompts, or none if they cannot be counted: the engine will probably refuse them."""
+    """The request's prompts, or an empty list if they cannot be counted; the engine will probably reject the request."""
     try:
         return route.prompts(call.runtime.accountant, body)
     except Uncountable as reason:

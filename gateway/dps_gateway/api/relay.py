@@ -1,4 +1,4 @@
-"""Sending an engine's answer to the client, and recording what it reports."""
+"""Sending an engine's answer to the client, and recording the usage that it reports."""
 
 import asyncio
 import logging

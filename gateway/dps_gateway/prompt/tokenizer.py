@@ -171,7 +171,7 @@ def _split_token(tokenizer: Tokenizer) -> bytes | None:
     """The special token at which prompts are split, or None if there is none.
 
     It is the first special token of the generation prompt, which starts a message. If the generation prompt has none,
-    it is the last special token of a chat that ends with a user message.
+    it is the last special token after a user message.
     """
     probe = [{"role": "user", "content": "user message"}]
     try:

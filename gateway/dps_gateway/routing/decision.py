@@ -1,4 +1,4 @@
-"""The input and the result of a routing policy. Pure values, no I/O."""
+"""The input and the result of a routing policy. This module performs no I/O."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""The static routing policies: Delta-Prefill Switching (the paper's Eq. 2) and its baselines."""
+"""The routing policies: Delta-Prefill Switching (the paper's Eq. 2) and its baselines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
 
 
 def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
-    """Speculate if `tokens` does not exceed the threshold.
+    """Select the speculative pool if `tokens` does not exceed the threshold τ, else the greedy pool.
 
-    τ = 0 is the greedy row of Table 3 and never speculates, not even on a retried turn with ΔL = 0.
+    τ = 0 is an exception: it selects the greedy pool for every turn, even for a retried turn with ΔL = 0, as in the
+    greedy row of the paper's Table 3.
     """
     if threshold_tokens is None or 0 < threshold_tokens >= tokens:
         return Decision(Pool.SPECULATIVE, Reason.WITHIN_THRESHOLD)
@@ -22,7 +23,7 @@ def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
 class DeltaPrefill:
     """Delta-Prefill Switching: speculative if ΔL_t <= τ, else greedy (Eq. 2).
 
-    `threshold_tokens` is τ. 0 sends everything to the greedy pool, None everything to the speculative one.
+    `threshold_tokens` is τ. With 0 every turn goes to the greedy pool, with None every turn to the speculative pool.
     """
 
     threshold_tokens: int | None
@@ -33,7 +34,7 @@ class DeltaPrefill:
 
 @dataclass(frozen=True, slots=True)
 class TotalLength:
-    """The paper's ablation (section 4.4): the same threshold, on the whole prompt length L_t."""
+    """The paper's ablation (section 4.4): the threshold applies to the length L_t of the whole prompt."""
 
     threshold_tokens: int | None
 

@@ -23,7 +23,7 @@ class Breaker:
         return self._failures >= FAILURES_TO_OPEN
 
     def allows(self) -> bool:
-        """Whether a call may be made now. If the breaker is open, a caller that is allowed is the probe."""
+        """Whether a call may be made now. If the breaker is open and the call is allowed, the call is the probe."""
         if not self.open:
             return True
         if self._clock() < self._retry_at:

@@ -1,4 +1,4 @@
-"""A session's record as a JSON document, for `dps session` and the admin port. Pure."""
+"""A session's record as a JSON document, for `dps session` and the admin port. This module performs no I/O."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from dps_gateway.session.record import Record
 
 
 def session_document(session: SessionId, record: Record, source: str) -> dict[str, Any]:
-    """The record, with lengths in tokens and `bytes` as the prefix of the rendered prompt that a digest covers."""
+    """The record. `bytes` is the length of the rendered prompt's prefix that a digest covers."""
     return {
         "session": session.text,
         "source": source,

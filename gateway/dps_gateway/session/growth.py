@@ -1,4 +1,7 @@
-"""How a prompt relates to its session's history: what it grew from, and which pools have cached how much. Pure."""
+"""The relation of a prompt to its session's history: the point that it grew from, and how much each pool has cached.
+
+This module performs no I/O.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from dps_gateway.session.record import Point, Record
 
 
 class History(StrEnum):
-    """How a prompt relates to its session's history (response header `x-dps-history`)."""
+    """The relation of a prompt to its session's history (response header `x-dps-history`)."""
 
     NEW = "new"
     GROWN = "grown"
@@ -20,11 +23,11 @@ class History(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a prompt grew from. Lengths are in tokens."""
+    """The result of comparing a prompt with its session's record. Lengths are in tokens."""
 
     history: History
     base: Point | None
-    """The longest recorded point that is a prefix of the prompt. Its length is L_{t-1}."""
+    """The longest recorded point that is a prefix of the prompt, or None. Its length is used as L_{t-1}."""
     seen: dict[Pool, Point]
     """The longest such point that each pool has in its KV cache."""
 
@@ -46,7 +49,7 @@ def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth
     """
     if record is None or not record.points:
         return Growth(History.NEW, None, {})
-    # In ascending order, so that every byte of the prompt is hashed once.
+    # The points are compared in ascending order of offset, so that every byte of the prompt is hashed only once.
     prefixes = [p for p in sorted(record.points, key=lambda p: (p.offset, p.turn)) if is_prefix(p)]
     if not prefixes:
         return Growth(History.CHANGED, None, {})

@@ -1,4 +1,4 @@
-"""Identify a request's session from headers and body fields that clients already send. Pure.
+"""Identify a request's session from headers and body fields that clients already send. This module performs no I/O.
 
 Session keys are an ordered list of sources, each `header:NAME` or `body:FIELD[.FIELD]`. The first source with a
 valid value wins. Authorization and network addresses never identify a session, because one API key or one proxy
@@ -93,7 +93,7 @@ def client_session_id(
 
 
 def _is_text(value: str) -> bool:
-    """Whether `value` is valid Unicode. A header that is not UTF-8 is decoded to surrogates, which are not."""
+    """Whether `value` is valid Unicode. aiohttp decodes other bytes in a header to surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -119,7 +119,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class SessionId:
-    """An opaque session id (header `x-dps-session`). A client's own id is only contained as a hash.
+    """An opaque session id (header `x-dps-session`). It contains the client's id, if any, only as a hash.
 
     The first characters are a tag. Keys with the same tag share a Redis Cluster slot.
     """
@@ -145,7 +145,7 @@ class SessionId:
     def of_history(cls, tag: str, digest: bytes, parent: "SessionId | None" = None) -> "SessionId":
         """The id of a session without a client id, derived from its first prompt and, for a fork, its parent.
 
-        Deterministic, so that a retry, another replica or a restarted one derives the same id.
+        The id is deterministic: a retry, another gateway replica and a restarted one derive the same id.
         """
         origin = parent.text.encode() if parent else b""
         return cls(_OPAQUE_PREFIX + tag + _hex_digest(b"history", origin, digest, size=_REST_CHARS))

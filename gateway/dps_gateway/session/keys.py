@@ -1,4 +1,4 @@
-"""Storage keys of session state, and the pointer from a prompt prefix to its session. Pure."""
+"""Storage keys of session state, and the pointer from a prompt prefix to its session. This module performs no I/O."""
 
 import re
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.record import Point, Record
 
 MAX_VALUE_BYTES: Final = 16 * 1024
-"""Bound on a stored value; the largest record takes about 4 KB."""
+"""Maximum size of a stored value, in bytes. The largest record takes about 4 KB."""
 
 _KEY: Final = re.compile(
     r"dps:\{(?P<scope>[0-9a-f]+):(?P<tag>[0-9a-f]+)\}:(?:s:(?P<session>dps-[0-9a-f]+)|p:[A-Za-z0-9_-]{1,64})"
@@ -40,9 +40,9 @@ def pointer_key(scope: Scope, tag: str, digest: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Maps the prefix of a prompt up to its last boundary to the session that wrote it.
+    """Maps the prefix of a prompt up to its last boundary to the session whose turn stored the pointer.
 
-    It contains the point as well: when many sessions share a prefix, the record of the first one may already have
+    It also contains the point: when many sessions share a prefix, the record of the first one may already have
     dropped the point at which another one diverges.
     """
 
@@ -65,7 +65,7 @@ class Pointer:
 
 
 def is_valid_entry(scopes: Collection[str], key: str, value: bytes) -> bool:
-    """Whether `key` belongs to one of these scopes (`Scope.name`) and `value` is a record or pointer that fits it."""
+    """Whether `key` is in one of these scopes (`Scope.name`) and `value` is a valid record or pointer for that key."""
     match = _KEY.fullmatch(key)
     if match is None or match["scope"] not in scopes or len(value) > MAX_VALUE_BYTES:
         return False

@@ -14,7 +14,7 @@ class _Entry:
 
 
 class Mirror:
-    """An LRU cache whose entries expire after their TTL. Neither shared between processes nor durable."""
+    """An LRU cache whose entries expire after their TTL. It is neither shared between processes nor durable."""
 
     def __init__(self, max_entries: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_entries = max_entries

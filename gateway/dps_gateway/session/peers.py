@@ -9,15 +9,16 @@ import aiohttp
 import orjson
 
 PATH: Final = "/mirror"
-"""On the admin port. POST: an array of keys, answered by an object of cached values. PUT: an object of values."""
+"""Path on the admin port. POST takes a JSON array of keys and returns an object of cached values; PUT takes such an
+object and caches its values."""
 TIMEOUT_SECONDS: Final = 0.25
-"""Bounds how long a request waits for a dead peer whose endpoint has not been removed yet."""
+"""The maximum time for which a request waits for a dead peer whose endpoint has not been removed yet."""
 
 
 class HttpPeers:
-    """Queries the admin ports of all replicas in parallel.
+    """Queries the admin ports of all gateway replicas in parallel.
 
-    The list may include this replica; its own answer is redundant.
+    The list may include this gateway replica, whose answer is redundant.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""The session record: the points of a session's history that later prompts are compared with. Pure.
+"""The session record: the points of a session's history that later prompts are compared with.
 
-A *point* is a prompt that an engine has begun to answer: the digest of the rendered prompt up to its last message
-boundary (the generation prompt that follows may not be repeated by the next turn), and its length.
+A *point* describes a prompt that an engine has begun to answer by the digest of the rendered prompt up to its last
+message boundary, and by the prompt's length. The digest excludes the generation prompt that follows the boundary,
+because the next turn does not necessarily repeat it. This module performs no I/O.
 
 One session id may contain several *conversations*: sub-agents, or a client that reuses one id for unrelated chats.
 Every point belongs to one of them, and the newest point of a conversation is its *head*.
@@ -17,13 +18,14 @@ import orjson
 from dps_gateway.pool import Pool
 
 FORMAT_VERSION: Final = 2
-"""Written to every record. Records of other versions are ignored, and their sessions start again."""
+"""Stored in every record. Records of other versions are ignored, and their sessions are treated as new."""
 
 RECENT_POINTS: Final = 4
-"""Newest points that are always kept, so that edited messages and regenerated answers are recognised."""
+"""The number of newest points that are always kept, so that edited messages and regenerated answers are recognised."""
 
 MAX_POINTS: Final = 64
-"""Bound on the points of a record (about 4 KB); conversations that have been idle longest are dropped first."""
+"""Maximum number of points in a record (about 4 KB in total). The conversations that have been idle longest are dropped
+first."""
 
 _LABEL_CHARS: Final = 6
 _POOL_BITS: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 2}
@@ -31,12 +33,12 @@ _POOL_BITS: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 2}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One prompt of the session, as far as later prompts can be compared with it."""
+    """The data about one prompt of the session that is needed to compare later prompts with it."""
 
     turn: int
     digest: str
     offset: int
-    """Where the digest ends, in bytes of the rendered prompt."""
+    """The length of the prefix that the digest covers, in bytes of the rendered prompt."""
     tokens: int
     """The gateway's count of the tokens up to `offset`, or 0 if tokens may merge across it."""
     counted: int
@@ -61,7 +63,7 @@ class Record:
     span: str = ""
     """The span of the newest turn (W3C traceparent)."""
     affinity: str = ""
-    """The id of the session whose replica has the prefix that this session was forked from; empty if not forked."""
+    """For a fork, the id of the session whose preferred replica has cached the shared prefix; otherwise empty."""
 
     @property
     def turn(self) -> int:
@@ -91,8 +93,8 @@ class Record:
     def with_turn(self, point: Point, parent: Point | None, span: str = "") -> Self:
         """This record after an engine has begun to answer `point`, which grew from `parent`.
 
-        The point continues its parent's conversation, unless the parent is not the conversation's head (any more):
-        then it is a branch, and starts a conversation.
+        If the parent is the head of its conversation, the point continues that conversation. If the parent is an older
+        point, the point is a branch and starts a new conversation, as does a point without a parent.
         """
         conversation = parent.conversation if parent is not None else ""
         head = self.head(conversation)
@@ -101,7 +103,7 @@ class Record:
         return self.with_point(replace(point, conversation=conversation), span)
 
     def with_point(self, point: Point, span: str = "") -> Self:
-        """This record with a point added. Idempotent.
+        """This record with a point added. The operation is idempotent.
 
         Points are ordered by turn, so that a slow duplicate of an older turn is sorted behind newer ones. A prompt
         that is already in the record remains a single point.
@@ -118,9 +120,8 @@ class Record:
                 conversation=known.conversation,
             )
             points = [point if p is known else p for p in self.points]
-        ordered = sorted(
-            points, key=lambda p: -p.turn
-        )  # stable: the first of two concurrent turns stays first
+        # Sorting is stable, so the first of two concurrent turns stays first.
+        ordered = sorted(points, key=lambda p: -p.turn)
         newest = ordered[0].digest == point.digest
         kept = tuple(islice(_retained(ordered), MAX_POINTS))
         return replace(self, points=kept, span=span if newest and span else self.span)
@@ -132,7 +133,7 @@ class Record:
         return replace(self, points=tuple(sorted([*self.points, point], key=lambda p: -p.turn)))
 
     def merged(self, other: Self) -> Self:
-        """The union of both histories, as after an outage during which each copy was extended on its own."""
+        """The union of both histories, for example after an outage in which the copies were extended independently."""
         result = replace(self, affinity=self.affinity or other.affinity)
         for point in reversed(other.points):
             result = result.with_point(point, other.span)
@@ -155,7 +156,7 @@ class Record:
 
 
 def _retained(ordered: list[Point]) -> Iterable[Point]:
-    """The newest few points, and of every conversation its head and the newest point that each pool has cached."""
+    """The newest points, and for every conversation its head and the newest point cached by each pool."""
     cached: dict[str, set[Pool]] = {}
     for rank, point in enumerate(ordered):
         is_head = point.conversation not in cached

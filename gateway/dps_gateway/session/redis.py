@@ -60,7 +60,7 @@ def connect(url: str, timeout_seconds: float) -> Client:
     options: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
-        # Reconnect once, as after a Redis restart. Longer outages are handled by the circuit breaker.
+        # Retry once on a new connection, which covers a Redis restart. The circuit breaker handles longer outages.
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     }
     parts = urlsplit(url)

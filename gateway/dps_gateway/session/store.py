@@ -14,11 +14,12 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
 
 MAX_COMMIT_FAILURES: Final = 2
-"""Redis failures tolerated per commit. One retry, because a single timeout is often transient and other replicas
-cannot see the turn until it is committed."""
+"""The number of Redis failures after which a commit is left to the next flush. One retry is made, because a single
+timeout is often transient, and the turn is not available to other gateway replicas until it is committed."""
 
 COMMIT_ATTEMPTS: Final = 8
-"""Compare-and-set attempts per commit. Each conflict means that another turn of the session was committed."""
+"""Maximum number of compare-and-set attempts per commit. Each conflict means that another turn of the session was
+committed."""
 
 
 class StateSource(StrEnum):
@@ -43,7 +44,7 @@ class Hit:
 
 
 class Backend(Protocol):
-    """A shared key-value store. Every method has a short timeout and raises StoreUnavailable."""
+    """A shared key-value store. Every method has a short timeout, and raises StoreUnavailable if it fails."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -77,7 +78,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The session state that a turn was decided on, and that its commit is compared with."""
+    """The session state on which a turn's routing decision is based, and with which its commit is compared."""
 
     source: StateSource
     session: SessionId | None = None
@@ -115,7 +116,7 @@ class SessionStore:
         return Snapshot(self._fallback_source(record is not None), session, record)
 
     async def find(self, scope: Scope, tag: str, digests: list[str]) -> Snapshot:
-        """The session that committed the first of these prompt prefixes for which there is a pointer.
+        """The session to which the first existing pointer refers, among the pointers for these prompt prefixes.
 
         `digests` are ordered from the longest prefix to the shortest.
         """
@@ -160,8 +161,8 @@ class SessionStore:
     ) -> None:
         """Add `point`, which grew from `parent`, to the session's record, once an engine has begun to answer it.
 
-        `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. With
-        `pointed`, later prompts can find the session by this point.
+        `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. If
+        `pointed` is set, a pointer is stored as well, so that the session can be found by this point.
         """
         pointer = Pointer(session, point).encode() if pointed else None
         await self._update(
@@ -203,7 +204,7 @@ class SessionStore:
     def accept(self, entries: Mapping[str, bytes]) -> None:
         """Cache entries that a peer could not write to Redis, and schedule them for the next flush.
 
-        Redis may be unreachable from one replica only; replicas that can reach it write its commits.
+        Redis may be unreachable from just one gateway replica; its peers then write that replica's commits.
         """
         for key, value in entries.items():
             if is_record_key(key):
@@ -247,7 +248,7 @@ class SessionStore:
             await self._peers.publish({key: value} | dict([pointer] if pointer else []))
 
     async def _cached(self, key: str) -> Record | None:
-        """The record as cached by this replica and its peers."""
+        """The record as cached by this gateway replica and its peers."""
         record = _decode(self._mirror.get(key))
         for values in await self._peer_values([key]):
             record = _merged(record, _decode(values.get(key)))
@@ -261,12 +262,12 @@ class SessionStore:
         return _merged(_decode(raw), _decode(self._mirror.unwritten(key)))
 
     def _with_current(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
-        """The value to write: records are merged with the current one, pointers replace it."""
+        """The value to write: a record is merged with the current one; a pointer replaces the current one."""
         record = self._with_unwritten(key, current) if is_record_key(key) else None
         return record.encode() if record is not None else unwritten
 
     def _fallback_source(self, found: bool) -> StateSource:
-        """The source of state that did not come from Redis. Without Redis it is always the mirror."""
+        """The source of state that did not come from Redis. If no Redis is configured, it is always the mirror."""
         return StateSource.MIRROR if found or self._backend is None else StateSource.NONE
 
 

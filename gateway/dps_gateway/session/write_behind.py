@@ -1,4 +1,4 @@
-"""The background task that writes to Redis the commits it could not accept in time."""
+"""The background task that retries commits that could not be written to Redis in time."""
 
 import asyncio
 import logging
@@ -9,7 +9,8 @@ from dps_gateway.session.store import SessionStore
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS: Final = 0.1
-"""Short, because other replicas cannot see a turn until it is written. A pass with nothing to write costs nothing."""
+"""The interval is short because a turn is not available to other gateway replicas until it is written. A flush with
+nothing to write is cheap."""
 
 
 async def write_behind(store: SessionStore) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics: its own, and those of the GenAI semantic conventions."""
+"""The gateway's Prometheus metrics: `dps_*`, and those of OpenTelemetry's GenAI semantic conventions."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 MultiprocessMode = Literal["livesum", "livemin", "livemax"]
-"""How a gauge is merged over the workers that are running."""
+"""How a gauge is aggregated across the running workers."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -55,7 +55,7 @@ class Labelled(Generic[M]):
 class Metrics:
     """The metrics of one process.
 
-    With several workers, prometheus_client merges them through files under PROMETHEUS_MULTIPROC_DIR.
+    With several workers, prometheus_client aggregates them through files under PROMETHEUS_MULTIPROC_DIR.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Metrics:
 
         self.decisions = counter("dps_route_decisions", "Turns routed, by pool and reason", "pool", "reason")
         self.history = counter(
-            "dps_history", "Turns by how their prompt relates to the session's history", "kind"
+            "dps_history", "Turns, by the relation of their prompt to the session's history", "kind"
         )
         self.delta_tokens = self._plain_histogram(
             "dps_delta_tokens",
@@ -165,7 +165,7 @@ class Metrics:
         return Gauge(name, help_text, registry=self.registry, multiprocess_mode=mode)
 
     def render(self) -> bytes:
-        """The metrics in Prometheus's text format, merged over all workers."""
+        """The metrics in Prometheus's text format, aggregated across all workers."""
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if directory and Path(directory).is_dir():
             merged = CollectorRegistry()

@@ -50,7 +50,7 @@ class Tracing:
             self.record_with(provider)
 
     def record_with(self, provider: TracerProvider) -> None:
-        """Record spans with `provider` from now on."""
+        """Use the tracer provider `provider` for all subsequent spans."""
         self._provider = provider
         self._tracer = provider.get_tracer(INSTRUMENTATION)
 
@@ -66,7 +66,7 @@ class Tracing:
         return self._tracer.start_span(f"{method} {route}", caller, SpanKind.SERVER, attributes)
 
     def child(self, parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        """Start a span under `parent`. If `parent` is not recorded, return it, because a child would not be either."""
+        """Start a span under `parent`. Returns `parent` if it is not recorded: a child would not be recorded either."""
         if not parent.is_recording():
             return parent
         return self._tracer.start_span(name, trace.set_span_in_context(parent), kind)
@@ -112,7 +112,7 @@ def end_server_span(span: Span, status: int, error: BaseException | None = None)
 
 
 def fail_span(span: Span, error: BaseException) -> None:
-    """Mark a span that has not ended as failed with `error`."""
+    """Mark an open span as failed with `error`."""
     span.set_attribute("error.type", type(error).__name__)
     span.set_status(Status(StatusCode.ERROR))
 

@@ -1,8 +1,8 @@
-"""Select the replica for a session: always the same one, unless it is overloaded. Pure.
+"""Select the replica for a session: always the same one, unless it is overloaded. This module performs no I/O.
 
 Rendezvous hashing with bounded load: replicas are ranked by a hash of session and URL, so that adding or removing a
-replica moves only the sessions on it. The first replica whose load is within a factor of the pool's mean is selected
-(Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
+replica moves only the sessions on it. The first replica whose load is within a constant multiple of the pool's mean is
+selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeVar
 import xxhash
 
 LOAD_FACTOR: Final = 1.25
-"""A replica is skipped if its load exceeds the pool's mean by more than this factor."""
+"""A replica is skipped if one more request would raise its load above this multiple of the pool's mean (rounded up)."""
 
 
 class Loaded(Protocol):

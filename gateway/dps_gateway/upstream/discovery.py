@@ -69,9 +69,9 @@ def replica_urls(
     """URLs of the ready endpoints. `port` selects among several slice ports.
 
     If no endpoint is ready, endpoints that are terminating but still serving are used, as in kube-proxy (KEP-1669),
-    until a replacement is ready. If there are none of these either, the `known` endpoints that are not terminating
+    until a replacement is ready. If no endpoint is serving either, the `known` endpoints that are not terminating
     are kept: a control plane that has lost contact with its nodes reports every pod as not ready, and the gateway's
-    own health checks detect engines that have really failed.
+    health checks detect engines that have really failed.
     """
     ready: set[str] = set()
     terminating: set[str] = set()

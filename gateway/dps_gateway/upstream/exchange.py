@@ -32,7 +32,7 @@ _NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-req
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The complete answer of a replica that did not accept a request."""
+    """The complete answer of a replica that rejected a request."""
 
     status: int
     body: bytes
@@ -49,12 +49,12 @@ class UpstreamFailed(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Whether the replica answered that it does not execute the request."""
+        """Whether the replica's status means that the request was not executed."""
         return self.rejection is not None
 
 
 class UpstreamBroken(Exception):
-    """A replica began to answer and did not finish."""
+    """A replica began to answer but did not finish."""
 
     def __init__(self, message: str, *, timed_out: bool = False) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class Answer:
         self.status = response.status
         self.streams = response.content_type == "text/event-stream"
         if response.connection is not None and response.connection.protocol is not None:
-            # The wait for the first byte includes queueing and prefill; pauses between bytes have a limit of their own.
+            # The timeout for the first byte includes queueing and prefill, so later pauses have a separate timeout.
             response.connection.protocol.read_timeout = timeouts.idle_seconds
 
     def headers(self) -> CIMultiDict[str]:
@@ -82,7 +82,7 @@ class Answer:
         return _without(self._response.headers, _NOT_RETURNED)
 
     async def rejection(self) -> Rejection:
-        """The answer as a rejection. A body that breaks off counts as empty."""
+        """The answer as a rejection. A truncated body is treated as empty."""
         try:
             body = await self.body()
         except UpstreamBroken:
@@ -216,11 +216,12 @@ def _url(base_url: str, path: str) -> URL:
 def forwarded_headers(
     incoming: "CIMultiDictProxy[str]", api_key: str | None, trace: Mapping[str, str], request_id: str
 ) -> CIMultiDict[str]:
-    """The request headers for an engine: the client's without credentials, and the gateway's own."""
+    """The request headers for an engine: the client's headers without credentials, and those that the gateway adds."""
     headers = _without(incoming, _NOT_FORWARDED)
     if headers.get("Content-Encoding", "").lower() in _DECODED:
-        del headers["Content-Encoding"]  # aiohttp has decompressed the body
-    headers["Accept-Encoding"] = "identity"  # the gateway reads the usage in the answer
+        del headers["Content-Encoding"]  # aiohttp has already decompressed the body
+    # The answer must not be compressed, because the gateway reads the usage in it.
+    headers["Accept-Encoding"] = "identity"
     headers["x-request-id"] = request_id
     headers.update(trace)
     if api_key:

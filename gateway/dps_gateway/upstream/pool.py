@@ -1,4 +1,4 @@
-"""One pool of engine replicas: which are ready, how busy they are, and the queue for them."""
+"""One pool of engine replicas: their readiness, their load, and the queue of requests for them."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ SMOOTHING: Final = 0.1
 """Weight of the newest observation in the pool's running means."""
 
 MAX_EJECTED_FRACTION: Final = 0.5
-"""The largest part of a pool's replicas that is ejected at the same time. If most replicas return errors, the cause
+"""The maximum fraction of a pool's replicas that is ejected at the same time. If most replicas return errors, the cause
 is probably the requests or the load, and fewer replicas would not help."""
 
 
@@ -36,14 +36,14 @@ class _Waiter:
     session: str | None
     avoid: frozenset[str]
     place: "asyncio.Future[Replica | None]"
-    """The replica that was assigned to the request, or None if no replica is left for it."""
+    """The replica that was assigned to the request, or None if no usable replica is left."""
 
 
 class EnginePool:
-    """The replicas of one pool, and what this gateway has observed of them.
+    """The replicas of one pool, and this process's observations of them.
 
     Free replicas are assigned to queued requests as soon as they become free, in the order of arrival. A request that
-    arrives later therefore never overtakes a queued one, and no wake-up can be lost.
+    arrives later therefore never overtakes a queued one, and no wake-up is lost.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class EnginePool:
         self.api_key = api_key
         self.replicas: dict[str, Replica] = {}
         self.time_to_first_token_seconds: float | None = None
-        """Running mean over recent streamed answers; None until there is one."""
+        """Running mean of the time to first token of recent streamed answers; None before the first answer."""
         self.time_per_output_token_seconds: float | None = None
-        """Running mean over recent streamed answers; None until there is one."""
+        """Running mean of the time per output token of recent streamed answers; None before the first answer."""
         self._waiting: deque[_Waiter] = deque()
 
     def configure(self, max_in_flight_per_replica: int, max_queued: int, api_key: str | None) -> None:
@@ -95,7 +95,7 @@ class EnginePool:
     async def acquire(self, session: str | None, avoid: frozenset[str], timeout_seconds: float) -> Replica:
         """A replica for one request, which the caller must `release`. Waits in the queue while all are busy.
 
-        `avoid` contains the URLs of replicas that have failed this request. Raises PoolEmpty if no other replica is
+        `avoid` contains the URLs of replicas on which this request has failed. Raises PoolEmpty if no other replica is
         ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`.
         """
         if not self._usable(avoid):
@@ -133,7 +133,7 @@ class EnginePool:
         self._assign()
 
     def record_error(self, replica: Replica) -> None:
-        """Record a 5xx answer or a timeout, and eject the replica after several in a row."""
+        """Record a 5xx answer or a timeout, and eject the replica after several consecutive ones."""
         replica.errored()
         ejected = sum(each.ejected for each in self.replicas.values())
         if not replica.failing or ejected + 1 > MAX_EJECTED_FRACTION * len(self.replicas):
@@ -173,9 +173,10 @@ class EnginePool:
                 self._waiting.remove(waiter)
 
     def _assign(self, *, only_free: bool = False) -> None:
-        """Assign free replicas to queued requests, oldest first, and resolve requests that no replica is left for.
+        """Assign free replicas to queued requests, oldest first, and reject requests without a usable replica.
 
-        `only_free` skips the latter: the set of ready replicas has not changed.
+        With `only_free`, stop as soon as no replica is free. This is sufficient if the set of ready replicas has not
+        changed, because then no request has lost its last usable replica.
         """
         for waiter in list(self._waiting):
             if waiter.place.done():  # cancelled, and about to leave the queue

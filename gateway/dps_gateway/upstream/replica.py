@@ -1,8 +1,8 @@
-"""One engine server: whether it may receive requests. Pure, except for the clock.
+"""One engine server, and whether it may receive requests. This module performs no I/O; it reads a clock.
 
 Two independent mechanisms take a replica out of rotation. A failed connection or health check makes it unavailable
-until a health check succeeds. Consecutive errors eject it although its health checks succeed, as in Envoy's outlier
-detection: for a backoff, after which a single request probes it.
+until a health check succeeds. Consecutive errors eject it for a backoff period, even if its health checks succeed;
+then a single request probes it. Envoy's outlier detection is similar.
 """
 
 import time
@@ -23,9 +23,9 @@ class Replica:
         self.url = url
         self.in_flight = 0
         self.available = True
-        """Whether the last connection or health check succeeded. Assumed until proven otherwise."""
+        """Whether the last connection or health check succeeded. True before the first."""
         self.seen_ready = False
-        """Whether it has ever answered. Without that it does not count for the gateway's readiness."""
+        """Whether it has ever answered. Until then it does not count towards the gateway's readiness."""
         self._clock = clock
         self._errors = 0
         self._ejections = 0
@@ -33,7 +33,7 @@ class Replica:
 
     @property
     def ejected(self) -> bool:
-        """Whether it is in the backoff of an ejection."""
+        """Whether it has been ejected and its backoff has not ended."""
         return self._ejections > 0 and self._clock() < self._ejected_until
 
     @property
@@ -68,7 +68,7 @@ class Replica:
             self._errors += 1
 
     def eject(self) -> float:
-        """Take it out of rotation. Returns the backoff in seconds, which doubles with every ejection in a row."""
+        """Take it out of rotation. Returns the backoff in seconds, which doubles with each consecutive ejection."""
         backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
         self._ejections += 1
         self._errors = 0

@@ -1,4 +1,4 @@
-"""Whether a request that a replica failed is sent again, and where."""
+"""Decides whether a failed request is sent again, and to which replicas."""
 
 from collections import defaultdict
 from typing import Final
@@ -7,12 +7,12 @@ from dps_gateway.pool import Pool
 from dps_gateway.upstream.exchange import UpstreamFailed
 
 MAX_DISCONNECTED: Final = 2
-"""Replicas that may close the connection on one request before it fails. Some requests crash SGLang (it fails an
-assertion); without this limit one such request could take down every replica."""
+"""The number of replicas that may close the connection on a request before the request fails. Some requests crash
+SGLang (an assertion fails); without this limit, one such request could crash every replica."""
 
 MAX_REJECTED_PER_POOL: Final = 2
 MAX_REJECTED: Final = 3
-"""Attempts of one request that replicas may reject (429, 502, 503, 504): two in a pool, and one in the other."""
+"""Maximum number of rejected attempts (429, 502, 503, 504) per request: two in the first pool and one in the other."""
 
 RETRY_RATIO: Final = 0.2
 RETRY_BURST: Final = 10.0
@@ -44,8 +44,8 @@ class Retries:
 
     A replica that cannot be reached, or that has crashed, has not answered; the request is sent to another one. A
     replica that has rejected the request may be overloaded; retries are few, and limited by the budget. After a
-    timeout the replica may still be executing the request. It is sent once more if a stream was expected to begin.
-    An answer that does not stream takes as long as it takes, so it is not executed a second time.
+    timeout the replica may still be executing the request. A streaming request is sent once more. A non-streaming
+    request may legitimately take long, so it is not executed a second time.
     """
 
     def __init__(self, budget: RetryBudget, *, streamed: bool) -> None:
@@ -67,7 +67,7 @@ class Retries:
 
     @property
     def fresh_connection(self) -> bool:
-        """Whether to bypass pooled connections: a crashed engine leaves stale ones behind."""
+        """Whether to bypass pooled connections: a crashed engine leaves stale connections behind."""
         return bool(self._disconnected)
 
     def record(self, pool: Pool, url: str, failure: UpstreamFailed) -> bool:

@@ -1,4 +1,4 @@
-"""POST /generate, SGLang's own endpoint."""
+"""POST /generate, SGLang's native endpoint."""
 
 from typing import Any, Final
 
