@@ -130,7 +130,7 @@ class Timeouts(_Section):
 
 class Auth(_Section):
     keys_file: Path | None = None
-    """A file with one TENANT:KEY per line. If null, authentication is disabled, and all requests have the same tenant."""
+    """A file with one TENANT:KEY per line. If null, keys are not checked, and all requests have the same tenant."""
 
 
 class Telemetry(_Section):
