@@ -223,7 +223,7 @@ CASES = [
     Case("a gateway deleted", lambda stage: stage.delete("gateway", count=1)),
     Case("a gateway deleted by force", lambda stage: stage.delete("gateway", *FORCE, count=1), retries=True),
     Case("a gateway crashed", lambda stage: stage.crash("gateway"), retries=True),
-    Case("gateways rolled", roll_gateways),
+    Case("gateways rolled out", roll_gateways),
     Case("gateways scaled 2 → 1 → 5 → 2", scale_gateways),
     Case("the operator deleted by force", kill_operator),
     Case("Redis deleted", lose_redis),
@@ -236,7 +236,7 @@ CASES = [
         events=True,
     ),
     Case("a pool's only engine crashed", lambda stage: stage.crash("greedy"), retries=True, events=True),
-    Case("engines rolled", roll_engines),
+    Case("engines rolled out", roll_engines),
     Case("engines scaled 1 → 3 → 1", scale_engines),
     Case("the chart upgraded and rolled back", upgrade_and_roll_back),
     # After the outage the node's lease has expired, so every pod is removed from its Services until it is renewed.
