@@ -1,4 +1,4 @@
-"""The tasks that run beside the request handlers, supervised."""
+"""The gateway's background tasks and their supervision."""
 
 import asyncio
 import logging

@@ -89,7 +89,7 @@ class Pools(_Section):
 class Routing(_Section):
     policy: Annotated[str, AfterValidator(_policy_name)] = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
-    """τ in tokens. 0 routes every turn to the greedy pool, null every turn to the speculative one."""
+    """τ in tokens. With 0 every turn goes to the greedy pool, with null every turn to the speculative pool."""
 
     def build(self) -> Policy:
         return policy_named(self.policy, self.threshold_tokens)

@@ -60,7 +60,7 @@ class Call:
     async def write(self, data: bytes) -> None:
         """Send a part of the body. Raises ConnectionResetError if the client has disconnected or stopped reading.
 
-        Without the limit, a client that does not read would occupy a slot on the engine indefinitely.
+        Without a time limit, a client that does not read would occupy a slot on the engine indefinitely.
         """
         if data:
             await self._bounded(self._started().write(data))

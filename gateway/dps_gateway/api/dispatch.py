@@ -137,7 +137,7 @@ async def _send(
     deadline: float,
     fresh_connection: bool,
 ) -> Placed:
-    """One attempt. Raises UpstreamFailed."""
+    """Send the request to one replica. Raises UpstreamFailed."""
     answer = await runtime.upstream.send(
         replica.url,
         outbound.path,

@@ -79,7 +79,7 @@ async def _close_if_draining(request: web.Request, response: web.StreamResponse)
 
 
 async def _health(request: web.Request) -> web.Response:
-    """For clients and load balancers that probe the public port. Needs no API key."""
+    """The health of the gateway, for clients and load balancers that probe the public port. It requires no API key."""
     ready = request.app[RUNTIME].ready
     return _json({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
 

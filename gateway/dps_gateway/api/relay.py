@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class Relay:
     """One answer of a routed endpoint on its way to the client.
 
-    The headers are sent before the turn is committed, the last bytes after. A client that has read the complete
-    answer can therefore rely on the commit, whichever gateway replica receives its next turn.
+    The headers are sent before the turn is committed, the last bytes after the commit. A client that has read the
+    complete answer can therefore rely on the commit, whichever gateway replica receives its next turn.
     """
 
     def __init__(self, job: Job, placed: Placed, span: Span, *, hide_usage: bool) -> None:

@@ -91,7 +91,7 @@ class Tracing:
     def shutdown(self) -> None:
         """Flush buffered spans for up to FLUSH_SECONDS. An unreachable backend must not delay shutdown."""
         if self._provider is not None:
-            # In a thread, because the exporter itself retries for 10 s.
+            # The shutdown runs in a thread, because the exporter retries for 10 s.
             flush = Thread(target=self._provider.shutdown, daemon=True)
             flush.start()
             flush.join(FLUSH_SECONDS)

@@ -42,7 +42,7 @@ def ranked(session: str, replicas: Sequence[R]) -> list[R]:
 def preferred(session: str | None, replicas: Sequence[R], max_in_flight: int) -> R | None:
     """The replica for one more request, or None if all have `max_in_flight` requests.
 
-    Without a session, the least loaded replica.
+    Without a session, it is the least loaded replica.
     """
     free = [replica for replica in replicas if replica.in_flight < max_in_flight]
     if not free:

@@ -136,7 +136,7 @@ async def watch_service(api: ApiServer, service: ServiceRef, on_change: Callable
 async def _follow(
     session: aiohttp.ClientSession, api: ApiServer, service: ServiceRef, replicas: _Replicas
 ) -> None:
-    """One list, followed by one watch."""
+    """List the Service's EndpointSlices, then follow one watch until it ends."""
     url = f"{api.url}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
     query = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
     async with session.get(url, params=query, headers=api.headers()) as response:
