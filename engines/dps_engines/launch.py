@@ -13,7 +13,7 @@ DEFAULT_NGRAM_TOKENS = 12
 STEPS_LIMITS = (1, 32)
 TOP_K_LIMITS = (1, 16)
 DRAFT_TOKENS_LIMITS = (2, 256)
-"""Smallest and largest value of each setting of the speculation."""
+"""Smallest and largest value of each setting of speculative decoding."""
 
 ANY_ADDRESS = "0.0.0.0"
 
@@ -33,8 +33,8 @@ def _check(field: str, value: int | None, limits: tuple[int, int]) -> None:
 class Speculation:
     """Speculative decoding; the fields are those of `spec.pools.speculative.speculation`.
 
-    steps: draft steps per round. top_k: branches of the draft tree per step. draft_tokens: tokens verified
-    per round. None selects the default. Raises EngineError if a value is outside its limits.
+    steps: draft steps per verification step. top_k: branches of the draft tree per draft step. draft_tokens: tokens
+    verified per verification step. None selects the default. Raises EngineError if a value is outside its limits.
     """
 
     algorithm: Algorithm

@@ -80,7 +80,7 @@ class SharedPrefixCache(HiCacheStorage):
         page_format = PageFormat.of(geometry, self._settings.secret())
         self._page_tokens = pool.page_size
         logger.info(
-            "dps prefix cache: shared in %s, folder %s, %s",
+            "dps prefix cache: shared in directory %s, folder %s: %s",
             self._settings.directory,
             page_format.folder,
             geometry,
@@ -136,7 +136,11 @@ class SharedPrefixCache(HiCacheStorage):
         if pool_transfers:
             if not self._warned_of_sidecars:
                 names = sorted({str(transfer.name) for transfer in pool_transfers})
-                logger.warning("dps prefix cache: not read: the engine also needs %s", ", ".join(names))
+                logger.warning(
+                    "dps prefix cache: prefixes are not read: the engine also requires pages of %s, which "
+                    "are not shared",
+                    ", ".join(names),
+                )
                 self._warned_of_sidecars = True
             return PoolTransferResult.empty()
         return PoolTransferResult(self.batch_exists(keys, extra_info), {})
@@ -148,7 +152,7 @@ class SharedPrefixCache(HiCacheStorage):
         return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
 
     def clear(self) -> None:
-        """Nothing: the pages belong to other engines as well. SGLang's admin endpoint calls this."""
+        """Does nothing, because the pages belong to other engines as well. SGLang's admin endpoint calls this."""
         logger.warning("dps prefix cache: an engine cannot clear the shared store")
 
     def close(self) -> None:
@@ -184,9 +188,13 @@ def _weights(model_path: str, load_format: str) -> str:
             folder = Path(
                 snapshot_download(model_path, revision=get_server_args().revision, local_files_only=True)
             )
-        except Exception as error:  # the hub's client raises many kinds
-            raise NotShareable(f"the weights of {model_path} cannot be found; set weights") from error
+        except Exception as error:  # the hub's client raises many kinds of exceptions
+            raise NotShareable(
+                f"the weights of {model_path} cannot be found; set `weights` in the backend's extra config"
+            ) from error
     try:
         return fingerprint(folder)
     except (OSError, ValueError) as error:
-        raise NotShareable(f"the weights cannot be identified: {error}; set weights") from error
+        raise NotShareable(
+            f"the weights cannot be identified: {error}; set `weights` in the backend's extra config"
+        ) from error

@@ -2,8 +2,8 @@
 
 SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
 For a request whose prefix came from host memory or storage, the draft model prefills that prefix itself, into the
-slots that the target uses. Verification by the target model keeps answers right even if a refill fails: a wrong
-draft lowers the acceptance length only.
+slots that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
+draft: a wrong draft only lowers the acceptance length.
 """
 
 import copy
@@ -26,7 +26,7 @@ CHUNK_TOKENS = 4096
 def without_draft_pages(
     original: Callable[..., Any], self: Any, phase: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``_build_sidecar_transfers``: keep draft pages between device and host, but out of storage."""
+    """Wraps ``_build_sidecar_transfers``: draft pages are copied between device and host, but not stored."""
     transfers = original(self, phase, *args, **kwargs)
     if phase.name in STORAGE_PHASES:
         return [transfer for transfer in transfers if transfer.name.value not in DRAFT_POOLS]
@@ -34,7 +34,7 @@ def without_draft_pages(
 
 
 def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``_draft_extend_for_prefill``: prefill the draft model's part of fetched prefixes first."""
+    """Wraps ``_draft_extend_for_prefill``: first run the draft model over the prefixes that were fetched."""
     if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
         for row, request in enumerate(batch.reqs):
             if needs_refill(request):

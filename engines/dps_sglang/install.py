@@ -1,6 +1,7 @@
 """``python -m dps_sglang.install DIRECTORY``: copy the plugin to where an engine finds it.
 
-The engine needs DIRECTORY on its PYTHONPATH. SGLang discovers plugins by entry points, hence the metadata.
+The engine needs DIRECTORY on its PYTHONPATH. SGLang discovers plugins by their entry points, so the package's
+metadata is installed as well.
 """
 
 import shutil

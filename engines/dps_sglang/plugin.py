@@ -1,4 +1,4 @@
-"""SGLang's entry point: installs the hooks for STANDALONE engines, or nothing."""
+"""The plugin's entry point for SGLang: installs the hooks for STANDALONE engines if this SGLang is supported."""
 
 import logging
 from importlib.metadata import version
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes, before it builds anything."""
+    """Called by SGLang in each of its processes, before the wrapped methods are used."""
     reason = compatibility.objection(version("sglang"), compatibility.REFILL_SIGNATURES)
     if reason is not None:
         logger.warning("dps prefix cache: not shared with STANDALONE engines: %s", reason)

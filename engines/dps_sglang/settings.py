@@ -19,7 +19,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Where pages are stored, and how many."""
+    """Where pages are stored, and the limits on their total size."""
 
     directory: Path
     secret_file: Path
@@ -32,7 +32,9 @@ class Settings:
         """Raises SettingsError."""
         unknown = sorted(extra_config.keys() - KEYS - SGLANG_KEYS)
         if unknown:
-            raise SettingsError(f"prefix cache: unknown setting {unknown[0]!r}; known are {sorted(KEYS)}")
+            raise SettingsError(
+                f"prefix cache: unknown setting {unknown[0]!r}; the known settings are {', '.join(sorted(KEYS))}"
+            )
         if not extra_config.get("interface_v1"):
             raise SettingsError("prefix cache: interface_v1 must be 1")
         weights = extra_config.get("weights")

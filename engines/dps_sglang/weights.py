@@ -1,7 +1,7 @@
-"""A fingerprint of a checkpoint that needs no full read of it.
+"""A fingerprint of a checkpoint that does not require reading the whole checkpoint.
 
-Names and sizes do not tell a fine-tuned checkpoint from its base. So every tensor of a safetensors file is sampled,
-and other weight files are sampled at regular offsets.
+Names and sizes do not distinguish a fine-tuned checkpoint from its base. Every tensor of a safetensors file is
+therefore sampled, and other weight files are sampled at regular offsets.
 """
 
 import hashlib

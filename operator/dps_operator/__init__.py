@@ -1,1 +1,1 @@
-"""The control plane: a Kubernetes operator that turns one DPSRouter object into the whole deployment."""
+"""The control plane: a Kubernetes operator that creates and maintains all child objects of a DPSRouter."""

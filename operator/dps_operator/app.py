@@ -26,7 +26,7 @@ WATCH_RETRY_SECONDS = 5.0
 """Seconds between a failure of all watches and their restart."""
 
 SHUTDOWN_SECONDS = 10.0
-"""Seconds that tasks have to finish at shutdown."""
+"""Time limit for tasks to finish at shutdown, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ async def run(settings: Settings) -> None:
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
 
-    # Kopf's identity. By default Kopf looks up the user name, but a container's user is in no passwd file.
+    # Kopf identifies this process by POD_ID. By default it looks up the user name, which fails in a container whose
+    # user has no passwd entry.
     os.environ.setdefault("POD_ID", socket.gethostname())
 
     async def watch() -> None:
@@ -70,7 +71,7 @@ async def run(settings: Settings) -> None:
             stop_flag=resync.changed,
             ready_flag=watching,
         )
-        # Kopf replaces the signal handlers, and does not handle signals during the seconds that a failure takes.
+        # Kopf replaces the signal handlers, and ignores signals for seconds while it shuts down after a failure.
         install_signal_handlers()
         try:
             await kopf.run_tasks(tasks, ignored=ours)
@@ -78,7 +79,7 @@ async def run(settings: Settings) -> None:
             watching.clear()
 
     async def watch_forever() -> None:
-        # The first reconcile must know every child, so watching starts after the first complete listing.
+        # Watching starts after the first complete listing, because a reconcile requires all children in the cache.
         await resync.complete.wait()
         while True:
             try:
@@ -125,7 +126,7 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument(
         "--gateway-image",
         default=environment("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE),
-        help="gateway image of DPSRouters that set none (default: %(default)s)",
+        help="gateway image of DPSRouters without spec.gateway.image (default: %(default)s)",
     )
     parser.add_argument(
         "--redis-image",
@@ -142,7 +143,7 @@ def settings_from(arguments: list[str]) -> Settings:
         "--resync-seconds",
         type=float,
         default=float(environment("RESYNC_SECONDS", "600")),
-        help="seconds between full listings (default: %(default)s)",
+        help="seconds between full listings of all watched objects (default: %(default)s)",
     )
     parser.add_argument(
         "--health-port",
@@ -158,7 +159,8 @@ def settings_from(arguments: list[str]) -> Settings:
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line per probe
+    # The access log has a line for every probe.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     # At DEBUG the client logs response bodies, which include Secrets.
     logging.getLogger("kubernetes").setLevel(logging.INFO)
     if not options.verbose:

@@ -113,7 +113,9 @@ class KubernetesCluster:
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """One call, retried after transient errors; every call of the operator is idempotent.
+        """One call, retried after transient errors.
+
+        A retry is safe: a repeated create fails with AlreadyExistsError, and all other calls are idempotent.
 
         Retrying the call rather than the reconcile matters under load, because one reconcile makes many calls.
         """

@@ -152,7 +152,7 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
 def conditions(
     found: Sequence[Verdict], before: Sequence[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Conditions as in the API. The transition time changes only if the condition's status does."""
+    """Conditions in the form of metav1.Condition. The transition time changes only if the condition's status does."""
     previous = {condition["type"]: condition for condition in before}
     result = []
     for verdict in found:

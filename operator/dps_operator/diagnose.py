@@ -54,7 +54,7 @@ def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
                 "WaitingForVolume", f"pod {name} is waiting for its volume: {explanation}; {advice}"
             )
         if engine:
-            advice = "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool"
+            advice = "add a node that spec.nodePool selects and that has a free GPU, or change spec.nodePool"
             return Problem("WaitingForGPU", f"pod {name} is waiting for a node: {explanation}; {advice}")
         return Problem("Unschedulable", f"pod {name} is waiting for a node: {explanation}")
     return None

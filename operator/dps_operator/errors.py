@@ -30,7 +30,7 @@ class ClusterError(OperatorError):
 
 
 class RejectedError(ClusterError):
-    """The API server rejected the object (400, 422): a field that the spec passes through is invalid."""
+    """The API server rejected the object (400, 422): a field that is copied from the spec unchecked is invalid."""
 
 
 class NotInstalledError(ClusterError):

@@ -8,7 +8,7 @@ from dps_operator.resources import MANAGED_BY, Manifest, digest
 
 REPORTED_TYPES = ("Ready", "SpecValid", "Progressing")
 TRANSITIONAL_REASONS = ("NotCreated", "Starting", "LoadingModel")
-"""Reasons that every new deployment passes through; they are not reported as warnings."""
+"""Condition reasons that are normal while a DPSRouter starts; their events have type Normal."""
 
 
 def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,7 @@
-"""The operator's endpoints: /healthz fails if it is stuck, /readyz until watches are established; /metrics."""
+"""The operator's HTTP endpoints: /healthz, /readyz and /metrics.
+
+/healthz fails if the operator is stuck; /readyz fails until watches are established.
+"""
 
 import asyncio
 import time
@@ -14,7 +17,7 @@ OLDEST = Gauge("dps_operator_oldest_pass_seconds", "Age of the oldest running re
 
 
 def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
-    """Why the operator should be restarted; empty while it works. An unavailable API server is no reason."""
+    """Why the operator should be restarted; empty if it should not. An unavailable API server is not a reason."""
     if queue.oldest_age() > settings.stuck_after:
         return f"a reconcile has been running for {queue.oldest_age():.0f} s"
     overdue = time.monotonic() - resync.alive - settings.resync_seconds

@@ -47,12 +47,12 @@ class Child:
     name: str
     uid: str
     owner_uid: str
-    """uid of the controlling DPSRouter; empty if the object has no controller or another one."""
+    """UID of the controlling DPSRouter; empty if the object has no controller or another one."""
     controlled_by_router: bool
     """Whether the controller is a DPSRouter, possibly a deleted one."""
     resource_version: int
     owned: str
-    """Digest of the fields that the operator owns. It changes when another field manager takes one over."""
+    """Digest of the fields that the operator owns. It changes when another field manager takes over a field."""
     owns_replicas: bool
     template_hash: str
     replicas: Replicas | None

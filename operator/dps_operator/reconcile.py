@@ -39,7 +39,7 @@ from dps_operator.settings import Settings
 
 READY = Gauge("dps_operator_router_ready", "1 while a DPSRouter is Ready", ["router_namespace", "router"])
 HANDOVER = "dps-operator-handover"
-"""Field manager that owns `replicas` until an autoscaler takes it over."""
+"""Field manager that owns the field `replicas` until an autoscaler takes over the field."""
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,10 @@ class _Outcome:
 
 
 class Reconciler:
-    """Reconciles DPSRouters from the cached observations. Level-based: no other state affects the result."""
+    """Reconciles DPSRouters from the cached observations.
+
+    Level-based: the result does not depend on earlier events. `_applied` only saves unnecessary applies.
+    """
 
     def __init__(
         self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
@@ -65,7 +68,8 @@ class Reconciler:
         self._settings = settings
         self._now = now
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
-        """By owner's uid and child: digests of the applied manifest and of the fields owned since then."""
+        """Maps the owner's UID and a child to two digests: of the last applied manifest, and of the fields that the
+        operator owned after that."""
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile one DPSRouter. Raises ClusterError if the reconcile has to be retried."""
@@ -137,7 +141,10 @@ class Reconciler:
         return outcome
 
     async def _with_live_template(self, router: Router, manifest: Manifest) -> Manifest:
-        """The Deployment with its live pod template, so that replicas and drift are still applied during a hold."""
+        """The Deployment with its live pod template.
+
+        While a rollout is on hold, `replicas` is still updated and drift is still corrected.
+        """
         metadata = manifest["metadata"]
         live = await self._cluster.get(kind_of(manifest), router.namespace, metadata["name"])
         template_hash = live["metadata"].get("annotations", {}).get(TEMPLATE_HASH, "")
@@ -173,7 +180,7 @@ class Reconciler:
         )
 
     async def _secret(self, router: Router, key: Key) -> str:
-        """uid of the managed Redis's Secret, which is created once; empty if the store is external."""
+        """UID of the managed Redis's Secret, which is created once; empty if the store is external."""
         if managed(router) is None:
             return ""
         manifest = redis_secret(router, secrets.token_urlsafe(32))
@@ -210,7 +217,10 @@ class Reconciler:
         self._applied[router.uid, name] = applied, child(live).owned
 
     async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
-        """Transfer `replicas` to a second manager, because a field without an owner is reset to its default."""
+        """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
+
+        Server-side apply would otherwise reset the field to its default.
+        """
         if found.replicas is None:
             return
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {

@@ -17,7 +17,7 @@ MANAGED_BY = "dps-operator"
 TEMPLATE_HASH = "dpsrouter.io/template-hash"
 CONFIG_HASH = "dpsrouter.io/config-hash"
 OWNED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY},{ROUTER_LABEL}"
-"""Label selector of all objects that the operator created, including pods."""
+"""Label selector of all child objects of DPSRouters, including pods."""
 
 
 @dataclass(frozen=True)

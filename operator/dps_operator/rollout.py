@@ -1,4 +1,4 @@
-"""Serializes rollouts: which pool's Deployment waits while the other pool rolls out. Pure."""
+"""Serializes the rollouts of the two pools: decides which pool's Deployment has to wait. Pure."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,8 @@ def pool_on_hold(desired: list[Manifest], observed: Mapping[str, Child]) -> str 
     """The pool whose new pod template has to wait, if any; `observed` has the engine Deployments by pool.
 
     While both pools serve, the second one to change waits until no pod of an old template remains in the first, so
-    a broken engine configuration takes down at most one pool. A pool that is already down never blocks the other,
-    so a fix can reach either. Replicas that are missing or not ready do not block a rollout by themselves.
+    a broken engine configuration takes down at most one pool. A pool that is already down never blocks the
+    other, so that a corrected spec can be rolled out to both. Missing or unready replicas alone do not block a rollout.
     """
     hashes = {
         manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest["metadata"]["annotations"][TEMPLATE_HASH]

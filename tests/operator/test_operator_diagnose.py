@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         Problem(
             "WaitingForGPU",
             "pod p is waiting for a node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; "
-            "add a node with a free GPU that spec.nodePool selects, or change spec.nodePool",
+            "add a node that spec.nodePool selects and that has a free GPU, or change spec.nodePool",
         ),
     ),
     "no node for the gateway": (

@@ -79,7 +79,7 @@ def test_listing_reveals_neither_keys_nor_geometry(tmp_path: Path) -> None:
 
 
 def test_payload_of_another_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PageError, match="a page of 7 bytes where the geometry has 4096"):
+    with pytest.raises(PageError, match="the page has 7 bytes, but the geometry requires 4096"):
         store(tmp_path).put("k", b"7 bytes")
 
 

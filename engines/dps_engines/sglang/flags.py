@@ -1,4 +1,4 @@
-"""The flags of `sglang.launch_server` that are derived from a launch. A setting is one line of FLAGS.
+"""The flags of `sglang.launch_server` that are derived from a launch. Each flag is one entry of FLAGS.
 
 The flag names are those of SGLang 0.5.8 and later; the tests compare them with the option lists recorded from
 each supported version's own parser.
@@ -74,7 +74,10 @@ def _top_k(speculation: Speculation) -> int:
 
 
 def _draft_tokens(speculation: Speculation) -> int:
-    """The default is steps * topK + 1, which fits every chain or tree: one token is the verified one."""
+    """Tokens per verification step, including the token that was verified last.
+
+    The default, steps * topK + 1, is not larger than the draft tree for any settings.
+    """
     if speculation.algorithm == "Ngram":
         return speculation.draft_tokens or DEFAULT_NGRAM_TOKENS
     return speculation.draft_tokens or _steps(speculation) * _top_k(speculation) + 1
@@ -118,7 +121,8 @@ MANAGED = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.ali
 """Flags that a user may not pass, and the field that sets each; aliases included."""
 
 UNSUPPORTED = {
-    "--api-key": "the gateway sends no API key to the engines, which would answer every request with 401"
+    "--api-key": "the gateway sends no API key to the engines, so an engine with this flag would answer every request "
+    "with 401"
 }
 """Flags that break the deployment, and why."""
 
@@ -126,14 +130,14 @@ LORA = ("--enable-lora", "--lora-paths")
 """Flags that enable LoRA adapters, which SGLang refuses to combine with a draft model."""
 
 ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algorithm"}
-"""Common short forms that are not unambiguous prefixes.
+"""Short names that SGLang declares for managed flags.
 
-SGLang's parser accepts any unambiguous prefix of a flag, so prefixes of managed flags are refused as well.
+SGLang's parser also accepts any unambiguous prefix of a flag, so prefixes of managed flags are refused as well.
 """
 
 
 def arguments(launch: Launch) -> list[str]:
-    """The command line of a launch. Raises EngineError if the speculation needs a draft model and has none."""
+    """The command line of a launch. Raises EngineError if a required draft model is missing."""
     line: list[str] = []
     for flag in FLAGS:
         value = flag.value(launch)
@@ -144,7 +148,7 @@ def arguments(launch: Launch) -> list[str]:
 
 
 def unsupported(argument: str) -> str | None:
-    """Why a flag is not supported, prefixes included; None if it is."""
+    """Why a flag, or the flag that it abbreviates, is not supported; None if it is supported."""
     name = argument.split("=", 1)[0]
     if len(name) <= len("--"):
         return None
@@ -152,7 +156,7 @@ def unsupported(argument: str) -> str | None:
 
 
 def managed_by(argument: str) -> str | None:
-    """The field that sets this flag, abbreviations and prefixes included; None if the user may set it."""
+    """The field that sets this flag, or the flag that it abbreviates; None if the user may set it."""
     name = argument.split("=", 1)[0]
     if not name.startswith("--"):
         return None

@@ -9,7 +9,7 @@ from dps_engines.sglang import flags
 DEFAULT_VERSION = "0.5.8.post1"
 REPOSITORY = "lmsysorg/sglang"
 OLDEST_SUPPORTED = (0, 5, 8)
-"""The oldest version whose flags are compared with its own parser."""
+"""The oldest supported version. The tests compare the flags with its parser and with newer ones."""
 
 
 class SGLang:
@@ -55,7 +55,7 @@ class SGLang:
                     "only with Ngram; remove it, or choose Ngram"
                 )
             if speculation is None and name.startswith("--spec"):
-                source: str | None = "spec.pools.speculative, as the greedy pool must not speculate"
+                source: str | None = "spec.pools.speculative.speculation, and only for the speculative pool"
             else:
                 source = flags.managed_by(argument)
             if source:

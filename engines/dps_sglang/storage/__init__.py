@@ -1,1 +1,4 @@
-"""A page store in a directory that many engines share: checked pages, one size limit, no torch and no SGLang."""
+"""A page store in a directory that many engines share.
+
+Pages are verified, and their total size is limited. The package imports neither torch nor SGLang.
+"""

@@ -1,4 +1,4 @@
-"""What a page of KV cache depends on, and the digest that keeps unlike pages apart."""
+"""Everything that determines the bytes of a KV cache page, and its digest, which separates incompatible pages."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class Geometry:
     page_tokens: int
     page_bytes: int
     shard: str
-    """Position of this rank in every kind of parallelism, with the sizes."""
+    """Rank and size in every parallel dimension: tensor, pipeline and context parallelism."""
     options: str = ""
     """Other engine options that change KV, such as quantization and model overrides."""
 

@@ -1,7 +1,7 @@
 """The format of one stored page: a fixed header, then the payload.
 
-The header holds the geometry's digest and the page's name, and an HMAC-SHA256 over both and the payload. Bytes that
-were truncated, damaged, renamed, made for another geometry, or written without the secret do not verify.
+The header holds the geometry's digest and the page's name, and an HMAC-SHA256 over both and the payload. A page that
+was truncated, damaged, renamed, written for another geometry, or written without the secret fails verification.
 """
 
 import hashlib
@@ -56,16 +56,18 @@ class PageFormat:
     def header(self, name: bytes, payload: memoryview) -> bytes:
         """Raises PageError if the payload does not have this geometry's size."""
         if payload.nbytes != self.payload_bytes:
-            raise PageError(f"a page of {payload.nbytes} bytes where the geometry has {self.payload_bytes}")
+            raise PageError(
+                f"the page has {payload.nbytes} bytes, but the geometry requires {self.payload_bytes}"
+            )
         unsigned = UNSIGNED.pack(MAGIC, payload.nbytes, self.geometry_digest, name)
         return unsigned + self._mac(unsigned, payload)
 
     def check_header(self, header: bytes, name: bytes, file_bytes: int) -> None:
-        """Check all that can be checked without the payload. Raises PageError if the page is not this one."""
+        """Check the page without its payload. Raises PageError if name, geometry or size do not match."""
         if len(header) != HEADER_BYTES or file_bytes != HEADER_BYTES + self.payload_bytes:
             raise PageError("truncated or too long")
         if header[: UNSIGNED.size] != UNSIGNED.pack(MAGIC, self.payload_bytes, self.geometry_digest, name):
-            raise PageError("made for another geometry or another key")
+            raise PageError("written for another geometry or another key")
 
     def check_payload(self, header: bytes, payload: memoryview) -> None:
         """Raises PageError if the payload is not the one that the header was written for."""

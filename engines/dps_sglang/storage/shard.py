@@ -1,9 +1,9 @@
 """One part of a shared page store: a directory whose size is limited, for all processes that write to it.
 
-A writer holds the shard's lock from before its first byte until after the rename. So the limit covers unfinished
-files as well, and an unfinished file that is seen under the lock was left behind by a process that was killed.
-The lock file also carries the bytes in use, marked unknown for as long as a write lasts: a killed writer makes the
-next one count again.
+A writer holds the shard's lock from before its first byte until after the rename. The limit therefore covers
+unfinished files as well, and an unfinished file that is found under the lock was left by a process that was killed.
+The lock file also stores the number of bytes in use. During a write it is marked as unknown, so that if the writer is
+killed, the next one scans the directory.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ PAGE_SUFFIX = ".page"
 UNFINISHED_SUFFIX = ".tmp"
 LOCK_NAME = "lock"
 LEDGER = struct.Struct("<QQ")
-"""Bytes in use, and their complement: anything else is unknown."""
+"""The bytes in use and their bitwise complement. If the two do not match, the bytes in use are unknown."""
 COMPLEMENT = 2**64 - 1
 FREED_SHARE = 0.1
-"""Part of the limit that an eviction frees, so that directory scans are rare."""
+"""Fraction of the limit that an eviction frees, so that directory scans are rare."""
 RETRY_SECONDS = 0.002
 
 
 class Outcome(Enum):
-    """What became of a page that was offered."""
+    """The result of storing a page."""
 
     STORED = "stored"
     PRESENT = "present"
@@ -62,7 +62,7 @@ class Shard:
     def put(self, path: Path, parts: Sequence[bytes | memoryview]) -> Outcome:
         """Write a page to ``path``, a file in a folder of this shard, evicting others if necessary.
 
-        Raises OSError if the file system fails for another reason than lack of space.
+        Raises OSError if the file system fails for a reason other than lack of space.
         """
         size = sum(memoryview(part).nbytes for part in parts)
         if size > self.limit_bytes:
@@ -171,7 +171,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _is_current(lock: int, path: Path) -> bool:
-    """Whether the locked file is still the one at ``path``: somebody may have deleted the folder."""
+    """Whether the locked file is still the one at ``path``. The folder may have been deleted in the meantime."""
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def _size(path: Path) -> int:
 
 
 def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write a new file. It is not synced: a page that a power failure tears does not verify, and is a miss."""
+    """Write a new file without syncing it: a page that a power failure leaves incomplete fails verification later."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o660)
     try:
         for part in parts:

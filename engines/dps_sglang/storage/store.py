@@ -1,4 +1,7 @@
-"""A page store that many processes share: a miss for whatever does not verify, and nothing that wipes it."""
+"""A page store that many processes share.
+
+A page that fails verification is a miss. No operation clears the store.
+"""
 
 import contextlib
 import os
@@ -11,7 +14,7 @@ from dps_sglang.storage.page import HEADER_BYTES, PageError, PageFormat
 from dps_sglang.storage.shard import PAGE_SUFFIX, Outcome, Shard
 
 SHARDS = 64
-"""All writers must agree on it, as a page's name determines its shard."""
+"""Number of shards. It is the same for all writers, because a page's shard is computed from its name."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Limits:
 class PageStore:
     """Pages of one geometry in a directory that may hold others as well. Thread-safe.
 
-    A page is looked up by the engine's own key. Recency is the file's modification time, so least recently used
-    is the same for all processes. Each of the shards has an equal part of the limit.
+    A page is looked up by the engine's key. The time of last use is the file's modification time, so all processes
+    have the same LRU order. Each shard has an equal part of the limit.
     """
 
     def __init__(self, root: Path, pages: PageFormat, limits: Limits) -> None:
@@ -50,7 +53,8 @@ class PageStore:
     def get(self, key: str, into: memoryview) -> bool:
         """Read a page into a writable buffer of the payload's size.
 
-        False if it is missing or does not verify; it is then removed, and the buffer's content is undefined.
+        Returns False if the page is missing or fails verification; the buffer's content is then undefined. A page that
+        fails verification is removed.
         """
         path, name = self._locate(key)
         try:
@@ -72,7 +76,7 @@ class PageStore:
         return True
 
     def put(self, key: str, payload: bytes | memoryview) -> Outcome:
-        """Store a page, unless an intact one is there. Never raises for what the file system does.
+        """Store a page, unless it is already stored. File system errors are counted, not raised.
 
         Raises PageError if the payload does not have the geometry's size.
         """
@@ -122,7 +126,7 @@ class PageStore:
         return True
 
     def _remove(self, path: Path) -> None:
-        """Remove a page that does not verify, so that the next engine to compute it writes it again."""
+        """Remove a page that failed verification, so that the next engine that computes it writes it again."""
         self._count("rejected")
         with contextlib.suppress(OSError):
             path.unlink()

@@ -28,7 +28,7 @@ class GatewayAutoscaling(APIObject):
         ge=1,
         le=100,
         alias="targetCPUPercent",
-        description="Target CPU utilization of a replica, in percent of its request.",
+        description="Target CPU utilization, averaged over the replicas, in percent of their CPU request.",
     )
 
 

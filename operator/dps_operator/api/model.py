@@ -136,7 +136,9 @@ class NodePool(APIObject):
             "selected by GPU, and these taints are not tolerated."
         ),
     )
-    node_selector: dict[str, str] = Field(default={}, description="Labels that nodes must have in addition.")
+    node_selector: dict[str, str] = Field(
+        default={}, description="Labels that nodes must have in addition to those of the profile."
+    )
     tolerations: list[Toleration] = Field(
         default=[], max_length=32, description="Tolerations in addition to the profile's."
     )

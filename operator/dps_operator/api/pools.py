@@ -86,7 +86,7 @@ class Speculation(APIObject):
         default=None,
         ge=STEPS_LIMITS[0],
         le=STEPS_LIMITS[1],
-        description=f"Draft steps per round; {DEFAULT_STEPS} if unset.",
+        description=f"Draft steps per verification step; {DEFAULT_STEPS} if unset.",
     )
     top_k: int | None = Field(
         default=None,
@@ -99,7 +99,7 @@ class Speculation(APIObject):
         ge=DRAFT_TOKENS_LIMITS[0],
         le=DRAFT_TOKENS_LIMITS[1],
         description=(
-            f"Tokens verified per round; if unset, steps * topK + 1, or {DEFAULT_NGRAM_TOKENS} for Ngram."
+            f"Tokens verified per verification step; if unset, steps * topK + 1, or {DEFAULT_NGRAM_TOKENS} for Ngram."
         ),
     )
 

@@ -55,7 +55,7 @@ class PoolsStatus(APIObject):
 
 
 class GatewayStatus(PoolStatus):
-    """Replicas of the gateway, in the form of the scale subresource."""
+    """Replicas of the gateway, with the selector that the scale subresource needs."""
 
     selector: str = Field(description="Label selector of the gateway's pods.")
 

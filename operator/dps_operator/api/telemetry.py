@@ -29,7 +29,13 @@ class Telemetry(APIObject):
     protocol: Literal["grpc", "http/protobuf"] = Field(
         default="grpc", description="Protocol of the OTLP receiver."
     )
-    sample_ratio: float = Field(default=1, ge=0, le=1, description="Fraction of new traces that is sampled.")
+    sample_ratio: float = Field(
+        default=1,
+        ge=0,
+        le=1,
+        description="Sampling ratio of the traces that start at the gateway; a request with a trace context keeps its "
+        "caller's decision.",
+    )
     service_monitor: ServiceMonitor | None = Field(
         default=None, description="Create a ServiceMonitor if set. Requires the Prometheus operator's CRDs."
     )

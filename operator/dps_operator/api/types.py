@@ -24,14 +24,14 @@ Quantity = Annotated[
 """A Kubernetes quantity: a whole number, or a string such as `500m` or `16Gi`."""
 
 FreeObject = dict[str, Any]
-"""A Kubernetes object that is passed through; the API server validates its fields when the child is applied."""
+"""A Kubernetes object that is copied into a child unchecked; the API server validates it when the child is applied."""
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 """The name of an object in the DPSRouter's namespace."""
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """CEL rules for `json_schema_extra`, as pairs of an expression and a message that says what to change."""
+    """The value of `json_schema_extra` for CEL rules, which are pairs of an expression and a message."""
     validations: list[JsonValue] = [{"rule": rule, "message": message} for rule, message in pairs]
     return {"x-kubernetes-validations": validations}
 

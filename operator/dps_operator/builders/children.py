@@ -20,7 +20,7 @@ def children(router: Router, settings: Settings, store_revision: str) -> list[Ma
     """All objects to apply, ordered so that an object follows the objects that it refers to.
 
     The Secret of a managed Redis is not included, because it is created once (`store.redis_secret`).
-    store_revision: uid of that Secret, or empty if the store is not managed. Raises SpecError if the spec is
+    store_revision: UID of that Secret, or empty if the store is not managed. Raises SpecError if the spec is
     invalid.
     """
     store = managed(router)

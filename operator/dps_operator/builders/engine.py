@@ -13,14 +13,15 @@ from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child
 
 MODELS = "/models"
 DRAIN_SECONDS = 15
-"""Seconds between the end of a pod's readiness and SIGTERM, in which the gateways remove the endpoint."""
+"""Seconds between the start of a pod's termination and SIGTERM, during which the gateways remove its endpoint."""
 CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
-"""Default requests: tensor-parallel ranks are separate processes, and host memory grows with the model."""
+"""Default resource requests per GPU. Each tensor-parallel rank is a separate process, and host memory grows with
+the model."""
 SHARED_MEMORY = "16Gi"
 
 
 def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
-    """The container's environment. Variables of the engine override the operator's, those of the pool override both."""
+    """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
     defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec).environment})
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
@@ -50,7 +51,7 @@ def _models_volume(router: Router) -> Manifest:
 
 
 def claim_spec(router: Router) -> Manifest:
-    """Spec of the claim for a volume of models that the operator creates."""
+    """Spec of the PersistentVolumeClaim for the model cache; empty if the operator does not create it."""
     cache = router.spec.model.cache
     if cache is None or cache.size is None:
         return {}
@@ -64,7 +65,7 @@ def claim_spec(router: Router) -> Manifest:
 
 
 def models_claim(router: Router) -> list[Manifest]:
-    """The claim of the volume of models that all engine pods share; empty if the spec has none."""
+    """The PersistentVolumeClaim of a model cache that all engine pods share; empty if there is none to create."""
     cache = router.spec.model.cache
     if cache is None or cache.size is None or cache.access_mode != "ReadWriteMany":
         return []

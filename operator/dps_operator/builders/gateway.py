@@ -22,17 +22,18 @@ KEYS_DIR = "/etc/dps-keys"
 CACHE_DIR = "/var/cache/dps"
 USER = 65532
 DRAIN_SECONDS = 300
-"""Seconds that in-flight streams have to finish after SIGTERM."""
+"""Time limit for in-flight streams to finish after SIGTERM, in seconds."""
 SETTLE_SECONDS = 5
 """minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
 REDIS_TIMEOUT_SECONDS = 0.25
-"""Allows for a gateway short of CPU time, which must not mistake its own delay for a Redis outage."""
+"""Longer than the gateway's default, so that the delays of a gateway with little CPU time do not count as a Redis
+outage."""
 DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
 }
 READ_AT_START = ("listen", "model", "telemetry")
-"""Sections that a gateway reads only at startup, so that a change restarts it. All other sections are hot-reloaded."""
+"""Sections that a gateway reads only at startup. A change in them restarts it; all others are hot-reloaded."""
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
 
 
 def config_hash(router: Router) -> str:
-    """Digest of the whole configuration. A gateway pod annotated with it has reloaded the file."""
+    """Digest of the whole configuration, with which the operator annotates gateway pods to update the mounted file."""
     return digest(gateway_config(router))
 
 

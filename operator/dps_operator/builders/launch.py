@@ -44,9 +44,10 @@ def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> li
 
 
 def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
-    """The command line of one pool's engines. The user's arguments come last, the pool's after the engine's.
+    """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
-    Raises SpecError if the version is not supported, or if an argument is set by the operator or not supported.
+    Raises SpecError if the version is not supported, or if the spec has an argument that the operator sets or that
+    is not supported.
     """
     runtime, pool = runtime_of(spec), pool_of(spec, name)
     try:

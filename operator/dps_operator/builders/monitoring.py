@@ -21,7 +21,7 @@ def service_monitor(router: Router) -> list[Manifest]:
                     {"key": COMPONENT_LABEL, "operator": "In", "values": ["metrics", *POOLS]}
                 ],
             },
-            # Each Service has one of these ports: `metrics` has admin, a pool has http.
+            # Each Service has only one of these ports: the gateway's metrics Service has admin, a pool's has http.
             "endpoints": [
                 {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
             ],

@@ -46,7 +46,7 @@ def _tcp(port: int) -> list[Manifest]:
 
 
 def _policy(router: Router, component: Component, rules: list[Manifest], *, egress: bool = True) -> Manifest:
-    """A policy that admits only `rules` to a component's pods, and without egress no connection from them."""
+    """A policy that allows only the ingress `rules` for a component's pods. Without `egress`, it denies all egress."""
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(router, component)},
         "policyTypes": ["Ingress"] if egress else ["Ingress", "Egress"],
@@ -56,7 +56,11 @@ def _policy(router: Router, component: Component, rules: list[Manifest], *, egre
 
 
 def network_policies(router: Router) -> list[Manifest]:
-    """Policies that restrict engines, Redis and the admin port to the gateway and to monitoring; empty if unset."""
+    """Network policies; empty if the spec has none.
+
+    Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines and the admin port, and only
+    `clients` to the gateway's HTTP port.
+    """
     settings = router.spec.network_policy
     if settings is None:
         return []

@@ -85,7 +85,7 @@ def _profile_terms(profile: str) -> list[Manifest]:
 
 
 def _conjunction(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
-    """The conjunction of two lists of terms, each of which is a disjunction."""
+    """The conjunction of two lists of node selector terms. The terms of a list are alternatives."""
     if not left or not right:
         return left or right
     return [

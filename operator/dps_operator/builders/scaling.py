@@ -74,7 +74,10 @@ def min_replicas(router: Router, component: Component) -> int:
 
 
 def disruption_budgets(router: Router) -> list[Manifest]:
-    """Budgets that let a drain evict one pod at a time. A single replica has none, because it would block drains."""
+    """Budgets that let a drain evict one pod after another.
+
+    A component with a single replica has no budget, because a budget would block drains.
+    """
     components: tuple[Component, ...] = (*POOLS, "gateway")
     return [
         child(

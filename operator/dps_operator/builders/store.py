@@ -16,7 +16,10 @@ PASSWORD_KEY = "password"
 SECRET_REVISION = "dpsrouter.io/redis-secret"
 RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
 MAX_MEMORY = "384mb"
-"""Below the memory limit, because rewriting the append-only file copies memory. Holds about a million sessions."""
+"""`maxmemory` of Redis, enough for about a million sessions.
+
+It is below the container's memory limit, because rewriting the append-only file copies memory.
+"""
 
 
 def managed(router: Router) -> ManagedStore | None:
@@ -36,7 +39,7 @@ def redis_url_source(router: Router) -> Manifest:
 
 
 def redis_secret(router: Router, password: str) -> Manifest:
-    """The password of the managed Redis, for the server and the gateway. It is created once and never applied."""
+    """The password of the managed Redis, for the server and the gateway. It is created once and never changed."""
     host = f"{child_name(router, 'redis')}.{router.namespace}.svc"
     return child(
         router,
