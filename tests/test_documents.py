@@ -72,7 +72,7 @@ class Sandbox:
         await self._stop_server()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file for later commands. A .jsonl file has one line, whatever the document shows."""
+        """Write a file for later commands. A JSON object in a .jsonl file is joined into one line."""
         if name.endswith(".jsonl"):
             text = json.dumps(json.loads(text)) + "\n"
         (self._folder / name).write_text(self._on_free_ports(text))
@@ -176,7 +176,7 @@ def assert_printed(block: Block, output: str) -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in all_blocks() if block.language in SHELL], ids=str)
-def test_every_command_is_run_or_says_why_not(block: Block) -> None:
+def test_every_command_block_is_run_or_marked_with_a_reason(block: Block) -> None:
     if block.runner is not None:
         runner = ROOT / block.runner
         assert runner.is_file()
@@ -185,7 +185,7 @@ def test_every_command_is_run_or_says_why_not(block: Block) -> None:
         assert block.reason_not_run, f"{block}: mark it with 'run by PATH' or 'not run: REASON'"
 
 
-def test_no_commands_hide_in_indented_blocks() -> None:
+def test_no_commands_are_in_indented_blocks() -> None:
     hidden = []
     for document in DOCUMENTS:
         text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -249,21 +249,21 @@ def test_configuration_reference_has_every_key_and_the_defaults_it_claims() -> N
     }
 
 
-def test_documented_session_keys_are_the_gateways_in_their_order() -> None:
+def test_documented_session_keys_are_the_gateways_defaults_in_the_same_order() -> None:
     page = (ROOT / "docs/gateway.md").read_text()
     documented = re.findall(r"^\| `((?:header|body):[\w.-]+)` \|", page, flags=re.MULTILINE)
     assert tuple(documented) == DEFAULT_SESSION_KEYS
 
 
 def gateway_names() -> set[str]:
-    """What the gateway's page has to explain: policies, endpoints, values of headers, metrics."""
+    """The names that the gateway's page must mention: policies, endpoints, values of headers, metrics."""
     counters = {"counter": "_total"}
     metrics = {family.name + counters.get(family.type, "") for family in Metrics().registry.collect()}
     return {*POLICIES, *(route.path for route in ROUTES), *Reason, *History, *StateSource, *metrics}
 
 
 @pytest.mark.parametrize("name", sorted(gateway_names()))
-def test_gateway_page_names(name: str) -> None:
+def test_gateway_page_mentions_every_name(name: str) -> None:
     page = (ROOT / "docs/gateway.md").read_text()
     assert re.search(rf"`{re.escape(name)}[`{{]", page)
 

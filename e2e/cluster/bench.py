@@ -1,7 +1,7 @@
 """Benchmark one operator with many DPSRouters: python -m e2e.cluster.bench [COUNT].
 
 Prints the time until all children exist and all DPSRouters are ready, the operator's memory and CPU time, API calls per
-DPSRouter, and writes while everything is settled.
+DPSRouter, and the API writes and CPU use of an idle operator.
 """
 
 import re
@@ -42,7 +42,7 @@ def resource_usage(operator: Operator) -> tuple[float, float]:
 
 
 def count(kube: Kube, path: str, expected: str) -> int:
-    """How many DPSRouters have a value at a JSONPath that starts with `expected`."""
+    """The number of DPSRouters whose value at a JSONPath starts with `expected`."""
     text = kube.kubectl("get", "dpsrouter", "-o", f'jsonpath={{range .items[*]}}{path}{{"\\n"}}{{end}}')
     return sum(line.startswith(expected) for line in text.splitlines())
 

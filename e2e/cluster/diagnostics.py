@@ -29,7 +29,7 @@ def collect(kube: Kube, folder: Path) -> str:
     short = [objects, *events.splitlines(keepends=True)[-SHOWN_LINES:]]
     for pod in _output(kube, "get", "pods", "--output", "name").splitlines():
         if not pod.startswith("pod/"):
-            continue  # an error message of kubectl
+            continue  # the command failed, and this line is part of its error message
         for when in ((), ("--previous",)):
             log = _output(kube, "logs", pod, "--all-containers", "--prefix", *when)
             if when and "not found" in log:

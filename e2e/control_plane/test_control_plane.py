@@ -77,7 +77,7 @@ def test_minimal_router_becomes_ready(kube: Kube) -> None:
 
 
 NODES = {
-    # Neither the node with a 40 GB GPU nor the node with an additional taint.
+    # Engines run neither on the node with a 40 GB GPU nor on the node with an additional taint.
     "speculative": {"a100-0", "aks-0"},
     "greedy": {"a100-0", "aks-0"},
     "gateway": {"cpu-0"},
@@ -129,7 +129,7 @@ DRIFT: dict[str, tuple[str, str, Manifest]] = {
 
 
 def owned(live: Manifest) -> Manifest:
-    """The fields managed by the operator: everything except status and metadata other than labels."""
+    """The fields managed by the operator: the labels, and everything outside `metadata` and `status`."""
     kept = {key: value for key, value in live.items() if key not in ("metadata", "status")}
     return kept | {"labels": live["metadata"]["labels"]}
 
@@ -242,7 +242,7 @@ def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
     assert before <= set(pods(kube, "greedy"))
 
 
-def test_rollout_changes_one_pool_at_a_time_and_stops_at_a_broken_one(kube: Kube) -> None:
+def test_rollout_changes_one_pool_at_a_time_and_stops_if_a_pool_does_not_become_ready(kube: Kube) -> None:
     ready(kube)
     old = deployment(kube, "greedy")["metadata"]["annotations"][HASH]
     broken = {"args": ["--mem-fraction-static", "0.99"]}

@@ -1,4 +1,4 @@
-"""Reconciliation survives a failing API server, killed operators and two operators at the same time."""
+"""Reconciliation succeeds despite a failing API server, a killed operator, or a second running operator."""
 
 import itertools
 import time
@@ -105,7 +105,7 @@ def _has_failed(server: FaultyServer, calls: int) -> None:
 
 
 @pytest.mark.parametrize("calls", [3, 9, 15, 21])
-def test_operator_killed_during_reconciliation_is_replaced_by_its_successor(
+def test_successor_completes_the_reconciliation_of_a_killed_operator(
     kube: Kube, start_operator: StartOperator, calls: int
 ) -> None:
     written = itertools.count(1)

@@ -23,7 +23,7 @@ OPTIONS: Manifest = {
 
 @contextmanager
 def crds(kube: Kube) -> Iterator[None]:
-    """Install the CRDs until the block exits."""
+    """Install the CRDs, and remove them when the block exits."""
     try:
         kube.kubectl("apply", "--server-side", "--filename", str(CRDS))
         eventually(lambda: _established(kube))
@@ -82,7 +82,7 @@ def test_operator_handles_crds_installed_and_removed_while_it_runs(
 
 
 @pytest.mark.usefixtures("known", "operator")
-def test_objects_match_their_schemas_and_are_removed_with_their_fields(kube: Kube) -> None:
+def test_objects_match_their_schemas_and_are_deleted_when_their_spec_fields_are_removed(kube: Kube) -> None:
     kube.apply(router(**OPTIONS))
     kube.until("qwen", Ready="True", Progressing="Settled")
     assert kube.get("httproute", "qwen-gateway")["spec"] == {

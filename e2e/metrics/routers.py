@@ -81,7 +81,10 @@ class LocalRouter:
 
 @asynccontextmanager
 async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
-    """Run the healthy and the faulty router. The latter starts with rejected drafts and another chat template."""
+    """Run the healthy and the faulty router.
+
+    The engines of the faulty router reject all drafts and use another chat template than its gateway.
+    """
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
         yield await asyncio.gather(
             _router(HEALTHY, site, site, ()),

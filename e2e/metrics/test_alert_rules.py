@@ -25,7 +25,7 @@ def test_alerts_pass_their_promtool_unit_tests() -> None:
     promtool("test", "rules", UNIT_TESTS)
 
 
-def test_every_alert_has_a_firing_and_a_silent_unit_test() -> None:
+def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     alerts = {
         rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
     }

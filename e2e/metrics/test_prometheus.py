@@ -29,7 +29,7 @@ MISCONFIGURED: set[Alert] = {
     ("DPSSpeculationNotAccepted", NAMESPACE, FAULTY),
     ("DPSTokenCountMismatch", NAMESPACE, FAULTY),
 }
-"""Caused by the draft model and the chat template; they need complete answers."""
+"""Alerts caused by the rejected drafts and the other chat template. Both are detected in complete answers only."""
 CUT_STREAMS: set[Alert] = {
     ("DPSEngineFailures", NAMESPACE, FAULTY, "greedy"),
     ("DPSEngineFailures", NAMESPACE, FAULTY, "speculative"),

@@ -1,4 +1,4 @@
-"""What a user does on a node that runs the pods: apply a DPSRouter, send requests to it, delete it."""
+"""A user's steps on a node that really runs the pods: apply a DPSRouter, send requests to it, delete it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def test_each_engine_of_a_ready_router_requests_an_a100(kube: Kube, router: str)
     assert all(pod["spec"]["affinity"]["nodeAffinity"] for pod in engines)
 
 
-def test_first_request_after_ready_is_answered(node: Cluster, kube: Kube) -> None:
+def test_first_request_to_a_ready_router_is_answered(node: Cluster, kube: Kube) -> None:
     router = emulated("eager")
     router["spec"]["gateway"]["replicas"] = 1
     with changing_services(kube):

@@ -18,7 +18,7 @@ SECONDS = 420.0
 
 
 def script() -> str:
-    """The commands that the documents mark for this file. Processes that they leave behind end with them."""
+    """The commands that the documents mark as run by this file, and a trap that kills background processes."""
     commands = "".join(block.text for block in run_by(Path(__file__)))
     return f"set -euo pipefail; trap 'kill $(jobs -p)' EXIT\n{commands}"
 

@@ -81,7 +81,8 @@ def sglang(model: Path) -> Manifest:
             "pools": {
                 "speculative": {
                     "speculation": {"algorithm": "Standalone", "draftModel": MODEL},
-                    # Without AMX, SGLang reads --attention-backend only; these two flags select the shim's operators.
+                    # On a CPU without AMX, SGLang replaces intel_amx in --attention-backend, but not in these two
+                    # flags, which therefore select the attention operators of e2e/real_sglang/shim.
                     "args": [
                         *("--prefill-attention-backend", "intel_amx"),
                         *("--decode-attention-backend", "intel_amx"),

@@ -35,7 +35,10 @@ OWNED = f"dpsrouter.io/router={ROUTER}"
 UNDISTURBED_TURNS = 200
 OUTAGE_SECONDS = 60.0
 LONGEST_CHANGE_SECONDS = 30.0
-"""Time limit for a new τ. Without the operator's annotation the kubelet would sync the ConfigMap only every minute."""
+"""Time limit for a new τ to take effect.
+
+Without the operator's annotation the kubelet would sync the ConfigMap only every minute.
+"""
 FORCE = ("--force", "--grace-period=0")
 
 

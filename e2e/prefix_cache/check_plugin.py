@@ -2,7 +2,7 @@
 """check_plugin.py DIRECTORY: use the installed plugin through SGLang's own code, and print what happened as JSON.
 
 Run by SGLang's interpreter, with the plugin on its path. It starts no server: SGLang loads the plugin, creates the
-storage backend, and its host memory pools give and take the pages.
+storage backend, and copies pages between its host memory pools and the store.
 """
 
 import json
@@ -31,7 +31,7 @@ KEYS = [f"{number:064x}" for number in range(8)]
 
 
 def pool(layout: str, dtype: torch.dtype, seed: int | None) -> Any:
-    """A host pool with random content, or with zeros; only what paging needs is set up."""
+    """A host pool with random content, or with zeros; only the attributes that copying pages requires are set."""
     made = MHATokenToKVPoolHost.__new__(MHATokenToKVPoolHost)
     made.layout, made.dtype, made.page_size = layout, dtype, 16
     made.layer_num, made.head_num, made.head_dim = 4, 2, 32
@@ -100,11 +100,11 @@ def main() -> None:
     ]
     host = pool("page_first", torch.float32, seed=None)
     reader = backend(folder, host)
-    result["found"] = reader.batch_exists_v2(KEYS).kv_hit_pages
+    result["pages found"] = reader.batch_exists_v2(KEYS).kv_hit_pages
     sidecar = PoolTransfer(name=PoolName.DRAFT, keys=KEYS)
-    result["found with a sidecar pool"] = reader.batch_exists_v2(KEYS, [sidecar]).kv_hit_pages
-    result["found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
-    result["found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    result["pages found if the draft model has a pool"] = reader.batch_exists_v2(KEYS, [sidecar]).kv_hit_pages
+    result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
+    result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
     print(json.dumps(result))
 
 

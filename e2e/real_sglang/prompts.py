@@ -405,7 +405,10 @@ COMPLETION_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def continuations(body: Mapping[str, Any]) -> int:
-    """The number of continuations of each prompt in a /generate request; 1 for other routes, which report it once."""
+    """The number of continuations of each prompt for which an answer reports the prompt's length.
+
+    /generate reports it for each of them, the other routes once.
+    """
     return int(body.get("sampling_params", {}).get("n", 1))
 
 

@@ -44,14 +44,14 @@ class Up:
         assert found is not None, self.output.read_text()
         return found[1]
 
-    def leftovers(self) -> bool:
-        """Whether its folder still exists."""
+    def folder_exists(self) -> bool:
+        """Whether the folder that `dps up` created still exists."""
         return Path(self.printed("logs")).exists()
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds:.0f} s\n{self.output.read_text()}"
+            assert time.monotonic() < deadline, f"timed out after {seconds:.0f} s\n{self.output.read_text()}"
             await asyncio.sleep(0.1)
 
     def serves(self) -> bool:
@@ -78,7 +78,7 @@ async def dps_up(folder: Path, *arguments: str) -> AsyncIterator[Up]:
         status = await asyncio.wait_for(process.wait(), END_SECONDS)
     assert status == 128 + signal.SIGINT
     await up.until(lambda: not any(map(runs, started)), END_SECONDS)
-    assert not up.leftovers()
+    assert not up.folder_exists()
 
 
 def descendants(pid: int) -> list[int]:
@@ -153,7 +153,7 @@ async def turns(up: Up) -> list[Turn]:
     return played
 
 
-async def test_turns_are_counted_like_sglang_and_routed_by_their_growth(turns: list[Turn]) -> None:
+async def test_prompt_lengths_equal_those_of_sglang_and_turns_are_routed_by_growth(turns: list[Turn]) -> None:
     lengths = [0, *(turn.prompt_tokens for turn in turns)]
     assert [turn.headers for turn in turns] == [
         {

@@ -1,4 +1,4 @@
-"""An OTLP/gRPC receiver that records spans and forwards them, for data that the backend does not store."""
+"""An OTLP/gRPC receiver that forwards spans to a backend and records them, because the backend drops span links."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

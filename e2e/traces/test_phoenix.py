@@ -117,7 +117,7 @@ async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[Site,
     assert links == {servers[1]: [servers[0]], servers[2]: [servers[1]]}
 
 
-async def test_turns_without_conversation_id_are_found_by_gateway_session(
+async def test_turns_without_conversation_id_can_be_queried_by_the_gateways_session_id(
     running: tuple[Site, Engines],
 ) -> None:
     site, engines = running
@@ -145,7 +145,7 @@ async def test_unsampled_request_produces_no_spans(
             http.post(f"{url}/chat/completions", json=body, headers=headers) as answer,
         ):
             assert answer.status == 200, await answer.text()
-    turns = await play(site, f"after it, {engines} engines", None)
+    turns = await play(site, f"after an unsampled request, {engines} engines", None)
 
     async def later_turns_have_arrived() -> None:
         for turn in turns:
@@ -159,7 +159,7 @@ async def test_unsampled_request_produces_no_spans(
 def route_attributes(headers: Mapping[str, str], cached: Mapping[str, int]) -> dict[str, Any]:
     """The expected attributes of `dps.route`: the response headers, τ, and the uncached tokens of each pool.
 
-    cached: the prompt length that each pool has seen so far, in tokens.
+    cached: number of tokens of the longest prompt that each pool has cached so far.
     """
     numbers = ("prompt-tokens", "delta-tokens", "turn")
     words = ("pool", "reason", "state", "history", "session")

@@ -78,7 +78,7 @@ def place(gpus: Sequence[str], tensor_parallel: int) -> dict[PoolName, Placement
     first, second = gpus[:tensor_parallel], gpus[tensor_parallel : 2 * tensor_parallel]
     if len(first) < tensor_parallel:
         raise EngineError(
-            f"--tensor-parallel {tensor_parallel} requires {tensor_parallel} GPUs, but only {len(gpus)} are visible"
+            f"--tensor-parallel {tensor_parallel} requires {tensor_parallel} GPUs; visible: {len(gpus)}"
         )
     if len(second) < tensor_parallel:
         return {name: Placement(first, shared=True) for name in POOLS}

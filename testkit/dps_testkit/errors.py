@@ -2,4 +2,7 @@
 
 
 class RefusedError(Exception):
-    """kubectl or helm failed; the message is its error output."""
+    """A command failed or timed out, no cluster is available, or the cluster is not one for this test.
+
+    The message is the error output of kubectl or helm, or explains what to change.
+    """

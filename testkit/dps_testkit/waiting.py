@@ -51,5 +51,5 @@ async def wait_until(condition: Callable[[], Awaitable[bool]], description: str)
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not await condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} s: {description}"
+        assert time.monotonic() < deadline, f"timed out after {PATIENCE_SECONDS:.0f} s: {description}"
         await asyncio.sleep(FAST_POLL_SECONDS)

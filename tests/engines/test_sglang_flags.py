@@ -154,7 +154,7 @@ def test_api_key_is_refused_because_the_gateway_sends_none(argument: str) -> Non
 
 
 @pytest.mark.parametrize("argument", ["--lora-paths", "--enable-lora"])
-def test_lora_is_refused_with_a_draft_model_only(argument: str) -> None:
+def test_lora_is_refused_only_with_a_draft_model(argument: str) -> None:
     SGLANG.check_arguments([argument], None)
     SGLANG.check_arguments([argument], Speculation("Ngram"))
     with pytest.raises(
@@ -173,7 +173,7 @@ IMAGES = [
 
 
 @pytest.mark.parametrize(("image", "version", "expected_image", "expected_version"), IMAGES)
-def test_image_and_version_default_to_each_other(
+def test_default_image_has_the_given_version_and_default_version_is_that_of_the_image(
     image: str | None, version: str | None, expected_image: str, expected_version: str
 ) -> None:
     assert SGLANG.image(image, version) == expected_image

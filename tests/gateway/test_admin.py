@@ -59,7 +59,7 @@ async def test_records_and_pointers_of_this_gateway_are_accepted(runtime: Runtim
         pytest.param(f"{RECORD_KEY}x", RECORD, id="suffixed key"),
         pytest.param(record_key(Scope.of("other", ""), SESSION), RECORD, id="other model"),
         pytest.param(record_key(Scope.of("m", "unknown"), SESSION), RECORD, id="unknown tenant"),
-        pytest.param(RECORD_KEY.replace(SESSION.tag, "0" * 8, 1), RECORD, id="tag of another session"),
+        pytest.param(RECORD_KEY.replace(SESSION.tag, "0" * 8, 1), RECORD, id="hash tag of another session"),
         pytest.param(RECORD_KEY, "not a record", id="not a record"),
         pytest.param(RECORD_KEY, POINTER, id="pointer as record"),
         pytest.param(POINTER_KEY, RECORD, id="record as pointer"),

@@ -55,7 +55,7 @@ def endpoint_slice(name: str, *addresses: str, ready: bool | None = True, **extr
         pytest.param([endpoint_slice("a", "10.0.0.1", ports=None, endpoints=None)], [], id="an empty slice"),
     ],
 )  # fmt: skip
-def test_ready_endpoints(slices: list[dict[str, Any]], expected: list[str]) -> None:
+def test_ready_endpoints_become_replicas(slices: list[dict[str, Any]], expected: list[str]) -> None:
     assert replica_urls(slices, 30000) == expected
 
 

@@ -107,13 +107,13 @@ async def test_rejected_request_is_retried_in_both_pools(start: Start) -> None:
     assert site.attempts == 3
 
 
-async def test_request_that_all_replicas_reject_has_few_attempts(start: Start) -> None:
+async def test_request_that_all_replicas_reject_is_attempted_three_times(start: Start) -> None:
     site = await start(engines(3, status=503), engines(3, status=503))
     assert (await site.post()).status == 503
     assert site.attempts == 3
 
 
-async def test_retries_of_rejected_requests_are_a_fraction_of_the_load(start: Start) -> None:
+async def test_retries_of_rejected_requests_are_limited_to_a_fraction_of_the_load(start: Start) -> None:
     site = await start(engines(3, status=503), engines(3, status=503))
     requests = 100
     statuses = {(await site.post(number)).status for number in range(requests)}
@@ -144,14 +144,14 @@ async def test_stream_that_does_not_begin_in_time_is_tried_once_more(start: Star
     assert site.attempts == 2
 
 
-async def test_answer_that_does_not_stream_may_take_longer_than_the_first_byte_timeout(start: Start) -> None:
+async def test_non_streaming_answer_may_take_longer_than_the_first_byte_timeout(start: Start) -> None:
     site = await start(engines(2, delay=0.5), engines(2), "{firstByteSeconds: 0.1}")
     response = await site.post()
     assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
     assert site.attempts == 1
 
 
-async def test_answer_that_does_not_stream_is_not_executed_twice(start: Start) -> None:
+async def test_non_streaming_request_is_not_retried_after_the_total_timeout(start: Start) -> None:
     site = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
     assert (await site.post()).status == 502
     assert site.attempts == 1

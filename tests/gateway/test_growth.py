@@ -74,7 +74,7 @@ def test_longest_prefix_wins_even_if_a_shorter_one_is_newer() -> None:
     assert (growth.history, growth.delta_tokens(1000)) == (History.BRANCHED, 100)
 
 
-def test_head_of_an_older_conversation_has_grown() -> None:
+def test_prompt_that_extends_the_newest_point_of_an_older_conversation_has_grown() -> None:
     interleaved = Record(()).with_turn(point(1), None).with_turn(point(2, length=70), None)
     growth = compare(interleaved, lambda p: p.turn == 1)
     assert (growth.history, growth.delta_tokens(130)) == (History.GROWN, 30)
@@ -92,7 +92,9 @@ def test_growth_is_between_zero_and_the_prompt_length(
 
 
 @given(counted=st.integers(0, 5000), added=st.integers(0, 5000), correction=st.integers(-200, 5000))
-def test_constant_correction_cancels_in_delta(counted: int, added: int, correction: int) -> None:
+def test_constant_correction_of_prompt_lengths_does_not_change_delta(
+    counted: int, added: int, correction: int
+) -> None:
     counted += 200
     base = replace(point(1, length=counted), correction=correction)
     growth = compare(record(base), lambda _: True)

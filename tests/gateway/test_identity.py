@@ -47,7 +47,9 @@ SCOPE = Scope.of("model", "tenant")
         ),
     ],
 )
-def test_session_key_order(headers: dict[str, str], body: dict[str, Any], expected: str | None) -> None:
+def test_first_session_key_with_a_valid_value_is_used(
+    headers: dict[str, str], body: dict[str, Any], expected: str | None
+) -> None:
     assert client_session_id(KEYS, CIMultiDict(headers), body) == expected
 
 
@@ -81,8 +83,8 @@ def test_session_id_from_history_is_deterministic() -> None:
     derived = SessionId.of_history(tag, b"first prompt")
     assert derived == SessionId.of_history(tag, b"first prompt")
     assert derived.tag == tag
-    fork = SessionId.of_history(tag, b"another prompt", parent=derived)
-    assert (fork.tag, fork != derived) == (tag, True)
+    branch = SessionId.of_history(tag, b"another prompt", parent=derived)
+    assert (branch.tag, branch != derived) == (tag, True)
 
 
 @pytest.mark.parametrize("text", ["", "dps-", "dps-xyz", "DPS-" + "0" * 32, "dps-" + "0" * 31, "0" * 36])

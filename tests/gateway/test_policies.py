@@ -30,16 +30,18 @@ def turn(delta: int, length: int | None = None, draw: float = 0.0) -> Turn:
 @pytest.mark.parametrize(
     ("threshold", "delta", "expected"),
     [
-        pytest.param(128, 127, WITHIN, id="below"),
-        pytest.param(128, 128, WITHIN, id="equal is within"),
-        pytest.param(128, 129, OVER, id="above"),
-        pytest.param(0, 1, OVER, id="zero is all greedy"),
-        pytest.param(0, 0, OVER, id="zero is all greedy, a repeated turn included"),
-        pytest.param(1, 0, WITHIN, id="a repeated turn adds nothing"),
-        pytest.param(None, 10**9, WITHIN, id="no upper bound is all speculative"),
+        pytest.param(128, 127, WITHIN, id="delta below the threshold"),
+        pytest.param(128, 128, WITHIN, id="delta equal to the threshold"),
+        pytest.param(128, 129, OVER, id="delta above the threshold"),
+        pytest.param(0, 1, OVER, id="threshold 0: every turn is greedy"),
+        pytest.param(0, 0, OVER, id="threshold 0: even a repeated turn is greedy"),
+        pytest.param(1, 0, WITHIN, id="a repeated turn has delta 0"),
+        pytest.param(None, 10**9, WITHIN, id="no threshold: every turn is speculative"),
     ],
 )
-def test_delta_prefill(threshold: int | None, delta: int, expected: Decision) -> None:
+def test_delta_prefill_compares_delta_with_the_threshold(
+    threshold: int | None, delta: int, expected: Decision
+) -> None:
     assert DeltaPrefill(threshold).decide(turn(delta, length=10**6)) == expected
 
 
@@ -70,7 +72,7 @@ def test_fixed_policies_ignore_the_turn(delta: int) -> None:
 
 
 @given(draw=st.floats(min_value=0, max_value=1, exclude_max=True), delta=tokens)
-def test_random_splits_the_draw_evenly(draw: float, delta: int) -> None:
+def test_random_policy_selects_both_pools_with_equal_probability(draw: float, delta: int) -> None:
     expected = Pool.SPECULATIVE if draw < 0.5 else Pool.GREEDY
     assert Random().decide(turn(delta, draw=draw)) == Decision(expected, Reason.FIXED)
 
@@ -79,7 +81,7 @@ def test_random_splits_the_draw_evenly(draw: float, delta: int) -> None:
     ("threshold", "speculative"),
     [(0, 0), (32, 0), (64, 2), (65, 3), (128, 4), (256, 6), (4025, 6), (4096, 7), (None, 7)],
 )
-def test_speculative_turns_per_threshold(threshold: int | None, speculative: int) -> None:
+def test_more_turns_are_speculative_at_a_higher_threshold(threshold: int | None, speculative: int) -> None:
     """As in the `Spec %` column of Table 3, counted by hand on a few turns."""
     policy = DeltaPrefill(threshold)
     pools = [policy.decide(turn(delta)).pool for delta in (58, 64, 65, 128, 129, 256, 4026)]

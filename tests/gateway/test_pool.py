@@ -175,7 +175,7 @@ async def test_recovered_replica_serves_the_queue() -> None:
     assert (await waiting).url == "b"
 
 
-async def test_higher_limit_serves_the_queue() -> None:
+async def test_raising_the_limit_admits_queued_requests() -> None:
     engines = pool("a")
     held = await engines.acquire("s", NOBODY, 1.0)
     waiting = await acquired(engines)
@@ -225,7 +225,7 @@ async def test_no_wake_up_is_lost_and_limits_hold_whatever_happens(seed: int) ->
 
 
 def finished(tasks: "list[asyncio.Task[Replica]]") -> list[Replica]:
-    """Remove the finished tasks; the replicas that they were assigned."""
+    """Remove the finished tasks and return the replicas that they were assigned."""
     done = [task for task in tasks if task.done()]
     tasks[:] = [task for task in tasks if not task.done()]
     return [task.result() for task in done if not task.cancelled() and task.exception() is None]

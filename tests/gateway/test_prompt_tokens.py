@@ -44,7 +44,10 @@ COUNTED_THOUGH_REJECTED = {
         38,
     ),
 }
-"""Recorded requests that SGLang rejects for reasons that do not affect rendering. All others cannot be counted."""
+"""Recorded requests that SGLang rejects for reasons that do not affect rendering.
+
+The gateway cannot count the other rejected requests.
+"""
 
 THINKING_TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
@@ -60,7 +63,7 @@ def real_tokenizer() -> str:
     """Qwen2.5's tokenizer. Skips the test if it cannot be downloaded."""
     asset = qwen_tokenizer()
     if asset.source != "registry":
-        pytest.skip(f"needs Qwen2.5's tokenizer; there is {asset.description}")
+        pytest.skip(f"needs Qwen2.5's tokenizer; only {asset.description} is available")
     return str(asset.path)
 
 
@@ -101,7 +104,7 @@ def test_count_equals_what_sglang_reports(accountant: Accountant, case: dict[str
 @pytest.mark.parametrize(
     "case", [case for case in RECORDED if case["prompt_tokens"] is None], ids=lambda case: case["name"]
 )
-def test_request_that_the_engine_rejects_is_counted_or_rejected(
+def test_request_that_the_engine_rejects_is_counted_only_if_it_can_be_rendered(
     accountant: Accountant, case: dict[str, Any]
 ) -> None:
     expected = COUNTED_THOUGH_REJECTED.get(case["name"])
@@ -209,12 +212,14 @@ class TestAdversarialHistories:
 
     @given(first=history, second=history)
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_qwen(self, accountant: Accountant, reference: Any, first: Any, second: Any) -> None:
+    def test_prefix_count_is_exact_with_qwens_template(
+        self, accountant: Accountant, reference: Any, first: Any, second: Any
+    ) -> None:
         self.check(accountant, reference, first, second)
 
     @given(first=history, second=history, thinking=st.booleans())
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_template_that_strips_thinking(
+    def test_prefix_count_is_exact_with_a_template_that_strips_thinking(
         self, thinking_accountant: Accountant, reference: Any, first: Any, second: Any, thinking: bool
     ) -> None:
         kwargs = {"chat_template_kwargs": {"enable_thinking": thinking}}

@@ -80,7 +80,7 @@ class Gateway:
         self.client = client
 
     def requests(self, status: int) -> float:
-        """How many requests were counted with this status."""
+        """The number of requests that were counted with this status."""
         samples = (s for family in self.runtime.metrics.registry.collect() for s in family.samples)
         return sum(
             s.value for s in samples if s.name == "dps_requests_total" and s.labels["status"] == str(status)
@@ -146,7 +146,7 @@ class TestOwnEndpoints:
                 replica.succeeded()
         assert (await gateway.send("GET", "/health"))[0].status == 200
 
-    async def test_version(self, gateway: Gateway) -> None:
+    async def test_version_is_reported(self, gateway: Gateway) -> None:
         _, content = await gateway.send("GET", "/version")
         assert json.loads(content).keys() == {"version"}
 
@@ -185,7 +185,7 @@ class TestOwnEndpoints:
 
 
 class TestMalformedRequests:
-    async def test_credentials_are_neither_logged_nor_answered(
+    async def test_credentials_appear_neither_in_logs_nor_in_responses(
         self, gateway: Gateway, caplog: pytest.LogCaptureFixture
     ) -> None:
         response = await gateway.raw(
@@ -281,7 +281,7 @@ class TestForwardedRequests:
         response, _ = await gateway.post(data=body, headers={"Content-Encoding": "gzip"})
         assert response.status == 413
 
-    async def test_limit_of_the_body_can_be_reloaded(self, gateway: Gateway) -> None:
+    async def test_body_size_limit_can_be_reloaded(self, gateway: Gateway) -> None:
         data = gateway.runtime.config.model_dump(by_alias=True)
         data["limits"]["maxBodyBytes"] = 10
         gateway.runtime.apply(GatewayConfig.model_validate(data))
@@ -289,7 +289,7 @@ class TestForwardedRequests:
         assert response.status == 413
         assert "larger than 10 bytes" in message_of(content)
 
-    async def test_headers_for_the_next_hop_are_not_forwarded(
+    async def test_hop_by_hop_headers_are_not_forwarded(
         self, gateway: Gateway, engine: ScriptedEngine
     ) -> None:
         headers = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "Proxy-Connection": "keep-alive"}
@@ -300,7 +300,9 @@ class TestForwardedRequests:
 
 
 class TestAnswers:
-    async def test_redirect_loses_the_engines_address(self, gateway: Gateway, engine: ScriptedEngine) -> None:
+    async def test_engine_address_is_removed_from_redirects(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
         engine.respond(status=307, headers={"Location": "http://10.0.0.1:30000/v1/models?a=1"})
         response, _ = await gateway.send("GET", "/v1/models/", allow_redirects=False)
         assert response.headers["Location"] == "/v1/models?a=1"

@@ -40,7 +40,7 @@ histories = st.lists(points, max_size=12)
 
 
 class TestCommit:
-    def test_new_turn_is_first(self) -> None:
+    def test_points_are_ordered_from_the_newest_turn_to_the_oldest(self) -> None:
         assert record(point(1), point(2)).points == (point(2), point(1))
 
     def test_retry_in_the_other_pool_is_one_point_cached_by_both(self) -> None:
@@ -86,14 +86,14 @@ class TestCommit:
         assert once.with_point(again) == once
 
     @given(histories)
-    def test_turn_never_decreases(self, history: list[Point]) -> None:
+    def test_turn_number_never_decreases(self, history: list[Point]) -> None:
         result = Record(())
         for each in history:
             before, result = result.turn, result.with_point(each)
             assert result.turn >= max(before, each.turn)
 
     @given(histories, histories)
-    def test_merge_has_the_later_turn_of_both(self, one: list[Point], two: list[Point]) -> None:
+    def test_merge_keeps_the_higher_turn_number(self, one: list[Point], two: list[Point]) -> None:
         merged = record(*one).merged(record(*two))
         assert merged.turn == max(record(*one).turn, record(*two).turn)
 
@@ -111,7 +111,7 @@ class TestConversations:
         assert [p.conversation for p in two.points] == ["other ", ""]
 
     def test_second_of_two_concurrent_continuations_starts_a_conversation(self) -> None:
-        """Both were measured while turn 1 was the head; the commits are applied one after the other."""
+        """Both were measured while turn 1 was the newest point; the commits are applied one after the other."""
         first = Record(()).with_turn(point(1), None)
         both = first.with_turn(point(2, digest="left"), point(1)).with_turn(
             point(2, digest="right"), point(1)
@@ -129,7 +129,7 @@ class TestConversations:
 
     @settings(deadline=None)
     @given(order=st.lists(st.integers(0, 19), max_size=120))
-    def test_head_of_every_conversation_is_kept(self, order: list[int]) -> None:
+    def test_newest_point_of_every_conversation_is_kept(self, order: list[int]) -> None:
         """Twenty sub-agents under one id take turns in any order."""
         state, heads = Record(()), dict[int, Point]()
         for turn, agent in enumerate(order, 1):
@@ -151,9 +151,9 @@ class TestConversations:
         assert len(state.points) == MAX_POINTS
         assert len(state.encode()) < 6000
 
-    def test_fork_keeps_the_affinity_of_its_origin(self) -> None:
-        fork = Record((), affinity="origin")
-        assert Record(()).merged(fork).affinity == fork.with_turn(point(1), None).affinity == "origin"
+    def test_affinity_of_a_branched_session_survives_a_merge_and_a_commit(self) -> None:
+        branched = Record((), affinity="origin")
+        assert Record(()).merged(branched).affinity == branched.with_turn(point(1), None).affinity == "origin"
 
 
 class TestStored:
@@ -199,6 +199,6 @@ class TestCorrection:
         assert corrected.with_point(point(1)) == corrected
         assert record(point(1)).merged(corrected).points[0].length == 93
 
-    def test_evicted_pool_keeps_only_the_point_it_has_just_answered(self) -> None:
+    def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
         corrected = record(point(1), point(2), point(3)).without_cache(Pool.GREEDY, keep="d3")
         assert [p.pools for p in corrected.points] == [GREEDY, frozenset(), frozenset()]

@@ -81,7 +81,9 @@ async def test_commit_is_retried_after_one_timeout(backend: FakeBackend) -> None
     assert await gateway.store.flush() == 0
 
 
-async def test_overdue_commit_is_flushed_when_redis_is_available_again(backend: FakeBackend) -> None:
+async def test_commit_made_during_an_outage_is_written_when_redis_is_available_again(
+    backend: FakeBackend,
+) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
     backend.away = True
@@ -93,7 +95,7 @@ async def test_overdue_commit_is_flushed_when_redis_is_available_again(backend: 
     assert await gateway.store.flush() == 0
 
 
-async def test_overdue_commit_is_merged_with_newer_turns(backend: FakeBackend) -> None:
+async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: FakeBackend) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
     backend.away = True
@@ -110,7 +112,7 @@ async def test_session_is_unknown_to_another_gateway_while_redis_is_unavailable(
     assert await Gateway(backend).turns() == (StateSource.NONE, [])
 
 
-async def test_mirror_complements_a_full_redis(backend: FakeBackend) -> None:
+async def test_mirror_keeps_the_commits_that_a_full_redis_rejects(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     await gateway.commit(1)
     backend.full = True
@@ -184,7 +186,7 @@ async def test_deleted_session_is_gone_from_redis_and_mirror(backend: FakeBacken
 
 
 class TestMirrorEntries:
-    def test_expire_after_their_ttl(self) -> None:
+    def test_entry_expires_after_its_ttl(self) -> None:
         now = 0.0
         mirror = Mirror(10, clock=lambda: now)
         mirror.put("k", b"v", None, ttl_seconds=60, written=False)
@@ -192,7 +194,7 @@ class TestMirrorEntries:
         now = 61.0
         assert (mirror.get("k"), mirror.unwritten("k")) == (None, None)
 
-    def test_are_not_unwritten_once_written(self) -> None:
+    def test_entry_put_again_as_written_is_no_longer_unwritten(self) -> None:
         mirror = Mirror(10)
         mirror.put("k", b"v", ("p", b"w"), 60, written=False)
         mirror.put("k", b"v", None, 60, written=True)
@@ -200,7 +202,7 @@ class TestMirrorEntries:
 
 
 class TestBreaker:
-    def test_opens_after_consecutive_failures_and_allows_one_probe(self) -> None:
+    def test_breaker_opens_after_consecutive_failures_and_allows_one_probe(self) -> None:
         now = 0.0
         breaker = Breaker(clock=lambda: now)
         for _ in range(FAILURES_TO_OPEN):
@@ -212,7 +214,7 @@ class TestBreaker:
         breaker.succeeded()
         assert (breaker.open, breaker.allows()) == (False, True)
 
-    def test_pause_is_bounded(self) -> None:
+    def test_pause_between_probes_is_bounded(self) -> None:
         now = 0.0
         breaker = Breaker(clock=lambda: now)
         for _ in range(20):
@@ -220,7 +222,7 @@ class TestBreaker:
         now = LONGEST_PAUSE_SECONDS
         assert breaker.allows()
 
-    def test_success_between_failures_keeps_it_closed(self) -> None:
+    def test_success_between_failures_keeps_the_breaker_closed(self) -> None:
         breaker = Breaker()
         for _ in range(10):
             breaker.failed()

@@ -1,4 +1,4 @@
-"""Session state is exchanged between replicas while Redis is unavailable."""
+"""Session state is exchanged between gateways while Redis is unavailable."""
 
 import pytest
 
@@ -14,20 +14,20 @@ SESSION = SessionId.of_client(SCOPE, "session")
 
 
 class Fleet:
-    """Replicas that share one Redis and are each other's peers."""
+    """Gateways that share one Redis and are each other's peers."""
 
-    def __init__(self, replicas: int = 2) -> None:
-        self.redis = [FakeBackend() for _ in range(replicas)]
+    def __init__(self, gateways: int = 2) -> None:
+        self.redis = [FakeBackend() for _ in range(gateways)]
         for way in self.redis:
             way.values = self.redis[0].values
         self.calls = 0
-        self.mirrors = [Mirror(100) for _ in range(replicas)]
+        self.mirrors = [Mirror(100) for _ in range(gateways)]
         self.stores = [
             SessionStore(way, mirror, 600, self) for way, mirror in zip(self.redis, self.mirrors, strict=True)
         ]
 
     def set_away(self, away: bool) -> None:
-        """Make Redis unavailable to all replicas, or available again."""
+        """Make Redis unavailable to all gateways, or available again."""
         for way in self.redis:
             way.away = away
 
@@ -40,18 +40,18 @@ class Fleet:
         for store in self.stores:
             store.accept(entries)
 
-    async def commit(self, replica: int, turn: int) -> None:
-        """Commit a turn of the session through a replica."""
-        store = self.stores[replica]
+    async def commit(self, gateway: int, turn: int) -> None:
+        """Commit a turn of the session through a gateway."""
+        store = self.stores[gateway]
         snapshot = await store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
         await store.commit(
             SCOPE, snapshot, SESSION, base, point(turn), next(iter(base.points), None), pointed=True
         )
 
-    async def known(self, replica: int) -> tuple[StateSource, list[int]]:
-        """The source and the turns of the session's record as read by a replica."""
-        snapshot = await self.stores[replica].read(SCOPE, SESSION)
+    async def known(self, gateway: int) -> tuple[StateSource, list[int]]:
+        """The source and the turns of the session's record as read by a gateway."""
+        snapshot = await self.stores[gateway].read(SCOPE, SESSION)
         return snapshot.source, [p.turn for p in snapshot.record.points] if snapshot.record else []
 
 
@@ -64,7 +64,7 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-async def test_session_can_change_replicas_while_redis_is_unavailable(fleet: Fleet) -> None:
+async def test_session_can_change_gateways_while_redis_is_unavailable(fleet: Fleet) -> None:
     await fleet.commit(0, 1)
     fleet.set_away(True)
     for turn in (2, 3, 4):
@@ -83,7 +83,7 @@ async def test_session_without_an_id_is_found_through_a_peer(fleet: Fleet) -> No
     assert [known.turn for known in found.record.points] == [2, 1]
 
 
-async def test_longest_history_of_all_replicas_is_used(fleet: Fleet) -> None:
+async def test_longest_history_of_all_gateways_is_used(fleet: Fleet) -> None:
     fleet.set_away(True)
     await fleet.commit(1, 1)
     await fleet.commit(0, 2)
@@ -91,8 +91,8 @@ async def test_longest_history_of_all_replicas_is_used(fleet: Fleet) -> None:
     assert found.point == point(2)
 
 
-async def test_peer_writes_a_commit_that_redis_rejected(fleet: Fleet) -> None:
-    """Redis may be unreachable from one replica only, because established connections outlive their Service."""
+async def test_peer_writes_a_commit_if_redis_is_unreachable_from_one_gateway(fleet: Fleet) -> None:
+    """Redis may be unreachable for one gateway only, because established connections outlive their Service."""
     await fleet.commit(1, 1)
     fleet.redis[0].away = True
     await fleet.commit(0, 2)
@@ -107,7 +107,7 @@ async def test_peer_writes_a_commit_that_redis_rejected(fleet: Fleet) -> None:
     assert [known.turn for known in snapshot.record.points] == [3, 2, 1]
 
 
-async def test_overdue_commits_of_peers_are_known_after_an_outage(fleet: Fleet) -> None:
+async def test_commits_of_all_peers_during_an_outage_are_read_afterwards(fleet: Fleet) -> None:
     await fleet.commit(0, 1)
     fleet.set_away(True)
     await fleet.commit(1, 2)

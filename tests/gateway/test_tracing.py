@@ -84,7 +84,7 @@ def present(span: ReadableSpan, attribute: str) -> object:
     return value
 
 
-async def test_turn_has_server_span_with_decision_and_call(
+async def test_server_span_of_a_turn_has_a_span_for_the_decision_and_one_for_the_engine_call(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     await take_turns(gateway)
@@ -157,7 +157,7 @@ async def test_client_error_does_not_mark_the_server_span_as_failed(
     }
 
 
-async def test_engine_error_marks_only_the_call_as_failed(
+async def test_engine_error_marks_only_the_client_span_as_failed(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": -1}
@@ -171,7 +171,7 @@ async def test_engine_error_marks_only_the_call_as_failed(
     assert dict(call.attributes or {})["error.type"] == "400"
 
 
-async def test_unreachable_engine_marks_request_and_call_as_failed(
+async def test_unreachable_engine_marks_server_and_client_span_as_failed(
     exporter: InMemorySpanExporter,
 ) -> None:
     nowhere = "{endpoints: ['http://127.0.0.1:9']}"
@@ -235,7 +235,7 @@ async def test_spans_contain_no_prompts(gateway: str, exporter: InMemorySpanExpo
 
 
 @pytest.mark.parametrize("reference", ["", "00-1-2", "00-zz-yy-01"])
-def test_invalid_reference_makes_no_link(reference: str) -> None:
+def test_invalid_stored_span_context_creates_no_link(reference: str) -> None:
     assert links_to(reference) == []
 
 

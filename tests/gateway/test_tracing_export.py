@@ -1,4 +1,4 @@
-"""Spans on their way out: by both OTLP protocols, from the configuration file or from OTEL_* variables."""
+"""Export of spans: over both OTLP protocols, from the configuration file or from OTEL_* variables."""
 
 import asyncio
 import os
@@ -97,12 +97,12 @@ async def export_one_span(**settings: object) -> None:
     await asyncio.to_thread(tracing.shutdown)
 
 
-async def test_grpc_from_the_file(collector: Collector, grpc_endpoint: str) -> None:
+async def test_grpc_exporter_is_configured_by_the_file(collector: Collector, grpc_endpoint: str) -> None:
     await export_one_span(otlpEndpoint=grpc_endpoint, serviceName="mine")
     assert collector.spans() == [("mine", "POST /v1/chat/completions")]
 
 
-async def test_http_from_the_file(collector: Collector, http_endpoint: str) -> None:
+async def test_http_exporter_is_configured_by_the_file(collector: Collector, http_endpoint: str) -> None:
     await export_one_span(otlpEndpoint=http_endpoint, protocol="http/protobuf")
     assert collector.spans() == [("dps-gateway", "POST /v1/chat/completions")]
 

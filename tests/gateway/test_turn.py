@@ -134,7 +134,7 @@ async def test_uncached_tokens_depend_on_what_each_pool_has_answered(client: Cli
         ("extra_key", "a", None),
     ],
 )
-async def test_separate_kv_caches_have_separate_growth(
+async def test_growth_is_measured_separately_for_separate_kv_caches(
     client: Client, field: str, one: Any, other: Any
 ) -> None:
     history = [SYSTEM, user("one")]
@@ -184,7 +184,9 @@ class TestWithASessionId:
         edited = await client.send(SYSTEM, user("won"))
         assert (kind(edited), edited.delta_tokens) == (History.CHANGED, edited.prompt_tokens)
 
-    async def test_sub_agents_under_one_id_each_have_their_own_growth(self, client: Client) -> None:
+    async def test_sub_agents_under_one_id_each_grow_from_their_own_previous_turn(
+        self, client: Client
+    ) -> None:
         agents = [[SYSTEM, user(f"agent {number}")] for number in range(3)]
         before = [await client.send(*history) for history in agents]
         for history, last in zip(agents, before, strict=True):
@@ -218,7 +220,7 @@ class TestWithASessionId:
         assert again.delta_tokens == again.prompt_tokens - turn.prompt_tokens - 7
 
     @pytest.mark.parametrize("offset", [2000, -200])
-    async def test_constant_difference_to_the_engines_count_cancels_in_every_delta(
+    async def test_constant_difference_to_the_engines_count_changes_no_delta(
         self, client: Client, offset: int
     ) -> None:
         """Images and other chat templates make the engine's counts differ by a constant."""
@@ -282,7 +284,7 @@ class TestWithoutASessionId:
     def client(self, accountant: Accountant) -> Client:
         return Client(accountant, None)
 
-    async def test_conversation_that_diverges_is_a_session_of_its_own(self, client: Client) -> None:
+    async def test_conversation_that_diverges_is_a_separate_session(self, client: Client) -> None:
         """The engines have the shared beginning cached, so the first turn of the second session has zero ΔL."""
         start = [SYSTEM, user("hello")]
         first = await client.send(*start)
@@ -298,7 +300,7 @@ class TestWithoutASessionId:
         other = await client.send(SYSTEM, user("about dogs"))
         assert (kind(other), other.delta_tokens) == (History.NEW, other.prompt_tokens)
 
-    async def test_many_conversations_with_one_beginning_are_told_apart(self, client: Client) -> None:
+    async def test_many_conversations_with_the_same_beginning_are_distinguished(self, client: Client) -> None:
         start = [SYSTEM, user("hello")]
         lasts = {}
         for number in range(12):
@@ -317,19 +319,21 @@ class TestWithoutASessionId:
         second = await named.send(SYSTEM, user("one"), answer("a"), user("two"))
         assert (kind(second), second.session.id) == (History.GROWN, first.session.id)
 
-    async def test_fork_keeps_the_replica_of_its_origin(self, client: Client) -> None:
+    async def test_session_that_branches_from_another_keeps_its_affinity(self, client: Client) -> None:
         start = [SYSTEM, user("hello"), answer("hi"), user("about cats")]
         await client.send(*start[:2])
         origin = await client.send(*start)
-        fork = await client.send(*start[:3], user("about dogs"))
-        assert (kind(fork), fork.session.id != origin.session.id) == (History.BRANCHED, True)
+        branch = await client.send(*start[:3], user("about dogs"))
+        assert (kind(branch), branch.session.id != origin.session.id) == (History.BRANCHED, True)
         grown = await client.send(*start[:3], user("about dogs"), answer("a"), user("more"))
         again = await client.send(*start[:3], user("about dogs"), answer("a"), user("less"))
-        assert grown.session.id == fork.session.id != again.session.id
-        affinities = {turn.session.affinity for turn in (origin, fork, grown, again)}
+        assert grown.session.id == branch.session.id != again.session.id
+        affinities = {turn.session.affinity for turn in (origin, branch, grown, again)}
         assert affinities == {origin.session.id.text}
 
-    async def test_sessions_with_one_system_prompt_are_in_different_hash_slots(self, client: Client) -> None:
+    async def test_sessions_with_the_same_system_prompt_are_in_different_hash_slots(
+        self, client: Client
+    ) -> None:
         turns = [await client.send(SYSTEM, user(f"subject {number}")) for number in range(20)]
         assert len({turn.session.id.tag for turn in turns}) == 20
         later = [

@@ -28,7 +28,7 @@ pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 def relay(
     stream: bytes, sizes: list[int], *, hide: bool, answers: AnswerFormat = OPENAI_ANSWERS
 ) -> tuple[bytes, bytes, Usage | None]:
-    """(bytes forwarded before the closing event, the remaining bytes, the usage) of a stream received in pieces."""
+    """(bytes forwarded before `[DONE]`, `[DONE]` and the bytes after it, the usage) of a stream received in pieces."""
     events, closing, at = EventRelay(answers, hide_usage=hide), b"", 0
     passed = b""
     while at < len(stream):
@@ -39,21 +39,21 @@ def relay(
 
 
 @given(pieces)
-def test_stream_is_unchanged_if_the_client_asked_for_usage(sizes: list[int]) -> None:
+def test_stream_is_unchanged_if_the_client_requested_usage(sizes: list[int]) -> None:
     passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=False)
     assert passed + closing == ROLE + TEXT + USAGE + DONE
     assert usage == Usage(9, 4, cached_tokens=7, response_id="c", model="m")
 
 
 @given(pieces)
-def test_usage_that_only_the_gateway_asked_for_is_removed(sizes: list[int]) -> None:
+def test_usage_that_only_the_gateway_requested_is_removed(sizes: list[int]) -> None:
     passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=True)
     assert passed + closing == ROLE + TEXT + DONE
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (9, 7)
 
 
-def test_closing_event_is_returned_separately() -> None:
+def test_done_event_is_returned_separately_from_the_events_before_it() -> None:
     assert relay(ROLE + DONE, [], hide=False)[:2] == (ROLE, DONE)
 
 
@@ -107,12 +107,12 @@ def test_generate_stream_reports_usage_in_every_event() -> None:
         pytest.param(b"<html>", None, id="not JSON"),
     ],
 )
-def test_usage_of_a_complete_answer(document: bytes, expected: Usage | None) -> None:
+def test_usage_is_read_from_a_complete_answer(document: bytes, expected: Usage | None) -> None:
     assert read_usage(document, OPENAI_ANSWERS) == expected
 
 
-def test_recorded_stream_without_usage_equals_the_stream_sent_unasked() -> None:
-    """Recorded from SGLang 0.5.23: the same request with and without include_usage; ids and times differ."""
+def test_stream_with_usage_removed_equals_a_recorded_stream_without_usage() -> None:
+    """The same request was recorded from SGLang 0.5.23 with and without include_usage; ids and times differ."""
     recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
     bodies = {
         case["name"]: re.sub(r'"(id|created)":("\w+"|\d+)', r'"\1":0', case["body"]) for case in recorded

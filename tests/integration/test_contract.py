@@ -96,7 +96,7 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
         ),
     ],
 )
-async def test_other_routed_endpoints_count_as_turns(
+async def test_requests_to_other_routed_endpoints_count_as_turns(
     gateway: Gateway, path: str, body: Any, status: int
 ) -> None:
     response, _ = await Client(gateway).post(path, body, **{"x-session-id": f"other {body}"})
@@ -186,7 +186,7 @@ async def test_admin_port_exposes_no_secret(gateway: Gateway) -> None:
                 assert REDIS_PASSWORD not in text
 
 
-async def test_metrics_have_contract_names_types_and_labels(gateway: Gateway) -> None:
+async def test_metrics_have_the_names_types_and_labels_of_the_contract(gateway: Gateway) -> None:
     await Client(gateway).post(CHAT, chat(stream=True))
     async with aiohttp.ClientSession() as http, http.get(f"{gateway.admin}/metrics") as response:
         families = {family.name: family for family in text_string_to_metric_families(await response.text())}

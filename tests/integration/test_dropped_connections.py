@@ -1,4 +1,4 @@
-"""Engines that close connections without an answer: idle ones, as after a crash, or each one with a request."""
+"""Engines that close connections without answering: idle ones, as after a restart, or any that carries a request."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ ANSWER = {
 class StaleConnections:
     """Answers the first chat request on each connection and closes the connection on the second one.
 
-    The first answers are sent only when CONNECTIONS requests have arrived, so that as many connections are open.
+    The first answers are sent only once CONNECTIONS requests have arrived, so that each is on its own connection.
     """
 
     def __init__(self) -> None:

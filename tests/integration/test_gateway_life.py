@@ -130,7 +130,7 @@ def workers_of(gateway: Gateway) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are found through /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
 async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Path, plane: Plane) -> None:
     streams = 15  # odd, so that the loads of two workers always differ
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:

@@ -1,4 +1,4 @@
-"""Session state survives gateways: three replicas are killed at random under load and no decision changes."""
+"""Session state survives the loss of gateways: killing them at random under load changes no decision."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from dps_local.stack import LocalStack, StackOptions
 
 SESSIONS = 200
 CONCURRENCY = 8
-REPLICAS = 3
+GATEWAYS = 3
 THRESHOLD_TOKENS = 128
 KILLS = 10
 MAX_ANSWER_TOKENS = 16
@@ -30,9 +30,9 @@ def spread(sessions: list[Session], count: int) -> list[Session]:
 
 
 class GatewayKiller:
-    """Kills a replica every few turns, with requests in flight, and starts it again.
+    """Kills a gateway every few turns, with requests in flight, and starts it again.
 
-    It does not wait for the previous replica to be ready, so at times all replicas are down.
+    It does not wait until the previous gateway is ready, so at times all gateways are down.
     """
 
     def __init__(self, stack: LocalStack, turns: int, rng: random.Random) -> None:
@@ -41,7 +41,7 @@ class GatewayKiller:
         self._rng = rng
         self._turns = 0
         self._turns_between_kills = turns // KILLS
-        self._alive = set(range(REPLICAS))
+        self._alive = set(range(GATEWAYS))
         self._restarts: set[asyncio.Task[None]] = set()
 
     def turn_ended(self, record: TurnRecord) -> None:
@@ -58,7 +58,7 @@ class GatewayKiller:
         self._alive.add(victim)
 
     async def wait_restarted(self) -> None:
-        """Wait until all replicas are ready. Raises ChildError if one does not start."""
+        """Wait until all gateways are ready. Raises ChildError if one does not start."""
         await asyncio.gather(*self._restarts)
 
 
@@ -92,7 +92,7 @@ async def test_killed_gateways_change_no_routing_decision() -> None:
     tokenizer = qwen_tokenizer().path
     sessions = spread(load_asset(bfcl()), SESSIONS)
     stack = LocalStack(
-        StackOptions(tokenizer, gateways=REPLICAS, threshold_tokens=THRESHOLD_TOKENS, speed=1000.0)
+        StackOptions(tokenizer, gateways=GATEWAYS, threshold_tokens=THRESHOLD_TOKENS, speed=1000.0)
     )
     raise_redis_timeout(stack)
     async with stack:
@@ -113,5 +113,5 @@ async def test_killed_gateways_change_no_routing_decision() -> None:
 
     assert [record for record in result.turns if record.error is not None] == []
     assert first_decisions(result) == expected
-    assert killer.kills >= REPLICAS
+    assert killer.kills >= GATEWAYS
     assert sum(record.attempts > 1 for record in result.turns) > 0, "no request was in flight at any kill"

@@ -1,4 +1,4 @@
-"""During a Redis outage, sessions that move between two replicas keep their state, with and without session ids."""
+"""During a Redis outage, sessions that move between two gateways keep their state, with and without session ids."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ EXPECTED = expected([*NAMED, *UNNAMED])
 
 
 class AlternatingClients:
-    """Clients that send each turn to the next replica."""
+    """Clients that send each turn to the next gateway."""
 
     def __init__(self, http: aiohttp.ClientSession, gateways: Sequence[Gateway]) -> None:
         urls = [f"{gateway.url}/v1" for gateway in gateways]
@@ -56,7 +56,7 @@ async def two_gateways(site: Site, engines: tuple[Engine, Engine], redis_url: st
     return first, second
 
 
-async def test_outage_is_bridged_by_the_replicas_cached_records(
+async def test_gateways_use_each_others_mirrors_during_an_outage(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
@@ -73,7 +73,7 @@ async def test_outage_is_bridged_by_the_replicas_cached_records(
         async def healed() -> bool:
             return sum([await gateway.metric("dps_state_degraded") for gateway in gateways]) == 0
 
-        await wait_until(healed, "both replicas have reconnected to Redis")
+        await wait_until(healed, "both gateways have reconnected to Redis")
 
     assert {record.verdict.state for record in without} == {"mirror"}
     wrong = [record for record in records if decided(record) != EXPECTED[record.session][record.turn - 1]]

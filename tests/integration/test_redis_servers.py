@@ -94,7 +94,7 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, names: Na
     pointer = (names.pointer, names.points_to)
     pointers = [names.no_pointer, names.pointer]
 
-    # The store is empty, so a swap that expects a value fails.
+    # The store is empty, so a compare-and-set that expects a value fails.
     assert await store.get(names.record) is None
     assert await store.find(pointers, names.records) is None
     assert await store.swap(names.record, b"lost", names.value, TTL_SECONDS, None) == (False, None)
@@ -130,7 +130,7 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, names: Na
 
 
 @EVERY_SERVER
-async def test_standalone_server(binary: Path, tmp_path: Path) -> None:
+async def test_standalone_server_stores_sessions(binary: Path, tmp_path: Path) -> None:
     async with Site(tmp_path) as site:
         server = await site.redis(binary=binary)
         async with backend(server.url) as (store, client):

@@ -39,7 +39,7 @@ async def test_every_request_of_every_connection_is_answered_completely(engine: 
     )
 
 
-async def test_shared_sequence_is_sent_once(engine: int) -> None:
+async def test_request_sequence_shared_by_two_connections_is_sent_once(engine: int) -> None:
     shared = requests(False, 7)
     load = await run_load(engine, [shared, shared], partial(is_whole, stream=False))
     assert len(load.sent) == 7
@@ -59,7 +59,7 @@ async def test_wrong_answer_fails_the_run(
         await run_load(engine, [sequence], whole)
 
 
-def test_unary_answer_is_a_chat_completion() -> None:
+def test_non_streaming_answer_is_a_chat_completion() -> None:
     answer = json.loads(completion(b'{"seed": 1200}', arrived=17))
     assert answer == {
         "id": "fake-00000000000000000017",

@@ -27,7 +27,7 @@ def test_ratios_are_per_round_and_cpu_is_over_all_rounds() -> None:
     }
 
 
-def test_throughput_table() -> None:
+def test_throughput_table_has_one_row_per_router() -> None:
     summaries = {
         "vllm-router": Summary(Spread(5300, 5000, 5600.4), Spread(1, 1, 1), 0.0021, 60e-6, 1.0, 0.0),
         "dps gateway": Summary(Spread(1590, 1400, 1700), Spread(0.3, 0.28, 0.31), 0.01, 240e-6, 0.25, 0.126),
@@ -57,7 +57,7 @@ def test_added_time_table_ends_with_the_overhead_reported_by_the_gateway() -> No
     )
 
 
-def test_tracing_cost_table() -> None:
+def test_tracing_cost_table_has_one_row_per_setting() -> None:
     summaries = {
         "off": Summary(Spread(2500, 2400, 2600), Spread(1, 1, 1), 0.006, 400e-6, 1.0, 0.0),
         "all": Summary(Spread(1500, 1400, 1600), Spread(0.6, 0.58, 0.62), 0.01, 700e-6, 0.57, 0.0),
@@ -95,7 +95,7 @@ dps_gateway_overhead_seconds_count 14.0
 """
 
 
-def test_counter_increase_between_two_scrapes() -> None:
+def test_mean_and_counter_increase_are_computed_between_two_scrapes() -> None:
     before, after = metrics.parse(BEFORE), metrics.parse(AFTER)
     assert metrics.mean_between(before, after, "dps_gateway_overhead_seconds") == 0.125
     assert metrics.rise(before, after, "dps_history_total") == {"kind=grown": 7.0}

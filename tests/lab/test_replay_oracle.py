@@ -21,7 +21,9 @@ from dps_local.assets import bundled_tokenizer
         (10**9, math.inf, "speculative"),
     ],
 )
-def test_turn_speculates_up_to_the_threshold(delta: int, threshold: float, pool: str) -> None:
+def test_turn_is_routed_to_the_speculative_pool_up_to_the_threshold(
+    delta: int, threshold: float, pool: str
+) -> None:
     assert delta_prefill_pool(delta, threshold) == pool
 
 

@@ -94,7 +94,7 @@ REPEATED = replace(SPECULATIVE, delta_tokens=0)
         (replace(REPEATED, prompt_tokens=121), 1, "differing"),
     ],
 )
-def test_comparison_of_a_decision_with_the_oracle(verdict: Verdict, unacknowledged: int, kind: str) -> None:
+def test_decision_is_compared_with_the_oracle(verdict: Verdict, unacknowledged: int, kind: str) -> None:
     turn = replace(record("a", 2, verdict), unacknowledged=unacknowledged)
     pair = [(turn, TRUTH["a"][1])]
     assert compare([turn], TRUTH) == Comparison(

@@ -114,7 +114,7 @@ def test_bundled_workloads_have_their_documented_size(name: str, sessions: int, 
     assert (len(workload), sum(len(session.turns) for session in workload)) == (sessions, turns)
 
 
-def test_bfcls_growth_has_the_share_below_128_that_the_paper_implies() -> None:
+def test_share_of_bfcl_turns_with_a_delta_of_at_most_128_matches_the_paper() -> None:
     lengths = [[0, *(turn.prompt_tokens for turn in session.turns)] for session in load_workload("bfcl")]
     deltas = [later - earlier for session in lengths for earlier, later in pairwise(session)]
     assert sum(delta <= 128 for delta in deltas) / len(deltas) == pytest.approx(0.72, abs=0.01)

@@ -75,7 +75,7 @@ def test_only_dps_runs_on_two_engines_and_speculation_is_serialized() -> None:
     assert scenario("DPS", 8, 128).fleet.serialized
 
 
-def test_mann_whitney_of_separated_samples_without_ties() -> None:
+def test_mann_whitney_of_separated_samples_equals_the_value_computed_by_hand() -> None:
     """U = 0, mean 12.5, variance 5 * 5 * 11 / 12: z = 12 / 4.787 = 2.507."""
     assert mann_whitney([1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]) == pytest.approx(
         0.01219, abs=1e-5

@@ -1,4 +1,7 @@
-"""Simulated runs: what must hold for every trace, fleet and seed."""
+"""Simulated runs: properties that hold for every trace, fleet and seed.
+
+Regret is how much longer the mean session took than under the best static policy on the same fleet.
+"""
 
 from dataclasses import replace
 
@@ -158,17 +161,17 @@ def test_an_idle_speculative_engine_changes_nothing(sessions: list[SessionTrace]
     assert alone == beside
 
 
-def test_a_fleet_of_one_kind_serves_what_the_policy_wanted_elsewhere() -> None:
+def test_turns_routed_to_a_kind_without_engines_fail_over() -> None:
     results = simulate(trace(), Scenario(GREEDY_ONLY, AlwaysSpeculative(), CLOSED))
     assert {(result.pool, result.reason) for result in results} == {(Pool.GREEDY, "failover")}
 
 
-def test_regret_is_zero_where_nothing_can_be_routed() -> None:
+def test_regret_is_zero_if_the_fleet_has_only_one_kind_of_engine() -> None:
     scenario = Scenario(GREEDY_ONLY, AlwaysSpeculative(), CLOSED)
     assert regret(trace(), scenario, simulate(trace(), scenario)) == 0
 
 
-def test_a_policy_that_serializes_everything_has_regret() -> None:
+def test_routing_every_turn_to_a_serialized_engine_has_regret() -> None:
     scenario = Scenario(replace(BOTH, serialized=True), AlwaysSpeculative(), Load(concurrency=8))
     assert regret(trace(), scenario, simulate(trace(), scenario)) > 0.5
 
@@ -271,7 +274,7 @@ def test_sessions_arrive_at_their_recorded_times() -> None:
     assert [result.sent for result in results] == [0.0, 7.0, 14.0]
 
 
-def test_a_turn_that_exceeds_the_kv_cache_is_refused_by_name() -> None:
+def test_a_turn_that_exceeds_the_kv_cache_is_named_in_the_error() -> None:
     [session] = trace(sessions=1, turns=1, first=2_000_000)
     with pytest.raises(TraceTooLong, match=r"session 's0': turns\[0\] needs 2,000,030 tokens"):
         simulate([session], Scenario(GREEDY_ONLY, AlwaysGreedy(), CLOSED))
@@ -282,7 +285,7 @@ def test_gpus_count_engines_times_tensor_parallelism() -> None:
     assert (BOTH.gpus, replace(BOTH, one_gpu=True).gpus, large.gpus) == (2, 1, 8)
 
 
-def test_a_fleet_is_parsed_by_kind() -> None:
+def test_a_fleet_is_parsed_into_the_number_of_engines_per_kind() -> None:
     assert parse_fleet("speculative=2, greedy=0") == {Pool.SPECULATIVE: 2, Pool.GREEDY: 0}
     assert parse_fleet("greedy=3") == {Pool.SPECULATIVE: 0, Pool.GREEDY: 3}
 

@@ -65,7 +65,7 @@ def test_each_line_is_a_session_and_blank_lines_are_skipped() -> None:
             {"id": "b", "turns": [TURN], "modle": "x"},
             "s.jsonl, line 2: modle: Extra inputs are not permitted",
         ),
-        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already used in line 1"),
+        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already used on line 1"),
     ],
 )
 def test_invalid_line_is_reported_with_its_key(line: str | dict[str, Any], complaint: str) -> None:

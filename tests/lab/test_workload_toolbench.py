@@ -27,7 +27,7 @@ TABLE_3 = {  # τ: Spec %
 
 
 @given(st.integers())
-def test_every_seed_has_the_papers_shape(seed: int) -> None:
+def test_workload_of_every_seed_has_the_papers_counts_and_distribution(seed: int) -> None:
     sessions = toolbench_shaped(seed)
     deltas = [delta for session in sessions for delta in session]
     lengths = [sum(session[:turn]) for session in sessions for turn in range(1, len(session) + 1)]

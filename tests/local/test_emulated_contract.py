@@ -30,7 +30,10 @@ DELIBERATE = (
     Deliberate(
         "*server_info.json.context_length", "always reported; SGLang reports it only if the flag is set"
     ),
-    Deliberate("*server_info.json.max_running_requests", "like the context length"),
+    Deliberate(
+        "*server_info.json.max_running_requests",
+        "always reported; SGLang reports it only if the flag is set",
+    ),
     Deliberate("*model_info.json.embedding", "embeddings are not emulated", lacking=True),
 )
 
@@ -46,7 +49,7 @@ async def ask(settings: EngineSettings, cases: Iterable[Case]) -> tuple[dict[str
 def settings() -> EngineSettings:
     tokenizer = qwen_tokenizer()
     if tokenizer.source != "registry":
-        pytest.skip(f"lengths were recorded with Qwen's tokenizer; here is {tokenizer.description}")
+        pytest.skip(f"needs Qwen2.5's tokenizer; only {tokenizer.description} is available")
     return EngineSettings(str(tokenizer.path), speed=1000)
 
 
@@ -76,7 +79,7 @@ def test_every_deliberate_difference_exists(greedy: tuple[dict[str, Shape], ...]
 
 
 @pytest.mark.parametrize("pool", ["greedy", "speculative"])
-def test_metrics_have_sglangs_names_types_and_labels(pool: str, request: pytest.FixtureRequest) -> None:
+def test_metrics_have_the_names_types_and_labels_of_sglang(pool: str, request: pytest.FixtureRequest) -> None:
     recorded = TRUTH["metrics" if pool == "greedy" else "speculative metrics"]
     _, emulated = request.getfixturevalue(pool)
     assert emulated == {name: recorded.get(name) for name in emulated}

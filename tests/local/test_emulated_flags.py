@@ -15,7 +15,7 @@ def tokenizer(tmp_path: Path) -> list[str]:
     return ["--tokenizer-path", str(tmp_path)]
 
 
-def test_defaults_are_a_greedy_a100(tokenizer: list[str]) -> None:
+def test_defaults_emulate_a_greedy_engine_on_an_a100(tokenizer: list[str]) -> None:
     settings = parse(tokenizer)
     assert replace(settings, arguments={}) == EngineSettings(tokenizer[1], enable_cache_report=False)
 

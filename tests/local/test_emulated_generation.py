@@ -39,7 +39,7 @@ def test_answer_with_ignore_eos_has_the_maximum_length() -> None:
     assert answer.text == "".join(WORDS[token] for token in answer.token_ids)
 
 
-def test_room_limits_an_answer_without_max_new_tokens() -> None:
+def test_remaining_context_limits_an_answer_without_max_new_tokens() -> None:
     assert len(plan(SamplingParams(max_new_tokens=None, ignore_eos=True), room=17).token_ids) == 17
 
 

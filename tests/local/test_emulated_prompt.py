@@ -19,7 +19,7 @@ ACCEPTED = [case for case in json.loads(TRUTH.read_text()) if case["status"] == 
 def qwen() -> Prompts:
     tokenizer = qwen_tokenizer()
     if tokenizer.source != "registry":
-        pytest.skip(f"lengths were recorded with Qwen's tokenizer; here is {tokenizer.description}")
+        pytest.skip(f"needs Qwen2.5's tokenizer; only {tokenizer.description} is available")
     return Prompts.load(str(tokenizer.path))
 
 

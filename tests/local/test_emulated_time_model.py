@@ -33,7 +33,7 @@ def test_single_stream_speed_matches_the_papers_table_1(
         (TimeModel(1000, 0.01, 0.001, SPECULATION_DEFAULTS["NGRAM"]), 500, 0.51),
     ],
 )
-def test_prefill_time_is_the_weights_plus_the_uncached_tokens(
+def test_prefill_time_is_that_of_the_weights_plus_that_of_the_uncached_tokens(
     model: TimeModel, uncached: int, seconds: float
 ) -> None:
     assert model.prefill_seconds(uncached) == pytest.approx(seconds)

@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
 @pytest.mark.parametrize(
     ("pool", "placement", "arguments", "environment"), COMMANDS.values(), ids=COMMANDS.keys()
 )
-def test_command_line_and_environment(
+def test_command_line_and_environment_depend_on_the_pool_and_its_gpus(
     pool: Any, placement: Placement, arguments: list[str], environment: dict[str, str]
 ) -> None:
     start = sglang_command(OPTIONS, pool, placement, port=31000, served_name="m")
@@ -118,5 +118,5 @@ def test_servers_get_separate_gpus_if_there_are_enough(
 
 
 def test_tensor_parallelism_beyond_the_visible_gpus_is_an_error() -> None:
-    with pytest.raises(EngineError, match="--tensor-parallel 2 requires 2 GPUs, but only 1 are visible"):
+    with pytest.raises(EngineError, match="--tensor-parallel 2 requires 2 GPUs; visible: 1"):
         place(["0"], 2)

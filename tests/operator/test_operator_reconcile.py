@@ -257,7 +257,9 @@ def available(world: World, name: str, replicas: int = 1) -> None:
     live["status"] = {"replicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas}
 
 
-async def test_pool_on_hold_keeps_its_template_but_not_its_replicas_or_drift(world: World) -> None:
+async def test_waiting_pool_keeps_its_old_template_while_its_replicas_and_drift_are_reconciled(
+    world: World,
+) -> None:
     rolling_out(world, "qwen-speculative")
     available(world, "qwen-greedy")
     old = copy.deepcopy(world.object("Deployment", "qwen-greedy"))
@@ -279,7 +281,7 @@ async def test_pool_on_hold_keeps_its_template_but_not_its_replicas_or_drift(wor
     assert args[-2:] == ["--log-level", "debug"]
 
 
-async def test_unready_replica_does_not_hold_the_other_pool(world: World) -> None:
+async def test_unready_replica_does_not_delay_the_rollout_of_the_other_pool(world: World) -> None:
     world.object("Deployment", "qwen-speculative")["status"] = {
         "replicas": 3,
         "updatedReplicas": 3,

@@ -36,7 +36,7 @@ def condition_reasons(seen: Observed, **spec: Any) -> dict[str, tuple[str, str]]
     return {one.type: (one.status, one.reason) for one in found}
 
 
-def test_all_conditions_of_a_healthy_router() -> None:
+def test_healthy_router_has_all_conditions() -> None:
     assert condition_reasons(HEALTHY) == {
         "Ready": ("True", "Serving"),
         "Progressing": ("False", "Settled"),
@@ -156,7 +156,7 @@ def test_external_redis_does_not_block_readiness() -> None:
     )
 
 
-def test_complete_status() -> None:
+def test_status_has_conditions_replicas_and_routing() -> None:
     made = build_status(router(SMALLEST), HEALTHY, {}, "2026-01-01T00:00:00Z")
     assert made.pop("conditions")[0] == {
         "type": "Ready",

@@ -101,7 +101,7 @@ async def test_backoff_doubles_up_to_a_maximum_and_honours_retry_after() -> None
     assert queue._backoff(B, 90.0) == 90.0
 
 
-async def test_earlier_request_supersedes_a_later_one() -> None:
+async def test_request_that_is_due_earlier_supersedes_one_that_is_due_later() -> None:
     work = Work()
     work.go.set()
     queue = WorkQueue(work)

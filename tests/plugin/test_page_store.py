@@ -119,7 +119,7 @@ def test_damaged_page_is_a_miss_and_is_repaired(tmp_path: Path, damage: Callable
 
 
 @pytest.mark.parametrize("damage", [empty, truncate, lengthen, overwrite])
-def test_damage_that_the_header_shows_is_found_without_reading_the_payload(
+def test_damage_visible_in_the_header_is_found_without_reading_the_payload(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     pages = store(tmp_path)
@@ -166,7 +166,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(operations=OPERATIONS)
-def test_a_read_is_right_or_a_miss_and_the_limit_holds(
+def test_read_returns_the_stored_page_or_a_miss_and_the_limit_holds(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str]]
 ) -> None:
     root = tmp_path_factory.mktemp("store")
@@ -233,7 +233,7 @@ def test_minimum_free_space_is_kept(tmp_path: Path) -> None:
     assert not files(tmp_path)
 
 
-def test_deleted_folder_is_made_again(tmp_path: Path) -> None:
+def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     pages = store(root)
     pages.put("k", payload("k"))
@@ -244,7 +244,7 @@ def test_deleted_folder_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ledger", [b"", b"\xff" * 16, b"torn"])
-def test_damaged_ledger_is_counted_again(tmp_path: Path, ledger: bytes) -> None:
+def test_used_bytes_are_recounted_if_the_ledger_is_damaged(tmp_path: Path, ledger: bytes) -> None:
     pages = store(tmp_path, pages_per_shard=3)
     keys = same_shard(tmp_path, 8)
     for key in keys:

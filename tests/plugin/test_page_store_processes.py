@@ -39,7 +39,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_writer_killed_in_mid_write_leaves_a_miss_that_the_next_writer_repairs(tmp_path: Path) -> None:
+def test_writer_killed_during_a_write_leaves_a_miss_that_the_next_writer_repairs(tmp_path: Path) -> None:
     for number in range(3):
         with writer(tmp_path, LARGE, 2, number, 1, "hold") as process:
             until(lambda: any(path.stat().st_size > HEADER_BYTES for path in files(tmp_path, "*.tmp")))
@@ -55,7 +55,7 @@ def test_writer_killed_in_mid_write_leaves_a_miss_that_the_next_writer_repairs(t
         files(tmp_path)[0].unlink()
 
 
-def test_unfinished_file_of_another_page_is_removed_when_the_shard_is_counted(tmp_path: Path) -> None:
+def test_unfinished_file_of_another_page_is_removed_when_the_used_bytes_are_recounted(tmp_path: Path) -> None:
     with writer(tmp_path, LARGE, 1, 0, 1, "hold") as process:
         until(lambda: files(tmp_path, "*.tmp"))
         process.send_signal(signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_hanging_writer_does_not_block_others_for_long(tmp_path: Path) -> None:
     assert read(pages, "0", LARGE) == payload("0", LARGE)
 
 
-def test_concurrent_writers_share_one_limit_and_never_give_a_wrong_page(tmp_path: Path) -> None:
+def test_concurrent_writers_share_one_limit_and_no_wrong_page_is_read(tmp_path: Path) -> None:
     size, pages_per_shard, count = 8192, 2, 300
     limit = SHARDS * pages_per_shard * (size + HEADER_BYTES)
     reader = store(tmp_path, of_size(size), pages_per_shard=pages_per_shard)
@@ -105,7 +105,7 @@ def test_concurrent_writers_share_one_limit_and_never_give_a_wrong_page(tmp_path
     assert 0 < total_bytes(tmp_path) <= limit
 
 
-def test_file_system_that_refuses_a_write_gives_no_page_and_no_error(tmp_path: Path) -> None:
+def test_write_refused_by_the_file_system_stores_no_page_and_raises_no_error(tmp_path: Path) -> None:
     with writer(tmp_path, LARGE, 2, 0, 3, "small-files") as process:
         assert process.stdout is not None
         assert process.stdout.read().split() == ["full"] * 3
@@ -129,7 +129,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_full_disk_gives_no_page_and_no_error(small_disk: Path) -> None:
+def test_write_to_a_full_disk_raises_no_error_and_keeps_the_stored_pages(small_disk: Path) -> None:
     pages = store(small_disk, of_size(LARGE))
     outcomes = [pages.put(str(number), payload(str(number), LARGE)) for number in range(8)]
     assert outcomes[0] is Outcome.STORED

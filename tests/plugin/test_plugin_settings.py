@@ -97,7 +97,7 @@ def test_other_checkpoint_has_another_fingerprint(tmp_path: Path, other: dict[st
     assert fingerprint(checkpoint(tmp_path / "2", **(same | other))) != first
 
 
-def test_other_weight_formats_are_sampled(tmp_path: Path) -> None:
+def test_fingerprint_of_other_weight_formats_includes_samples_of_the_files(tmp_path: Path) -> None:
     folders = [tmp_path / "1", tmp_path / "2"]
     for number, folder in enumerate(folders):
         folder.mkdir()

@@ -13,7 +13,7 @@ SLOTS = [PAGE_TOKENS * (number + 3) for number in range(20)]
 
 
 class Memory:
-    """Host memory of an engine: a page by its first slot."""
+    """The host memory of an engine. `pages` maps the first slot of each page to its content."""
 
     def __init__(self) -> None:
         self.pages: dict[int, bytes] = {}
@@ -61,7 +61,7 @@ def test_prefix_ends_at_the_first_missing_page(written: Path) -> None:
     assert SharedCache(pages, Memory()).prefix_pages(KEYS) == 5
 
 
-def test_beginning_of_a_prefix_is_more_recent_than_its_end(tmp_path: Path) -> None:
+def test_beginning_of_a_prefix_counts_as_more_recently_used_than_its_end(tmp_path: Path) -> None:
     memory = Memory()
     memory.pages = {slot: payload(key) for key, slot in zip(KEYS, SLOTS, strict=True)}
     pages = store(tmp_path)

@@ -173,7 +173,7 @@ async def test_incomplete_answer_is_retried_and_finally_counted_as_failure(fault
 LOST_STATE = {
     "forgets sessions": "new turn 1, ΔL ",
     "omits the decision headers": "no decision in the answer's headers",
-    "reports a wrong prompt length": "prompt tokens, the engine ",
+    "reports a wrong prompt length": "prompt tokens, the engine counted ",
 }
 
 

@@ -73,7 +73,7 @@ def parse_sessions(lines: Iterable[str], name: str = "sessions") -> list[Session
             raise SessionFormatError(f"{name}, line {number}: {_first(error)}") from None
         if session.id in seen:
             raise SessionFormatError(
-                f"{name}, line {number}: id: '{session.id}' is already used in line {seen[session.id]}"
+                f"{name}, line {number}: id: '{session.id}' is already used on line {seen[session.id]}"
             )
         seen[session.id] = number
         sessions.append(session)

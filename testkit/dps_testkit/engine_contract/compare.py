@@ -1,4 +1,4 @@
-"""Field-by-field comparison of two shapes, except for deliberate differences."""
+"""Field-by-field comparison of the shapes of answers (observe.py), except for deliberate differences."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from dps_testkit.engine_contract.observe import Answer
 
 
 async def send(session: aiohttp.ClientSession, case: Case) -> Answer:
-    """The complete answer to ``case`` from the server at the session's base URL."""
+    """The complete answer to ``case`` from the server at the HTTP client's base URL."""
     raw = isinstance(case.body, bytes)
     body = case.body if raw or case.body is None else json.dumps(case.body).encode()
     headers = case.headers if raw or case.body is None else JSON
@@ -53,7 +53,7 @@ async def running(session: aiohttp.ClientSession) -> int:
 
 
 async def after_leaving(session: aiohttp.ClientSession, *, stream: bool) -> dict[str, float]:
-    """Disconnect during an answer; returns the requests that were aborted and those still running."""
+    """Disconnect during an answer. Returns the numbers of requests that were aborted and that still run."""
     before = await aborted(session)
     await leave(session, stream=stream)
     while (left := await running(session)) or await aborted(session) == before:  # noqa: ASYNC110 - as above

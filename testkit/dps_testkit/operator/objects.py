@@ -29,9 +29,9 @@ def waiting(reason: str, message: str = "", **container: Any) -> Manifest:
 def replicas(
     ready: int = 1, desired: int = 1, *, settled: bool | None = None, failure: str = "", stalled: str = ""
 ) -> Replicas:
-    """The replica counts of a workload; by default settled if all replicas are ready.
+    """The replica counts of a workload; by default its rollout is complete if all replicas are ready.
 
-    With settled=False a pod of an old template remains.
+    settled: whether the rollout is complete; if False, a pod of an old template remains.
     """
     return Replicas(
         desired=desired,

@@ -58,7 +58,10 @@ class Turn:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The decision of the first attempt with response headers. Later attempts repeat a known prompt."""
+        """The decision of the first attempt with response headers.
+
+        An earlier attempt may have committed the prompt, so the ΔL of a later one may be 0.
+        """
         return next((attempt.verdict for attempt in self.attempts if attempt.verdict is not None), None)
 
     @property

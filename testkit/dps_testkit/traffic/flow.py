@@ -24,7 +24,7 @@ class Flow:
     """The parameters of the load.
 
     base_url: includes /v1. agents: number of concurrent sessions. think_seconds: pause between turns.
-    attempts: how often a turn is sent before it counts as failed; the default takes most of a minute.
+    attempts: how often a turn is sent before it counts as failed; the pauses between 30 attempts add up to 51 s.
     """
 
     base_url: str
@@ -50,7 +50,7 @@ class Traffic:
     """Start time of the last finished turn, by agent."""
 
     async def checkpoint(self, case: str) -> Row:
-        """Summarise all turns since the last checkpoint, after every agent has finished a turn that began after now.
+        """Summarise all turns since the last checkpoint, once every agent has finished a turn begun after this call.
 
         The first checkpoint is the undisturbed baseline for the others.
         """
@@ -103,7 +103,7 @@ class Traffic:
         )
 
     async def _agent(self, number: int) -> None:
-        """Send sessions until cancelled. Every second session sends its id; keep-alive alternates in pairs."""
+        """Send sessions until cancelled. Every second session sends its id; two of every four reuse connections."""
         flow = self.flow
         for session in itertools.count(number):
             keep_alive = session // 2 % 2 == 0
@@ -143,7 +143,7 @@ def _lost(place: Place, turn: Turn) -> str | None:
             return lost
         counted = attempt.verdict.prompt_tokens
         if attempt.error is None and counted != turn.prompt_tokens:
-            return f"counted {counted} prompt tokens, the engine {turn.prompt_tokens}"
+            return f"the gateway counted {counted} prompt tokens, the engine counted {turn.prompt_tokens}"
     return None
 
 

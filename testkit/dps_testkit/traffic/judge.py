@@ -1,6 +1,6 @@
-"""Checks that a session continued where it was, by comparing the decisions of two consecutive turns.
+"""Checks that no session state was lost between two consecutive turns, by comparing their decisions.
 
-Pure. Lengths are in tokens. No tokenizer is needed: ΔL_t is checked against L_t, and L_t against the engine's count.
+No I/O. Lengths are in tokens. No tokenizer is needed: ΔL_t is checked against L_t, and L_t against the engine's count.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Place:
 
 
 def forgotten(before: Place, verdict: Verdict, *, repeated: bool) -> str | None:
-    """Describe the session state that `verdict` lacks for a session that was at `before`; None if it is complete.
+    """Describe how `verdict` shows that session state was lost since the turn `before`; None if it does not.
 
     The turn must be the next one, and ΔL_t must be L_t - L_{t-1} (Eq. 1). `repeated`: the same prompt was sent
     before without a complete answer. If that attempt was committed, this is the same turn with ΔL_t = 0.

@@ -1,4 +1,4 @@
-"""The table of fault cases: what clients observed during each. Pure; times are in seconds."""
+"""The table of fault cases: what clients observed during each. No I/O; times are in seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -46,7 +46,7 @@ class Stub(ModuleType):
 
 
 class Stubs(MetaPathFinder, Loader):
-    """Provides a stub for every submodule that is not a file."""
+    """Provides a stub for every submodule that has no file in this package."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.startswith("sgl_kernel.") else None
