@@ -243,10 +243,16 @@ def test_configuration_reference_has_every_key_and_the_defaults_it_claims() -> N
         name: set(every_key[name]) for name in sections
     }
     defaults = GatewayConfig.model_validate({"model": document["model"], "pools": document["pools"]})
-    claimed = ("listen", "limits", "timeouts")
-    assert {name: every_key[name] for name in claimed} == {
-        name: defaults.model_dump(by_alias=True, mode="json")[name] for name in claimed
-    }
+    default_of = defaults.model_dump(by_alias=True, mode="json")
+    claimed = ("listen", "routing", "limits", "timeouts")
+    assert {name: every_key[name] for name in claimed} == {name: default_of[name] for name in claimed}
+    unset = {"session": {"redisUrl", "peers"}, "telemetry": {"otlpEndpoint"}, "auth": {"keysFile"}}
+    for section, keys in unset.items():
+        assert {default_of[section][key] for key in keys} == {None}
+        equal = set(every_key[section]) - keys - {"keys"}
+        assert {key: every_key[section][key] for key in equal} == {
+            key: default_of[section][key] for key in equal
+        }
 
 
 def test_documented_session_keys_are_the_gateways_defaults_in_the_same_order() -> None:
