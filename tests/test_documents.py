@@ -37,7 +37,7 @@ SERVER = re.compile(r"\bdps (?:up\b|gateway\b(?!.*--check))")
 """A command that serves until it is interrupted."""
 COMMAND_SECONDS = 120.0
 START_SECONDS = 180.0
-"""Generous: the commands start up to four processes, and the machine may be busy."""
+"""The time limit is long, because the commands start up to four processes and the machine may be busy."""
 GATEWAY_PORT = "8000"
 VOLATILE = {"x-request-id", "x-dps-session", "date"}
 """Headers whose value differs in every run."""
@@ -142,7 +142,7 @@ def documents_run_here() -> list[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("document", documents_run_here())
-async def test_commands_succeed_and_print_what_is_shown(document: str, tmp_path: Path) -> None:
+async def test_commands_succeed_and_print_the_documented_output(document: str, tmp_path: Path) -> None:
     found = blocks(document)
     async with Site(tmp_path) as site:
         existing: dict[str, int] = {}

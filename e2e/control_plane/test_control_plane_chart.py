@@ -118,7 +118,7 @@ def test_chart_crd_matches_the_api_models(bare_cluster: Kube) -> None:
     assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
-def test_install_yaml_is_what_helm_renders(bare_cluster: Kube) -> None:
+def test_install_yaml_equals_the_output_of_helm(bare_cluster: Kube) -> None:
     options = ("--namespace", "dps-system", "--skip-tests", "--set", "crds.keep=false")
     by_helm = yaml.safe_load_all(bare_cluster.run("helm", "template", "dps-router", CHART, *options))
     namespace, *objects = yaml.safe_load_all(INSTALL.read_text())

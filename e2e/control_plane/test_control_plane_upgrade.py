@@ -70,7 +70,7 @@ def may_list_crds(system: Kube) -> bool:
 
 
 def features(system: Kube) -> tuple[bool, bool]:
-    """What distinguishes the releases: the field in the CRD, and the permission."""
+    """The differences between the releases: the field in the CRD, and the permission."""
     return has_policies(system), may_list_crds(system)
 
 

@@ -57,7 +57,7 @@ def of_operators(namespace: str) -> set[Alert]:
 
 @dataclass
 class Record:
-    """What Prometheus reported while faults were added to one router."""
+    """The alerts and series that Prometheus reported while faults were added to one router."""
 
     faults: set[Alert]
     """The expected alerts."""

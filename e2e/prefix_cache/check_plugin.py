@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found"
-"""check_plugin.py DIRECTORY: use the installed plugin through SGLang's own code, and print what happened as JSON.
+"""check_plugin.py DIRECTORY: use the installed plugin through SGLang's own code, and print the results as JSON.
 
 Run by SGLang's interpreter, with the plugin on its path. It starts no server: SGLang loads the plugin, creates the
 storage backend, and copies pages between its host memory pools and the store.

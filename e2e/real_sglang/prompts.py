@@ -39,7 +39,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": '{"celsius": 21}'
 
 @dataclass(frozen=True)
 class PromptCase:
-    """A request with a path and a JSON body that asks for one output token."""
+    """A request with a path and a JSON body that requests one output token."""
 
     name: str
     path: str

@@ -1,1 +1,1 @@
-"""What unit, integration and end-to-end tests share: processes, clients, clusters, fakes and load."""
+"""Helpers for unit, integration and end-to-end tests: processes, clients, clusters, fakes and load."""

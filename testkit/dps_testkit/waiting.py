@@ -8,10 +8,10 @@ from typing import TypeVar
 from dps_testkit.errors import RefusedError
 
 PATIENCE_SECONDS = 60.0
-"""Default time limit; generous, because the machine may be busy."""
+"""The default time limit is long, because the machine may be busy."""
 POLL_SECONDS = 0.2
 FAST_POLL_SECONDS = 0.03
-"""For conditions that are cheap to check and that a test has to catch quickly."""
+"""The interval for conditions that are cheap to check and that a test must observe quickly."""
 _NOT_YET = (AssertionError, KeyError, RefusedError)
 
 T = TypeVar("T")

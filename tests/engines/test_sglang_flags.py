@@ -52,7 +52,7 @@ def test_speculation_with_a_draft_model_sets_steps_branches_and_draft_tokens(
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(None, "12"), (8, "8")])
-def test_ngram_sets_draft_tokens_only(tokens: int | None, expected: str) -> None:
+def test_ngram_sets_only_draft_tokens(tokens: int | None, expected: str) -> None:
     assert speculative_arguments(Speculation("Ngram", draft_tokens=tokens)) == [
         "--speculative-algorithm",
         "NGRAM",

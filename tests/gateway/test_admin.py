@@ -1,4 +1,4 @@
-"""The admin port: which entries a peer may write to the mirror."""
+"""The admin port: the entries that a peer may write to the mirror."""
 
 import json
 from collections.abc import AsyncIterator

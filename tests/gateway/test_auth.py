@@ -1,4 +1,4 @@
-"""API keys: which are accepted, for which tenant, and that error messages do not contain them."""
+"""API keys: their validation, their tenants, and their absence from error messages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Discovery through EndpointSlices: which endpoints are used, and recovery from expired watches."""
+"""Discovery through EndpointSlices: the endpoints that are used, and recovery from expired watches."""
 
 import asyncio
 import json

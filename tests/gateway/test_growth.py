@@ -1,4 +1,4 @@
-"""How a prompt relates to its session's history, and what its ΔL is."""
+"""The relation of a prompt to its session's history, and its ΔL."""
 
 from dataclasses import replace
 

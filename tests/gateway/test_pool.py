@@ -184,7 +184,7 @@ async def test_raising_the_limit_admits_queued_requests() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_no_wake_up_is_lost_and_limits_hold_whatever_happens(seed: int) -> None:
+async def test_no_wake_up_is_lost_and_limits_hold_in_any_sequence_of_events(seed: int) -> None:
     """Random arrivals, releases, cancellations, losses and recoveries of replicas."""
     rng = random.Random(seed)
     engines = pool("a", "b", "c", places=2, queue=100)

@@ -96,7 +96,7 @@ def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "case", [case for case in RECORDED if case["prompt_tokens"] is not None], ids=lambda case: case["name"]
 )
-def test_count_equals_what_sglang_reports(accountant: Accountant, case: dict[str, Any]) -> None:
+def test_count_equals_the_length_reported_by_sglang(accountant: Accountant, case: dict[str, Any]) -> None:
     """Recorded from SGLang 0.5.23; e2e/real_sglang compares with a running engine."""
     assert length_of(accountant, case["path"], case["body"]) == case["prompt_tokens"]
 

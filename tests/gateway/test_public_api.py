@@ -1,4 +1,4 @@
-"""The public port: what the gateway answers itself, what it forwards, and what it refuses."""
+"""The public port: the requests that the gateway answers itself, forwards or refuses."""
 
 import asyncio
 import gzip
@@ -368,7 +368,7 @@ class TestAnswers:
         response, content = await gateway.post(json=chat())
         assert (response.status, json.loads(content)["usage"]) == (200, USAGE)
 
-    async def test_answer_is_counted_if_the_client_closes_after_its_last_byte(self, gateway: Gateway) -> None:
+    async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(self, gateway: Gateway) -> None:
         body = json.dumps(chat()).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""The session record: which points are kept, and how they are stored, merged and corrected."""
+"""The session record: retention, storage, merging and correction of points."""
 
 from dataclasses import replace
 

@@ -115,7 +115,7 @@ async def test_both_branches_continue_from_their_own_last_turn(client: Client) -
         assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
 
 
-async def test_uncached_tokens_depend_on_what_each_pool_has_answered(client: Client) -> None:
+async def test_uncached_tokens_depend_on_the_turns_that_each_pool_answered(client: Client) -> None:
     first = await client.send(SYSTEM, user("one"), pool=Pool.SPECULATIVE)
     history = [SYSTEM, user("one"), answer("a"), user("two")]
     second = await client.send(*history, pool=Pool.GREEDY)

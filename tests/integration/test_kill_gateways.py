@@ -87,7 +87,7 @@ def first_decisions(result: ReplayResult) -> dict[str, list[Decision | None]]:
     return {session: [decision(record) for record in turns] for session, turns in result.by_session().items()}
 
 
-@pytest.mark.timeout(900)  # half a minute; three minutes on a busy machine
+@pytest.mark.timeout(900)  # takes half a minute, or three minutes on a busy machine
 async def test_killed_gateways_change_no_routing_decision() -> None:
     tokenizer = qwen_tokenizer().path
     sessions = spread(load_asset(bfcl()), SESSIONS)

@@ -21,9 +21,9 @@ from dps_testkit.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 REDIS_TIMEOUT_SECONDS = 1.0
-"""Long for a session store, so that a busy machine does not look like a fault."""
+"""The time limit is longer than a session store needs, so that a busy machine does not look like a fault."""
 LONGEST_WAIT_SECONDS = 30.0
-"""Shorter than a request that waits for Redis during the whole outage."""
+"""The limit is shorter than the latency of a request that waits for Redis during the whole outage."""
 
 BEFORE, DURING_FAULT, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
 TURNS = AFTER[-1]

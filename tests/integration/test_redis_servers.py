@@ -29,7 +29,7 @@ from dps_testkit.waiting import wait_until
 pytestmark = pytest.mark.timeout(240)
 
 TIMEOUT_SECONDS = 10.0
-"""Long, because the servers stay available and a busy machine must not look like an outage."""
+"""The time limit is long, because the servers stay available and a busy machine must not look like an outage."""
 TTL_SECONDS = 600
 SCOPE = Scope.of("model", "tenant")
 CLUSTER_BUS = 10_000

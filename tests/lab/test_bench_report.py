@@ -37,10 +37,10 @@ def test_throughput_table_has_one_row_per_router() -> None:
         == """\
 ### 32-chunk stream, 4 KB, growing sessions
 
-| router      | req/s |     min–max | x vllm |   min–max | CPU µs/req | x vllm by CPU | p50 ms | core lost |
-| :---------- | ----: | ----------: | -----: | --------: | ---------: | ------------: | -----: | --------: |
-| vllm-router | 5,300 | 5,000–5,600 |   1.00 | 1.00–1.00 |         60 |          1.00 |   2.10 |       0 % |
-| dps gateway | 1,590 | 1,400–1,700 |   0.30 | 0.28–0.31 |        240 |          0.25 |  10.00 |      13 % |"""
+| router      | req/s |     min–max | x vllm |   min–max | CPU µs/req | x vllm by CPU | p50 ms | CPU lost |
+| :---------- | ----: | ----------: | -----: | --------: | ---------: | ------------: | -----: | -------: |
+| vllm-router | 5,300 | 5,000–5,600 |   1.00 | 1.00–1.00 |         60 |          1.00 |   2.10 |      0 % |
+| dps gateway | 1,590 | 1,400–1,700 |   0.30 | 0.28–0.31 |        240 |          0.25 |  10.00 |     13 % |"""
     )
 
 
@@ -67,7 +67,7 @@ def test_tracing_cost_table_has_one_row_per_setting() -> None:
     assert (
         table.cost_of_tracing(Cell(False, Content(4096, "distinct")), summaries, typical, slow)
         == """\
-### unary, 4 KB, distinct sessions
+### non-streaming, 4 KB, distinct sessions
 
 | tracing | req/s | x off |   min–max | CPU µs/req |   p50 µs, 1 conn. |     p99 µs, 1 conn. |
 | :------ | ----: | ----: | --------: | ---------: | ----------------: | ------------------: |

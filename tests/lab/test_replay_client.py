@@ -150,7 +150,7 @@ async def test_streamed_turn_is_recorded_completely(serve: Serve) -> None:
     )
 
 
-async def unary(request: web.Request) -> web.StreamResponse:
+async def calling_without_streaming(request: web.Request) -> web.StreamResponse:
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     return web.json_response({"choices": [{"message": message}], "usage": USAGE}, headers=HEADERS)
 
@@ -167,7 +167,7 @@ async def calling(request: web.Request) -> web.StreamResponse:
         (answering, {}, {"role": "assistant", "content": "recorded 0"}),
         (answering, {"answers": "model"}, {"role": "assistant", "content": "hello"}),
         (
-            unary,
+            calling_without_streaming,
             {"answers": "model", "stream": False},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
         ),

@@ -69,7 +69,7 @@ def test_replay_without_decision_headers_has_no_routes() -> None:
     )
 
 
-def test_quantiles_interpolate() -> None:
+def test_quantiles_are_interpolated() -> None:
     assert Quantiles.of([]) is None
     assert Quantiles.of([7]) == one(7)
     assert Quantiles.of(range(101)) == Quantiles(101, 0, 25, 50, 75, 95, 100)

@@ -1,4 +1,4 @@
-"""Length traces: what is accepted, what is refused, and which prefixes the prompts share."""
+"""Length traces: valid and invalid files, and the prefixes that prompts share."""
 
 import json
 from pathlib import Path

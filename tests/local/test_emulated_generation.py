@@ -1,4 +1,4 @@
-"""The emulated model's answers, and when they end."""
+"""The emulated model's answers, and the conditions that end them."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -13,7 +13,7 @@ def test_cuda_visible_devices_selects_the_gpus(visible: str, wanted: list[str]) 
     assert gpus({"CUDA_VISIBLE_DEVICES": visible}) == wanted
 
 
-def test_missing_sglang_is_reported_with_how_to_install_it() -> None:
+def test_missing_sglang_is_reported_with_installation_instructions() -> None:
     with pytest.raises(SGLangNotFound) as caught:
         sglang_version(sys.executable)
     assert str(caught.value) == (

@@ -44,7 +44,7 @@ def of_size(payload_bytes: int) -> Geometry:
 
 
 def payload(key: str, size: int = PAYLOAD_BYTES) -> bytes:
-    """The payload of a key: a reader can tell whether it was given the right one."""
+    """The payload of a key. It is derived from the key, so a test can recognise the wrong page."""
     return random.Random(key).randbytes(size)
 
 

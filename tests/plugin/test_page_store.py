@@ -1,4 +1,4 @@
-"""One process and one directory: what is read is what was written, or a miss."""
+"""One process and one directory: a read returns the stored page or a miss."""
 
 import os
 import time
@@ -48,7 +48,7 @@ def changed(geometry: Geometry, field: str) -> Geometry:
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Geometry)])
-def test_page_of_another_geometry_is_a_miss_and_stays(tmp_path: Path, field: str) -> None:
+def test_page_of_another_geometry_is_a_miss_and_is_kept(tmp_path: Path, field: str) -> None:
     store(tmp_path).put("k", payload("k"))
     other = changed(GEOMETRY, field)
     assert read(store(tmp_path, other), "k", other.page_bytes) is None
@@ -142,7 +142,9 @@ def test_page_under_another_pages_name_is_a_miss(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, PAGE_BYTES - 1), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_a_miss(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
+def test_page_with_any_flipped_bit_is_a_miss(
+    tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
+) -> None:
     root = tmp_path_factory.mktemp("store")
     pages = store(root)
     pages.put("k", payload("k"))
@@ -221,7 +223,7 @@ def test_pages_of_other_geometries_count_and_are_evicted(tmp_path: Path) -> None
     assert read(new, "599") == payload("599")
 
 
-def test_page_above_a_shards_limit_is_not_stored(tmp_path: Path) -> None:
+def test_page_larger_than_a_shards_limit_is_not_stored(tmp_path: Path) -> None:
     pages = store(tmp_path, pages_per_shard=0)
     assert pages.put("k", payload("k")) is Outcome.TOO_LARGE
     assert not files(tmp_path)

@@ -1,4 +1,4 @@
-"""Which decisions the load generator reports as lost session state."""
+"""The decisions that the load generator reports as lost session state."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
         print(table.throughput(cell, summarise({name: measured_rounds[name] for name in order})), end="\n\n")
     added = {content: runner.spread_of_added(each) for content, each in low.items()}
     overhead = {content: runner.overhead(each) for content, each in low.items()}
-    print(f"### One connection, unary\n\n{table.added_time(added, overhead)}\n")
+    print(f"### One connection, non-streaming\n\n{table.added_time(added, overhead)}\n")
     for counter in _COUNTERS:
         print(table.counts(counter, metrics.rise({}, samples, counter)))
     print(f"\n{tracing.measure(rounds, seconds, tokenizer)}")

@@ -131,15 +131,15 @@ class FakeEngine(asyncio.Protocol):
         for request in self._reader.feed(data):
             arrived, self._arrived = self._arrived, 0
             if request.method == "GET":
-                self._unary(json.dumps(_STATIC.get(request.path, {})).encode())
+                self._non_streaming(json.dumps(_STATIC.get(request.path, {})).encode())
             elif request.path != PATH:
-                self._unary(b"{}", status=b"404 Not Found")
+                self._non_streaming(b"{}", status=b"404 Not Found")
             elif _STREAM.search(request.body):
                 self._next(iter([*events(request.body, arrived)]), _SSE_HEAD)
             else:
-                self._unary(completion(request.body, arrived))
+                self._non_streaming(completion(request.body, arrived))
 
-    def _unary(self, body: bytes, status: bytes = b"200 OK") -> None:
+    def _non_streaming(self, body: bytes, status: bytes = b"200 OK") -> None:
         self._write(
             b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (status, len(body), body)

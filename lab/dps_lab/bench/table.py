@@ -32,7 +32,7 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
         "CPU µs/req",
         "x vllm by CPU",
         "p50 ms",
-        "core lost",
+        "CPU lost",
     ]
     rows = [
         [

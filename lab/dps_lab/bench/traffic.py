@@ -45,7 +45,7 @@ class Cell:
     content: Content
 
     def __str__(self) -> str:
-        return f"{'32-chunk stream' if self.stream else 'unary'}, {self.content}"
+        return f"{'32-chunk stream' if self.stream else 'non-streaming'}, {self.content}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An in-memory API server with what the reconciler needs: apply, field ownership, UIDs and deletion."""
+"""An in-memory API server with the operations that the reconciler needs: apply, field ownership, UIDs and deletion."""
 
 from collections import Counter
 from typing import Any
