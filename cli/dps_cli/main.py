@@ -85,7 +85,9 @@ COMMANDS = {
     "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
-    "reproduce": Command(_reproduce, "lab", "simulate the paper's tables and print its figures beside ours"),
+    "reproduce": Command(
+        _reproduce, "lab", "simulate the paper's tables and print them beside the paper's own"
+    ),
 }
 
 
@@ -104,7 +106,7 @@ def _usage() -> str:
 
 
 def _is_missing_dependency(error: ModuleNotFoundError) -> bool:
-    """Whether a top-level package is not installed; a missing module inside a package of ours is a bug."""
+    """Whether a dependency is not installed, rather than a module of this project missing, which would be a bug."""
     return error.name is not None and not (error.name.startswith("dps_") and "." in error.name)
 
 

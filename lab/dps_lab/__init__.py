@@ -1,1 +1,1 @@
-"""What needs no GPU: emulated engines, workloads, replay, the local stack, the demo and the benchmarks."""
+"""Workloads, replay, simulation, the demo and the benchmarks. None of them requires a GPU."""

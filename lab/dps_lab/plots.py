@@ -117,7 +117,7 @@ def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
 
 
 def _log_bins(low: float, high: float, edge: float, ratio: float = 1.17) -> list[float]:
-    """Bins of equal width on a logarithmic axis. `edge` is between two bins, so that none contains both sides."""
+    """Bins of equal width on a logarithmic axis. No bin contains values on both sides of `edge`."""
     below, above = math.ceil(math.log(edge / low, ratio)), math.ceil(math.log(high / edge, ratio))
     return [edge * ratio**step for step in range(-max(below, 1), max(above, 1) + 1)]
 

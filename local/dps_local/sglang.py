@@ -20,7 +20,7 @@ CPU = (
     "--sleep-on-idle",  # without it, an idle scheduler occupies a core
 )  # fmt: skip
 CPU_SPECULATION = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
-"""Additional arguments for speculation on a CPU, where torch_native cannot verify drafts."""
+"""Additional arguments for speculative decoding on a CPU, where torch_native cannot verify drafts."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SGLangOptions:
     """The options of both servers.
 
     model, draft_model: hub ids or folders.
-    steps, top_k, draft_tokens: settings of the speculation; None selects the operator's default.
+    steps, top_k, draft_tokens: settings of speculative decoding; None selects the operator's default.
     tensor_parallel: GPUs per server.
     arguments: appended to both command lines.
     python: an interpreter that has SGLang installed.
@@ -118,7 +118,7 @@ def _check_argument(argument: str) -> None:
     except EngineError as error:
         name = argument.split("=", 1)[0]
         raise EngineError(
-            f"-- {name}: dps up sets this argument; if it has an option for it, use that instead"
+            f"-- {name}: dps up sets this argument; use the corresponding option of dps up, if there is one"
         ) from error
 
 

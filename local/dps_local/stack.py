@@ -36,8 +36,8 @@ class StackOptions:
     tokenizer: a folder with tokenizer.json and a chat template; unless engines are emulated, also a hub id.
     model: the served model name.
     threshold_tokens: τ. None sends every turn to the speculative pool.
-    engine_urls: use these running engines, by pool.
-    sglang: start SGLang servers. Without this and `engine_urls`, engines are emulated.
+    engine_urls: URLs of engines that are already running, by pool.
+    sglang: start SGLang servers. If neither `sglang` nor `engine_urls` is set, engines are emulated.
     speed: emulated seconds per real second.
     serialized_speculation: the emulated speculative engine processes one request at a time, as in the paper's
     Table 2.
@@ -129,7 +129,8 @@ class LocalStack:
         for name, engine in self.engines.items():
             engine.start()
             if name in self.placements and self.placements[name].shared:
-                await engine.wait_ready(seconds)  # the next one sizes its cache by the memory that is left
+                # Servers on the same GPUs start one after the other, as each sizes its cache by the free memory.
+                await engine.wait_ready(seconds)
         await asyncio.gather(*(engine.wait_ready(seconds) for engine in self.engines.values()))
 
     async def __aexit__(

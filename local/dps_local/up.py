@@ -1,4 +1,4 @@
-"""`dps up`: run a local stack until Ctrl-C, with emulated engines, SGLang servers, or running engines."""
+"""`dps up`: run a local stack until Ctrl-C, with emulated engines, SGLang servers, or engines that already run."""
 
 import argparse
 import asyncio
@@ -30,7 +30,8 @@ WATCH_SECONDS = 0.5
 class Engines:
     """The engines selected on the command line, and the model that they serve.
 
-    urls: running engines by pool. sglang: SGLang servers to start. Without both, engines are emulated.
+    urls: engines that are already running, by pool. sglang: SGLang servers to start. If neither is set, engines are
+    emulated.
     """
 
     description: str
@@ -78,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="default: the model's; for emulated engines Qwen2.5's, or a bundled one if it cannot be downloaded",
     )
-    running = result.add_argument_group("running engines", "Use these engines instead of starting some.")
+    running = result.add_argument_group(
+        "running engines", "Use engines that are already running instead of starting engines."
+    )
     running.add_argument("--speculative-url", type=_base_url, metavar="URL")
     running.add_argument("--greedy-url", type=_base_url, metavar="URL")
     emulated = result.add_argument_group("emulated engines")
@@ -101,13 +104,15 @@ def parser() -> argparse.ArgumentParser:
         "--draft-model", metavar="NAME", help="hub id or folder; required by all algorithms except Ngram"
     )
     sglang.add_argument("--algorithm", choices=ALGORITHMS, default="Standalone", help="default: Standalone")
-    sglang.add_argument("--steps", type=int, metavar="N", help="draft steps per round (default: 3)")
+    sglang.add_argument(
+        "--steps", type=int, metavar="N", help="draft steps per verification step (default: 3)"
+    )
     sglang.add_argument("--top-k", type=int, metavar="N", help="branches per draft step (default: 1)")
     sglang.add_argument(
         "--draft-tokens",
         type=int,
         metavar="N",
-        help="tokens verified per round (default: steps * top-k + 1, or 12 for Ngram)",
+        help="tokens verified per verification step (default: steps * top-k + 1, or 12 for Ngram)",
     )
     sglang.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per server (default: 1)"

@@ -37,10 +37,10 @@ def test_throughput_table_has_one_row_per_router() -> None:
         == """\
 ### 32-chunk stream, 4 KB, growing sessions
 
-| router      | req/s |     min–max | x vllm |   min–max | CPU µs/req | x vllm by CPU | p50 ms | CPU lost |
-| :---------- | ----: | ----------: | -----: | --------: | ---------: | ------------: | -----: | -------: |
-| vllm-router | 5,300 | 5,000–5,600 |   1.00 | 1.00–1.00 |         60 |          1.00 |   2.10 |      0 % |
-| dps gateway | 1,590 | 1,400–1,700 |   0.30 | 0.28–0.31 |        240 |          0.25 |  10.00 |     13 % |"""
+| router      | req/s |     min–max | x vllm |   min–max | CPU µs/req | x vllm per CPU s | p50 ms | CPU lost |
+| :---------- | ----: | ----------: | -----: | --------: | ---------: | ---------------: | -----: | -------: |
+| vllm-router | 5,300 | 5,000–5,600 |   1.00 | 1.00–1.00 |         60 |             1.00 |   2.10 |      0 % |
+| dps gateway | 1,590 | 1,400–1,700 |   0.30 | 0.28–0.31 |        240 |             0.25 |  10.00 |     13 % |"""
     )
 
 
@@ -50,10 +50,10 @@ def test_added_time_table_ends_with_the_overhead_reported_by_the_gateway() -> No
     assert (
         table.added_time(added, {content: 0.0007})
         == """\
-| added before the upstream, µs | 32 KB, distinct sessions |
-| :---------------------------- | -----------------------: |
-| dps gateway                   |           900 (800–1000) |
-| dps_gateway_overhead_seconds  |                      700 |"""
+| time added before the engine, µs | 32 KB, distinct sessions |
+| :------------------------------- | -----------------------: |
+| dps gateway                      |           900 (800–1000) |
+| dps_gateway_overhead_seconds     |                      700 |"""
     )
 
 

@@ -93,7 +93,7 @@ def test_invalid_input_exits_with_2_and_an_actionable_message(
     [
         ("--concurrency", "0", "'0' is not a whole number above 0"),
         ("--rate", "inf", "'inf' is not a number above 0"),
-        ("--threshold", "-1", "'-1' is not a number of tokens from 0 up, or 'none'"),
+        ("--threshold", "-1", "'-1' is not a number of tokens, at least 0, or 'none'"),
     ],
 )
 def test_an_option_out_of_range_is_refused(

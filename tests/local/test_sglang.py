@@ -84,7 +84,7 @@ def test_spans_are_exported_to_the_otlp_endpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; if it has"),
+        (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; use the"),
         (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up sets"),
         (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"),
         (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),

@@ -1,1 +1,1 @@
-"""Development tools: the generators of every generated file in the repository. In no image and no wheel."""
+"""Development tools: the generators of every generated file in the repository. Not part of any image or wheel."""

@@ -68,7 +68,7 @@ def parse(source: str) -> list[Node]:
                 stack.append(node)
                 targets.append(node.body)
     if len(stack) != 1:
-        raise ChartError(f"{stack[-1].keyword} {stack[-1].expression}: there is no end")
+        raise ChartError(f"{stack[-1].keyword} {stack[-1].expression}: the block has no end")
     return root.body
 
 
@@ -78,7 +78,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Double quotes, as Go's encoder writes them, for a string that would be read as another type."""
+    """A string, in double quotes as Go's encoder writes them if it would otherwise be read as another type."""
     resolved: str = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     ambiguous = resolved != "tag:yaml.org,2002:str"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if ambiguous else None)
@@ -178,7 +178,10 @@ class Renderer:
         return value
 
     def _pipeline(self, tokens: list[str], dot: Any, variables: dict[str, Any]) -> tuple[Any, list[str]]:
-        """The value of `command | command …` and the tokens behind it. Each value is the next one's last operand."""
+        """The value of `command | command …`, and the tokens that follow it.
+
+        The value of a command is the last operand of the next command.
+        """
         piped: list[Any] = []
         while True:
             head, tokens = self._head(tokens, dot, variables)

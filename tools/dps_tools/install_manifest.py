@@ -27,7 +27,7 @@ ORDER = (
 
 
 def install_manifest(chart: Path) -> str:
-    """The whole file. The CRD carries no annotation of Helm's, because `kubectl delete -f` should remove it."""
+    """The whole file. The CRD has no Helm annotation `keep`, because `kubectl delete -f` should delete the CRD."""
     values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     values["crds"]["keep"] = False
     objects = rendered(chart, "dps-router", NAMESPACE, values)

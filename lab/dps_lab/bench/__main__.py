@@ -1,4 +1,4 @@
-"""`python -m dps_lab.bench`: benchmark the request path against other routers in one run. Prints Markdown."""
+"""`python -m dps_lab.bench`: benchmark the gateway's request path next to other routers'. Prints Markdown."""
 
 import platform
 import subprocess
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
-    """Measure all cells and print the report."""
+    """Measure all cells, each of which is a kind of traffic, and print the report."""
     began = time.monotonic()
     peers_python = peers.install_peers(assets.cache_dir())
     count = Tokenizer.load(str(tokenizer.path)).count

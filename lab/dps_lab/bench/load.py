@@ -15,7 +15,7 @@ class Load:
     """The results of one run. Times are in nanoseconds of the monotonic clock.
 
     counted: requests completed within `elapsed`.
-    elapsed: time until the load began to drop, because a connection ran out of requests or the run out of time.
+    elapsed: time until a connection had no more requests or the time limit was reached, after which the load drops.
     sent, finished, bodies: one item per request, including those in flight when `elapsed` ended. `bodies` is
     empty unless requested.
     """
@@ -80,7 +80,8 @@ class _Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass of it
+        # A cast, because uvloop's transport is not a subclass of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def start(self, run: _Run) -> None:
         """Send the first request. Call this once all connections are open."""

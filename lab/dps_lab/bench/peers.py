@@ -27,7 +27,8 @@ REQUIREMENTS: Final = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 class Contender:
     """A router under test. `command` is None for the direct connection to the fake engine.
 
-    The direct connection is the harness's ceiling and the baseline of the added time.
+    The direct connection shows the highest rate that the harness can measure, and is the baseline for the time that a
+    router adds.
     """
 
     name: str
@@ -82,7 +83,8 @@ def rust_routers(python: Path, upstreams: list[str]) -> list[Contender]:
 
     `cache_aware` is the default policy of both. With it, vllm-router 0.1.17 requests both workers to render and
     tokenize every prompt, which costs four more requests if the engine, like SGLang, does not have
-    /v1/chat/completions/render. It is therefore also measured with `round_robin`, and this is the reference.
+    /v1/chat/completions/render. It is therefore also measured with `round_robin`, which is the reference
+    for relative rates.
     """
     return [_rust_router(python, name, upstreams) for name in (VLLM, VLLM_CACHE_AWARE, SGLANG)]
 
@@ -107,7 +109,7 @@ def gateway(
 ) -> Contender:
     """The gateway with one speculative and one greedy engine, sessions in Redis, and one worker process.
 
-    telemetry: this section of its configuration. Without it, no spans are exported.
+    telemetry: the `telemetry` section of the gateway's configuration. Without it, no spans are exported.
     """
     port, admin_port = free_ports(2)
     speculative, greedy = upstreams

@@ -42,8 +42,8 @@ class Summary:
     ratio: requests per second relative to the reference in the same round, so that a temporary slowdown of the
     machine affects both.
     cpu: CPU seconds per request over all rounds.
-    cpu_ratio: the reference's CPU seconds per request divided by `cpu`: the ratio of rates if only the router's
-    core were the limit.
+    cpu_ratio: the reference's CPU seconds per request divided by `cpu`. It would be the ratio of rates if the router's
+    core were the only limit.
     lost: median share of the router's core that other processes used; close to 0 on an idle machine.
     """
 

@@ -30,7 +30,7 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
         "x vllm",
         "min–max",
         "CPU µs/req",
-        "x vllm by CPU",
+        "x vllm per CPU s",
         "p50 ms",
         "CPU lost",
     ]
@@ -71,7 +71,7 @@ def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[
     if overhead:
         reported = [f"{overhead[content] * _MICRO:.0f}" for content in contents]
         rows.append(["dps_gateway_overhead_seconds", *reported])
-    return markdown(["added before the upstream, µs", *map(str, contents)], rows)
+    return markdown(["time added before the engine, µs", *map(str, contents)], rows)
 
 
 def cost_of_tracing(

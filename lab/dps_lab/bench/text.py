@@ -59,7 +59,7 @@ _MAKERS: Final = (_sentence, _sentence, _record, _function)
 
 
 def text(random: Random, size: int) -> str:
-    """A new text of at least `size` characters; it exceeds them by less than one passage."""
+    """A new text of at least `size` characters; it is longer by less than one passage."""
     parts = [f"Case {random.randrange(10**12)}:"]
     length = len(parts[0])
     while length < size:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dps_lab.workload.sessions import Message, Session, Turn, dump_sessions
 
-SESSIONS_PER_SCENE = 6
+SESSIONS_PER_SCENARIO = 6
 CITIES = [
     "Lisbon",
     "Kraków",
@@ -257,7 +257,7 @@ def shop(rng: random.Random) -> Iterator[Step]:
     )
 
 
-SCENES: dict[str, tuple[str, Callable[[random.Random], Iterator[Step]], list[dict[str, Any]]]] = {
+SCENARIOS: dict[str, tuple[str, Callable[[random.Random], Iterator[Step]], list[dict[str, Any]]]] = {
     "travel": (
         "You plan journeys. Use the functions; do not invent connections, prices or places.",
         travel,
@@ -344,12 +344,12 @@ SCENES: dict[str, tuple[str, Callable[[random.Random], Iterator[Step]], list[dic
 }
 
 
-def session(scene: str, number: int) -> Session:
-    """A session of a scene: for every step a turn that calls a function and one that tells its result."""
-    rng = random.Random(f"{scene} {number}")
-    system, script, tools = SCENES[scene]
+def session(scenario: str, number: int) -> Session:
+    """A session of a scenario: for every step, a turn that calls a function and a turn that reports the result."""
+    rng = random.Random(f"{scenario} {number}")
+    system, script, tools = SCENARIOS[scenario]
     turns: list[Turn] = []
-    for index, (ask, name, arguments, result, told) in enumerate(script(rng)):
+    for index, (ask, name, arguments, result, reply) in enumerate(script(rng)):
         call = {
             "id": f"call_{index}",
             "type": "function",
@@ -362,11 +362,11 @@ def session(scene: str, number: int) -> Session:
                 messages=[{"role": "user", "content": ask}],
                 answer={"role": "assistant", "content": None, "tool_calls": [call]},
             ),
-            Turn(messages=[answer], answer={"role": "assistant", "content": told}),
+            Turn(messages=[answer], answer={"role": "assistant", "content": reply}),
         ]
-    return Session(id=f"sample_{scene}_{number}", tools=tools, system=system, turns=turns)
+    return Session(id=f"sample_{scenario}_{number}", tools=tools, system=system, turns=turns)
 
 
 if __name__ == "__main__":
-    sessions = [session(scene, number) for number in range(SESSIONS_PER_SCENE) for scene in SCENES]
+    sessions = [session(scenario, number) for number in range(SESSIONS_PER_SCENARIO) for scenario in SCENARIOS]
     (Path(__file__).parent / "sessions.jsonl").write_text(dump_sessions(sessions), encoding="utf-8")

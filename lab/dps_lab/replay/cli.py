@@ -26,7 +26,10 @@ def parser() -> argparse.ArgumentParser:
         description="Send recorded sessions to an OpenAI-compatible server and report decisions and latencies.",
     )
     result.add_argument(
-        "urls", nargs="+", metavar="URL", help="base URL (http://HOST:PORT/v1); turns rotate over several"
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="base URL (http://HOST:PORT/v1); turns are sent to several URLs in rotation",
     )
     result.add_argument(
         "--sessions",

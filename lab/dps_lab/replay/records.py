@@ -9,7 +9,7 @@ from typing import Any
 class Verdict:
     """The gateway's decision for a turn, from its `x-dps-*` response headers. Lengths are in tokens.
 
-    A field is None if the header is missing: any OpenAI-compatible server can be replayed against.
+    A field is None if the header is missing, because sessions can be replayed against any OpenAI-compatible server.
     """
 
     pool: str | None = None
@@ -64,7 +64,7 @@ class TurnRecord:
 
     url, status: of the last attempt.
     verdict: the decision in the first response headers received, even if that response broke off later.
-    unacknowledged: attempts that failed before these headers, so that they may or may not have reached an engine.
+    unacknowledged: attempts that failed before any headers were received; they may have reached an engine.
     started: time of the first attempt since the replay began.
     ttft: time from the first attempt to the first token.
     latency: time from the first attempt to the end of the answer, including the waits between attempts.

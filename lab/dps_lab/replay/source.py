@@ -29,7 +29,7 @@ def load_source(name: str) -> tuple[str, list[Session]]:
         case "toolbench":
             tokenizer = qwen_tokenizer()
             return (
-                f"synthetic sessions in the shape of ToolBench; lengths by {tokenizer.description}",
+                f"synthetic sessions with ToolBench's lengths, counted with {tokenizer.description}",
                 toolbench_sessions(PromptCounter(tokenizer.path)),
             )
         case "sample":

@@ -1,4 +1,4 @@
-"""`dps simulate`: what a fleet, a routing policy and a load would give, in virtual time."""
+"""`dps simulate`: simulate a fleet under a routing policy and a load, in virtual time."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ Number = TypeVar("Number", int, float)
 
 
 def main(argv: list[str]) -> int:
-    """Run a simulation and print its figures: exit status 0, or 2 for invalid input."""
+    """Run a simulation and print its results. Returns 0, or 2 for invalid input."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dps simulate",
-        description="Simulate a fleet of engines behind the gateway in virtual time. No GPU, no waiting.",
+        description="Simulate a fleet of engines behind the gateway in virtual time. Requires no GPU.",
         epilog="docs/simulate.md describes the workloads, the trace format and the time model.",
         allow_abbrev=False,
     )
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_threshold,
         default=DEFAULT_THRESHOLD,
         metavar="N",
-        help="τ in tokens, or 'none' for no upper bound (default: %(default)s)",
+        help="τ in tokens, or 'none' to send every turn to the speculative pool (default: %(default)s)",
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive_float,
         default=20.0,
         metavar="GB/S",
-        help="gigabytes per second from a common cache (default: 20)",
+        help="bandwidth of fetches from a common cache, in GB/s (default: 20)",
     )
     return parser
 
@@ -164,7 +164,7 @@ def _spread(spread: Spread) -> str:
 def _threshold(text: str) -> int | None:
     if text == "none":
         return None
-    return _number(text, int, "a number of tokens from 0 up, or 'none'", allow_zero=True)
+    return _number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)
 
 
 def _positive_int(text: str) -> int:

@@ -1,4 +1,4 @@
-"""One engine in virtual time: the emulated engine's own scheduler, timed by the roofline."""
+"""One engine in virtual time: the emulated engine's scheduler, with durations from the roofline."""
 
 import random
 from dataclasses import dataclass, replace
@@ -30,7 +30,10 @@ class CacheLink:
 
 @dataclass(frozen=True)
 class Fetch:
-    """A transfer from another engine's cache: how many tokens of the prompt it completes, and its duration."""
+    """A transfer from another engine's cache.
+
+    tokens: length of the prompt's prefix that is cached after the transfer. missing_tokens: tokens transferred.
+    """
 
     tokens: int
     missing_tokens: int
@@ -39,7 +42,7 @@ class Fetch:
 
 
 class VirtualEngine:
-    """An engine of one pool. It has no clock: the caller lets the seconds of its steps pass."""
+    """An engine of one pool. It has no clock: the caller advances time by the duration of each step."""
 
     def __init__(
         self, url: str, pool: Pool, timing: EngineTiming, capacity: int, max_running: int, serialized: bool
@@ -54,11 +57,11 @@ class VirtualEngine:
         self._refills: dict[str, int] = {}
 
     def sequence(self, rid: str, prompt: tuple[int, ...], answer: tuple[int, ...], now: float) -> Sequence:
-        """A request for this engine; acceptance is drawn from `rid`."""
+        """A request for this engine. `rid` seeds the random acceptance of drafts."""
         return Sequence(rid, prompt, Plan(answer, "", (), _LENGTH), now, random.Random(rid))
 
     def fetch_for(self, prompt: tuple[int, ...]) -> Fetch | None:
-        """The transfer that saves the most prefill for this prompt; None if there is none worth making."""
+        """The transfer that saves the most prefill for this prompt; None if it is shorter than SGLang's threshold."""
         if not self.links:
             return None
         own = self.scheduler.cache.match(prompt[:-1]).length
@@ -70,13 +73,13 @@ class VirtualEngine:
         return Fetch(tokens, missing, missing * link.seconds_per_token, link.draft_refill)
 
     def submit(self, sequence: Sequence, fetched: Fetch | None = None) -> None:
-        """Queue a request, after putting what was fetched for it into the cache, if there is room."""
+        """Queue a request, after inserting the tokens fetched for it into the cache if there is room."""
         if fetched is not None and self._insert(sequence.prompt[: fetched.tokens]) and fetched.draft_refill:
             self._refills[sequence.rid] = fetched.missing_tokens
         self.scheduler.submit(sequence)
 
     def next_step(self, now: float) -> Step | None:
-        """The next forward pass with its duration by the roofline; None if there is nothing to do."""
+        """The next forward pass with its duration by the roofline; None if the engine has no work."""
         step = self.scheduler.next_step(now)
         if step is None:
             return None

@@ -26,12 +26,12 @@ SHARED: Final = frozenset(
 )
 """(writer, reader) pairs that can share KV through SGLang's HiCache storage.
 
-The last two need the draft model to prefill what was fetched (a plugin; SGLang 0.5.23 refuses the pair
-without one). EAGLE and EAGLE3 key their pages by bigrams and share with no engine.
+For the last two pairs, the draft model has to prefill what was fetched. This requires the plugin dps_sglang; SGLang
+0.5.23 alone shares no KV between them. EAGLE and EAGLE3 key their pages by bigrams and share with no engine.
 """
 
 MAX_RUNNING_SPECULATIVE: Final = 48
-"""SGLang's own --max-running-requests for draft-model speculation."""
+"""SGLang's default of --max-running-requests with a draft model."""
 
 MAX_RUNNING_GREEDY: Final = 2048
 
@@ -42,7 +42,7 @@ class FleetError(ValueError):
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """A fleet by number of engines. Rates in bytes per second."""
+    """A fleet, described by the number of engines of each kind. Rates are in bytes per second."""
 
     engines: dict[Pool, int]
     one_gpu: bool = False
@@ -73,7 +73,7 @@ def parse_fleet(text: str) -> dict[Pool, int]:
         if pool in seen:
             raise FleetError(f"{name} is given twice; write speculative=N,greedy=M")
         if not (count.isascii() and count.isdigit()):
-            raise FleetError(f"{name}={count}: the number of engines must be a whole number from 0 up")
+            raise FleetError(f"{name}={count}: the number of engines must be a whole number, at least 0")
         engines[pool] = int(count)
         seen.add(pool)
     if not any(engines.values()):
@@ -118,7 +118,7 @@ def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capa
 
 
 def _share(spec: FleetSpec, engines: list[VirtualEngine]) -> None:
-    """Let each engine fetch what others hold, where SHARED allows the pair."""
+    """Link each engine to the engines whose cached prefixes it can fetch according to SHARED."""
     seconds = spec.hardware.target.kv_bytes_per_token / spec.transfer_bytes_per_second
     for reader in engines:
         for writer in engines:

@@ -1,4 +1,4 @@
-"""The gateway's part of a simulation: its own policies and its own choice of a replica, on simulated state."""
+"""The gateway in a simulation: the real policies and the real choice of a replica, on simulated state."""
 
 import random
 from collections import Counter
@@ -12,17 +12,17 @@ from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.prompts import PlannedTurn
 
 UNBOUNDED = 1 << 30
-"""In-flight limit of a replica: the simulated gateway queues nothing itself."""
+"""In-flight limit of a replica, too high to be reached: the simulated gateway does not queue requests."""
 
 
 @dataclass
 class SessionRecord:
-    """What the simulation keeps of one session: the pool that served its last turn."""
+    """The state of one session: the pool that served its last turn."""
 
     pool: Pool | None = None
 
     def commit(self, pool: Pool) -> bool:
-        """Record where a turn went; whether the session changed pools."""
+        """Record the pool that served a turn. Returns whether the session changed pools."""
         moved = self.pool is not None and self.pool is not pool
         self.pool = pool
         return moved

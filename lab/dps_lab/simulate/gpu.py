@@ -1,4 +1,4 @@
-"""A GPU (or tensor-parallel group) in virtual time: engines on it that work at once share its time equally."""
+"""A GPU (or tensor-parallel group) in virtual time: engines that work on it at the same time share its time equally."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class SharedGpu:
         self._now = 0.0
 
     def start_idle(self, now: float) -> bool:
-        """Start a step on every engine that has work and is idle; whether any was started."""
+        """Start a step on every idle engine that has work. Returns whether a step was started."""
         started = False
         for engine in self.engines:
             if engine not in self._running and (step := engine.next_step(now)):
@@ -35,14 +35,14 @@ class SharedGpu:
         return started
 
     def next_completion(self) -> float | None:
-        """When the next step ends, if no other one starts before."""
+        """Time at which the next step ends, if no other one starts before; None if no step is running."""
         if not self._running:
             return None
         shortest = min(running.remaining for running in self._running.values())
         return self._now + max(0.0, shortest) * len(self._running)
 
     def complete(self, now: float) -> list[tuple[Sequence, ...]]:
-        """End the step that is due: the sequences that progressed."""
+        """End the steps that are due. Returns the sequences of each that progressed."""
         self._advance(now)
         shortest = min(running.remaining for running in self._running.values())
         done = [engine for engine, running in self._running.items() if running.remaining <= shortest]

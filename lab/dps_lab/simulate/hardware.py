@@ -1,4 +1,4 @@
-"""GPUs and models as the time model needs them. Vendors' data sheets and the models' published shapes."""
+"""GPUs and models for the time model. Sources: the vendors' data sheets and the models' published configurations."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,6 +1,6 @@
-"""What the paper reports: Tables 1, 2 and 3, and the workloads and engines that its runs are simulated with.
+"""The results in the paper's Tables 1, 2 and 3, and the workloads and engines with which its runs are simulated.
 
-Methods A (greedy), B (always speculative) and C (DPS). D and E use other engines and are not simulated.
+The methods are A (greedy), B (always speculative) and C (DPS). D and E use other engines and are not simulated.
 """
 
 import random
@@ -63,22 +63,25 @@ TABLE_3: Final[dict[int | None, tuple[float, float, float, float]]] = {
 """ToolBench by τ (None: no bound): median and p95 of the session latency (s), tokens/s, speculative turns (%)."""
 
 _BFCL_OUTPUT_TOKENS: Final = 25.2
-"""Mean answer length: Table 1's tokens/s times Table 2's seconds at c = 1, by 4,522 turns."""
+"""Mean answer length: Table 1's tokens/s times Table 2's seconds at c = 1, divided by 4,522 turns."""
 
 _BFCL_REPEATED: Final = {6: 172, 7: 22}
-"""Turns -> sessions that are repeated to reach the paper's 994 sessions and 4,522 turns.
+"""By number of turns: how many sessions of that length are repeated, to reach the paper's 994 sessions and 4,522 turns.
 
 The paper used BFCL V3, whose 200 composite sessions V4 does not have.
 """
 
 
 def benchmark_sessions(benchmark: Benchmark) -> list[SessionTrace]:
-    """The sessions that stand for a benchmark of the paper: as many sessions and turns as it reports."""
+    """The sessions that represent a benchmark of the paper, with its numbers of sessions and turns."""
     return toolbench_trace() if benchmark == "ToolBench" else _bfcl_sessions()
 
 
 def scenario(method: Method, concurrency: int, threshold: int | None) -> Scenario:
-    """A run of the paper: one engine for A and B, two with a common cache for C; serialized speculation."""
+    """The scenario of one of the paper's runs: one engine for A and B, two engines with a common cache for C.
+
+    Speculation is serialized.
+    """
     pools: dict[Method, tuple[int, int]] = {"Greedy": (0, 1), "Always-Spec": (1, 0), "DPS": (1, 1)}
     policies: dict[Method, Policy] = {
         "Greedy": AlwaysGreedy(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dps_lab.simulate.trace import SessionTrace
 
 SPACE = 1 << 32
-"""First tokens reserved for the shared prefixes, and for each session."""
+"""Number of token ids reserved for the first tokens of runs: for the shared prefixes, and for each session."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Regret: what a policy loses against the best static policy on the same fleet and load. Pure."""
+"""Regret: how much slower a policy is than the best static policy on the same fleet and load. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ STATIC_POLICIES: Final = (
 def regret(sessions: Sequence[SessionTrace], scenario: Scenario, results: Sequence[TurnResult]) -> float:
     """How much longer the mean session of `results` took than under the best alternative, as a share.
 
-    0 if no alternative is faster, and if the fleet has one kind of engine only: nothing can be routed.
+    0 if no alternative is faster, or if the fleet has only one kind of engine and there is no routing decision.
     """
     if not all(scenario.fleet.engines[pool] for pool in Pool):
         return 0.0

@@ -1,4 +1,4 @@
-"""The figures of a simulation. Pure."""
+"""The results of a simulation. Pure."""
 
 import statistics
 from collections import defaultdict
@@ -36,7 +36,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Report:
-    """What `dps simulate --json` prints. Times in seconds, shares from 0 to 1.
+    """The output of `dps simulate --json`. Times are in seconds, shares from 0 to 1.
 
     batch_seconds: from the first arrival to the last token. session_seconds: the sum of a session's turn
     latencies, without think time. tokens_per_second: output tokens of all sessions by batch_seconds.
@@ -60,7 +60,7 @@ class Report:
 
 
 def session_seconds(results: Sequence[TurnResult]) -> list[float]:
-    """The latency of each session: the sum of its turns', in the order in which the sessions first ended a turn."""
+    """The latency of each session, which is the sum of its turns' latencies, ordered by the end of the first turn."""
     sums: dict[str, float] = defaultdict(float)
     for result in results:
         sums[result.session] += result.seconds
@@ -68,12 +68,12 @@ def session_seconds(results: Sequence[TurnResult]) -> list[float]:
 
 
 def mean_session_seconds(results: Sequence[TurnResult]) -> float:
-    """The mean session latency: what `regret` compares."""
+    """The mean session latency, which `regret` compares."""
     return statistics.fmean(session_seconds(results))
 
 
 def summarize(results: Sequence[TurnResult], gpus: int, regret: float) -> Report:
-    """The figures of a run."""
+    """The results of a run."""
     start = min(result.sent for result in results)
     batch = max(result.finished for result in results) - start
     turns = len(results)

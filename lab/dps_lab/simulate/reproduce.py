@@ -1,4 +1,4 @@
-"""The paper's tables in simulation: the paper's figure beside the simulated one in every cell. Pure."""
+"""Simulates the paper's tables. Every cell has the paper's value and the simulated one. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from dps_lab.simulate.run import simulate
 from dps_lab.simulate.trace import SessionTrace
 
 RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3)
-"""Simulated runs that `reproduce` reports to its `progress`."""
+"""Number of simulated runs, each of which `reproduce` reports to `progress`."""
 
 Role = Literal["fitted", "predicted"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of the paper and its simulation. `role`: whether the time model was fitted to it."""
+    """One value of the paper and its simulation. `role`: whether the time model was fitted to it."""
 
     table: int
     row: str
@@ -39,13 +39,13 @@ class Cell:
 
     @property
     def error(self) -> float | None:
-        """The simulated figure's relative error; None where the paper has 0."""
+        """The simulated value's relative error; None where the paper's is 0."""
         return self.simulated / self.paper - 1 if self.paper else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods' session latencies, c = 1: the probability of such a difference by chance."""
+    """The p-value of the difference between two methods' session latencies at concurrency 1."""
 
     benchmark: Benchmark
     first: Method
@@ -115,31 +115,31 @@ _BASELINES: tuple[Method, ...] = ("Greedy", "Always-Spec")
 
 
 def _table_1(reports: dict[tuple[Benchmark, Method], Report]) -> Iterator[Cell]:
-    for (benchmark, method), figures in TABLE_1.items():
+    for (benchmark, method), values in TABLE_1.items():
         role: Role = "predicted" if method == "DPS" else "fitted"
-        for column, paper, simulated in _sequential_columns(figures, reports[benchmark, method]):
+        for column, paper, simulated in _sequential_columns(values, reports[benchmark, method]):
             yield Cell(1, f"{benchmark}, {method}", column, paper, simulated, _role(benchmark, column, role))
 
 
 def _table_2(reports: dict[tuple[Benchmark, Method, int], Report]) -> Iterator[Cell]:
-    for (benchmark, method), figures in TABLE_2.items():
-        for concurrency, paper in zip(CONCURRENCIES, figures, strict=True):
+    for (benchmark, method), values in TABLE_2.items():
+        for concurrency, paper in zip(CONCURRENCIES, values, strict=True):
             simulated = reports[benchmark, method, concurrency].batch_seconds
             role: Role = "predicted" if concurrency == CONCURRENCIES[-1] else "fitted"
             yield Cell(2, f"{benchmark}, {method}", f"c = {concurrency} (s)", paper, simulated, role)
 
 
 def _table_3(reports: dict[int | None, Report]) -> Iterator[Cell]:
-    for threshold, (*figures, share) in TABLE_3.items():
+    for threshold, (*values, share) in TABLE_3.items():
         row = f"τ = {'∞' if threshold is None else threshold}"
         report = reports[threshold]
-        for column, paper, simulated in _sequential_columns(figures, report):
+        for column, paper, simulated in _sequential_columns(values, report):
             yield Cell(3, row, column, paper, simulated, "predicted")
         yield Cell(3, row, "Spec %", share, 100 * report.speculative_share, "predicted")
 
 
-def _sequential_columns(figures: Sequence[float], report: Report) -> Iterator[tuple[str, float, float]]:
-    median, p95, rate = figures
+def _sequential_columns(values: Sequence[float], report: Report) -> Iterator[tuple[str, float, float]]:
+    median, p95, rate = values
     yield "Med (s)", median, report.session_seconds.median
     yield "p95 (s)", p95, report.session_seconds.p95
     yield "TPS", rate, report.tokens_per_second

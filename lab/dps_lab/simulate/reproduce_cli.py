@@ -1,4 +1,4 @@
-"""`dps reproduce`: the paper's Tables 1, 2 and 3 in simulation, beside the paper's own figures."""
+"""`dps reproduce`: simulate the paper's Tables 1, 2 and 3, and print them beside the paper's own."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     """Simulate the paper's tables and print them. Always returns 0."""
     parser = argparse.ArgumentParser(
         prog="dps reproduce",
-        description="Simulate Tables 1, 2 and 3 of the paper and print its figures beside ours. Takes minutes.",
+        description="Simulate Tables 1, 2 and 3 of the paper and print them beside the paper's own. Takes minutes.",
         epilog="docs/simulate.md explains the time model and which cells it was fitted to.",
         allow_abbrev=False,
     )
@@ -57,7 +57,7 @@ def _table(title: str, cells: Iterable[Cell]) -> Table:
     table = _new_table(title, "", "", "paper", "simulated", "error", "")
     for cell in cells:
         error = "-" if cell.error is None else f"{cell.error:+.1%}"
-        table.add_row(cell.row, cell.column, _figure(cell.paper), _figure(cell.simulated), error, cell.role)
+        table.add_row(cell.row, cell.column, _value(cell.paper), _value(cell.simulated), error, cell.role)
     return table
 
 
@@ -76,5 +76,5 @@ def _new_table(title: str, *columns: str) -> Table:
     return table
 
 
-def _figure(value: float) -> str:
+def _value(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3f}"

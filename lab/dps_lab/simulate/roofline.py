@@ -1,7 +1,7 @@
 """How long a forward pass takes: a roofline of memory bandwidth and compute. Pure; times in seconds.
 
 A pass reads the weights once and the KV cache of every sequence in it, and multiplies every token with the
-weights; the slower of the two bounds it. `Efficiency` holds the share of the data sheet's peaks that is
+weights; the slower of the two bounds it. `Efficiency` holds the fraction of the data sheet's peaks that is
 reached and the fixed costs; docs/simulate.md has the fit and the error in every cell of the paper's tables.
 """
 
@@ -45,7 +45,7 @@ FITTED_ACCEPTANCE: Final = 2.35
 
 @dataclass(frozen=True)
 class EngineTiming:
-    """Durations of one engine's forward passes; `speculation` None is greedy decoding."""
+    """Durations of one engine's forward passes. With `speculation` None, decoding is greedy."""
 
     hardware: Hardware
     speculation: Speculation | None
@@ -79,7 +79,10 @@ class EngineTiming:
         return self.decode_seconds(len(step.sequences), contexts)
 
     def prefill_seconds(self, tokens: int, attended: int = 0, refilled_tokens: int = 0) -> float:
-        """One prefill: `tokens` computed, `attended` (query, key) pairs; with a draft model, both prefill."""
+        """Duration of a prefill that computes `tokens` with `attended` (query, key) pairs.
+
+        With a draft model, both models prefill.
+        """
         seconds = self._prefill(self.hardware.target, tokens, attended) + self.efficiency.pass_seconds
         if self.uses_draft_model:
             seconds += self._prefill(self.hardware.draft, tokens + refilled_tokens, attended)
@@ -87,7 +90,10 @@ class EngineTiming:
         return seconds
 
     def decode_seconds(self, batch: int, context_tokens: int) -> float:
-        """One decode step of `batch` sequences with `context_tokens` together: draft and verify, or one pass."""
+        """Duration of a decode step of `batch` sequences whose contexts have `context_tokens` in total.
+
+        The step drafts and verifies, or is one pass if decoding is greedy.
+        """
         target = self.hardware.target
         if self.speculation is None:
             return self._pass(target, batch, context_tokens, context_tokens) + self.efficiency.pass_seconds
@@ -104,7 +110,7 @@ class EngineTiming:
         return chunks * self._pass(model, tokens / chunks, 0, pairs / chunks)
 
     def _pass(self, model: Model, tokens: float, context_tokens: int, pairs: float) -> float:
-        """A forward pass over `tokens`, which reads the KV of `context_tokens` and forms `pairs` scores."""
+        """A forward pass over `tokens` that reads the KV of `context_tokens` and computes `pairs` attention scores."""
         gpus = self.hardware.tensor_parallel
         moved = 2 * model.active_parameters + context_tokens * model.kv_bytes_per_token
         operations = 2 * model.active_parameters * tokens
@@ -115,7 +121,9 @@ class EngineTiming:
 
 
 def kv_capacity(timings: list[EngineTiming]) -> list[int]:
-    """KV cache tokens of each engine, all on the same GPUs: what the weights leave, in equal shares of bytes.
+    """KV cache capacity, in tokens, of each of the engines that share the same GPUs.
+
+    The memory that the weights leave is divided equally, in bytes.
 
     Raises ValueError if the weights do not fit.
     """

@@ -28,7 +28,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
+    """Everything that a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
 
     fleet: FleetSpec
     policy: Policy
@@ -39,7 +39,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One served turn. Times in seconds since the start of the simulation, lengths in tokens."""
+    """One served turn. Times are in seconds since the start of the simulation, lengths in tokens."""
 
     session: str
     number: int
@@ -86,7 +86,7 @@ Event = Callable[[float], None]
 
 
 def simulate(sessions: Many[SessionTrace], scenario: Scenario) -> list[TurnResult]:
-    """Serve every session; every turn, in the order in which they ended. Deterministic for one seed.
+    """Serve every session. Returns all turns in the order in which they ended. Deterministic for a seed.
 
     Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
     """
@@ -117,7 +117,7 @@ class _Simulation:
         self._schedule_arrivals()
         while self._events:
             now = self._events[0][0]
-            # Everything that happens at one moment is known to the schedulers before they form a batch.
+            # All events of one moment are processed before a batch is formed.
             while self._events and self._events[0][0] <= now:
                 _, _, event = heapq.heappop(self._events)
                 event(now)
@@ -165,7 +165,7 @@ class _Simulation:
         self._at(now + self._request_seconds, partial(self._arrive, flight))
 
     def _arrive(self, flight: _InFlight, now: float) -> None:
-        """The request reaches its engine, which first fetches what a common cache has for it."""
+        """Submit a request to its engine, after fetching the prefix that a common cache has for it."""
         engine = flight.placement.engine
         rid = f"{self._seed}/{flight.active.plan.trace.id}/{flight.number}"
         self._in_flight[rid] = flight

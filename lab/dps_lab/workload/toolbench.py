@@ -75,7 +75,7 @@ def toolbench_shaped(seed: int = 0) -> list[list[int]]:
     later = small + large[SESSIONS - 2 :]
     rng.shuffle(later)
     for index, delta in enumerate(later):
-        # Every session gets a second turn first; the remaining turns are placed at random where they fit.
+        # First, every session is given a second turn; then each remaining turn goes to a random session that it fits.
         session = sessions[index % len(sessions)] if index < len(sessions) else rng.choice(sessions)
         while sum(session) + delta >= LONGEST_PROMPT:
             session = rng.choice(sessions)

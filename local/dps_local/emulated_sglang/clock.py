@@ -15,7 +15,7 @@ class Clock(Protocol):
         """Sleep for `seconds` of emulated time."""
 
     def idle(self) -> None:
-        """Note that the engine was idle until now."""
+        """Record that the engine was idle until now."""
 
 
 class ScaledClock:
@@ -23,8 +23,8 @@ class ScaledClock:
 
     An event loop cannot sleep for much less than a millisecond, but at high speed a decode step is far
     shorter. Each sleep therefore ends at a deadline computed from the previous deadline, not from now: short
-    sleeps only yield, longer ones compensate for earlier oversleeping, and the mean rate is correct. A process
-    that cannot keep up catches up on at most `MAX_DEBT_SECONDS` of real time.
+    sleeps only yield, longer ones compensate for earlier oversleeping, and the mean rate is correct. If the
+    process falls behind, it makes up for at most `MAX_DEBT_SECONDS` of real time.
     """
 
     MAX_DEBT_SECONDS = 0.05
@@ -45,7 +45,7 @@ class ScaledClock:
         await asyncio.sleep(left if left >= self.SHORTEST_SLEEP_SECONDS else 0)
 
     def idle(self) -> None:
-        """Drop the previous deadline: idle time must not be caught up on."""
+        """Drop the previous deadline, so that later sleeps do not make up for idle time."""
         self._deadline = max(self._deadline, time.perf_counter())
 
 

@@ -24,7 +24,7 @@ class Faults(BaseModel):
     latency_seconds: delay in real seconds before each inference request.
     hang: never answer inference requests.
     disconnect_after_chunks: drop the connection of every stream after this many events.
-    ready: whether health probes succeed.
+    ready: false makes health probes fail.
     """
 
     model_config = ConfigDict(extra="forbid")

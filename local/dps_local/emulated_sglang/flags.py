@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _accept_other_flags(parser: argparse.ArgumentParser) -> None:
-    """Add SGLang's other flags. The file groups them by argparse's nargs; "1" means a single value, no list."""
+    """Add SGLang's other flags. The JSON file groups them by argparse's nargs; "1" means a single value, not a list."""
     by_arity = json.loads((files("dps_local.emulated_sglang") / "sglang_flags.json").read_text())
     for name in by_arity.pop("0"):
         parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -49,7 +49,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that answers consist of. Decoding concatenates their `pieces`, and the text encodes back."""
+    """The tokens that answers consist of. Decoding joins their `pieces`; encoding the text yields the same tokens."""
 
     token_ids: tuple[int, ...]
     pieces: Mapping[int, str]

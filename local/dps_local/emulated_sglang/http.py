@@ -95,7 +95,7 @@ class EventStream:
         await self._response.prepare(self._request)
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Send one event, or drop the connection if that fault is active."""
+        """Send one event, or drop the connection if the fault `disconnect_after_chunks` is due."""
         if not self._response.prepared:
             await self.open()
         if self._cut_after == 0 and self._request.transport:

@@ -34,7 +34,7 @@ class InfoEndpoints:
         self._started = int(time.time())
 
     async def health(self, _request: web.Request) -> web.Response:
-        """GET /health, /health_generate, /ready and /ping: 200, or 503 while the `ready` fault is off."""
+        """GET /health, /health_generate, /ready and /ping: 200, or 503 while the faults set `ready` to false."""
         return web.Response(status=200 if self._faults.faults.ready else 503)
 
     async def models(self, _request: web.Request) -> web.Response:

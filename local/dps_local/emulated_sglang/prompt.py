@@ -1,4 +1,4 @@
-"""From a request to the tokens of its prompt, as in SGLang 0.5.23's serving_chat with transformers' tokenizer.
+"""Renders and tokenizes a request's prompt as SGLang 0.5.23's serving_chat does with transformers' tokenizer.
 
 The whole prompt is rendered and tokenized. Tests compare the gateway's incremental counter with this module,
 so the two share no counting code.
