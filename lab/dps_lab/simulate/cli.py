@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--concurrency", type=_positive_int, metavar="C", help="closed loop: C sessions at any moment"
+        "--concurrency", type=_positive_int, metavar="C", help="closed loop: C concurrent sessions"
     )
     load.add_argument(
         "--rate", type=_positive_float, metavar="R", help="Poisson arrivals: R sessions per second"

@@ -22,7 +22,7 @@ STATIC_POLICIES: Final = (
 
 
 def regret(sessions: Sequence[SessionTrace], scenario: Scenario, results: Sequence[TurnResult]) -> float:
-    """How much longer the mean session of `results` took than under the best alternative, as a share.
+    """The relative increase of the mean session latency of `results` over that of the best alternative.
 
     0 if no alternative is faster, or if the fleet has only one kind of engine and there is no routing decision.
     """

@@ -38,11 +38,11 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 class Report:
     """The output of `dps simulate --json`. Times are in seconds, shares from 0 to 1.
 
-    batch_seconds: from the first arrival to the last token. session_seconds: the sum of a session's turn
-    latencies, without think time. tokens_per_second: output tokens of all sessions by batch_seconds.
-    speculative_share: turns that the speculative pool served. moved_share: turns served by another pool
-    than the session's previous turn. regret: how much longer the mean session took than under the best
-    static policy on the same fleet (0 if this policy was the best).
+    batch_seconds: from the first arrival to the last token. session_seconds: the sum of the latencies of a
+    session's turns, without think time. tokens_per_second: output tokens of all sessions divided by
+    batch_seconds. speculative_share: turns that the speculative pool served. moved_share: turns that were
+    served by a different pool than the session's previous turn. regret: relative increase of the mean session
+    latency over that of the best static policy on the same fleet (0 if this policy was the best).
     """
 
     batch_seconds: float
