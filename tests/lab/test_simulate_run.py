@@ -196,7 +196,7 @@ def test_two_busy_engines_on_one_gpu_take_longer_than_on_two() -> None:
     assert 1.2 * apart < together <= 2.1 * apart
 
 
-def test_an_engine_alone_on_a_shared_gpu_has_all_of_its_time() -> None:
+def test_an_engine_alone_on_a_shared_gpu_is_as_fast_as_on_a_separate_one() -> None:
     one, two = (
         batch_seconds(trace(), Scenario(replace(BOTH, one_gpu=shared), AlwaysGreedy(), CLOSED))
         for shared in (True, False)

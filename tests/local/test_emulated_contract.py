@@ -86,7 +86,9 @@ def test_metrics_have_the_names_types_and_labels_of_sglang(pool: str, request: p
 
 
 @pytest.mark.parametrize(
-    ("stream", "recorded"), [(True, "client left a stream"), (False, "client left an answer")]
+    ("stream", "recorded"),
+    [(True, "client left a stream"), (False, "client left an answer")],
+    ids=["during a stream", "before a complete answer"],
 )
 async def test_client_disconnect_has_the_same_effect(
     stream: bool, recorded: str, settings: EngineSettings
