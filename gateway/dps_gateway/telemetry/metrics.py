@@ -68,7 +68,7 @@ class Metrics:
         )
         self.delta_tokens = self._plain_histogram(
             "dps_delta_tokens",
-            "Prompt growth since the session's previous turn, in tokens (ΔL)",
+            "Tokens that a prompt adds to the longest earlier prompt of its session that it continues (ΔL)",
             TOKEN_BUCKETS,
         )
         self.prompt_tokens = self._plain_histogram(
