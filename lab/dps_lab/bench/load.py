@@ -131,7 +131,7 @@ async def run_load(
     seconds: float = math.inf,
     keep: bool = False,
 ) -> Load:
-    """Send `requests`, one sequence per connection, to 127.0.0.1:`port` until they or `seconds` run out.
+    """Send `requests`, one sequence per connection, to 127.0.0.1:`port`, for at most `seconds`.
 
     keep: also return the answers' bodies. Raises WireError if an answer does not have status 200 or does not
     satisfy `is_whole`.

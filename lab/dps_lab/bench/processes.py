@@ -14,7 +14,7 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class StartError(Exception):
-    """A process of the benchmark did not start. The message has the end of its output."""
+    """A process of the benchmark did not start. The message contains the end of its output."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one engine runs on and what it serves: a target and, for draft-model speculation, a draft."""
+    """The GPUs of one engine, its target model, and the draft model that STANDALONE speculation uses."""
 
     gpu: Gpu
     tensor_parallel: int

@@ -60,7 +60,10 @@ TABLE_3: Final[dict[int | None, tuple[float, float, float, float]]] = {
     4096: (2.860, 5.377, 195.5, 100.0),
     None: (2.865, 5.391, 195.9, 100.0),
 }
-"""ToolBench by τ (None: no bound): median and p95 of the session latency (s), tokens/s, speculative turns (%)."""
+"""ToolBench by τ: median and p95 of the session latency (s), tokens/s, speculative turns (%).
+
+With τ = None every turn is speculative.
+"""
 
 _BFCL_OUTPUT_TOKENS: Final = 25.2
 """Mean answer length: Table 1's tokens/s times Table 2's seconds at c = 1, divided by 4,522 turns."""
