@@ -101,6 +101,7 @@ def test_objects_match_their_schemas_and_are_deleted_when_their_spec_fields_are_
                 "backendRefs": [
                     {"group": "", "kind": "Service", "name": "qwen-gateway", "port": 8000, "weight": 1}
                 ],
+                "timeouts": {"request": "0s"},
             }
         ],
     }
