@@ -279,3 +279,15 @@ def test_named_files_exist(document: str) -> None:
     top = "charts|cli|e2e|engines|gateway|lab|local|manifests|operator|testkit|tests|tools"
     named = re.findall(rf"`((?:{top})/[\w./-]*)`", (ROOT / document).read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_tests_exist(document: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
+    defined = {
+        name
+        for folder in ("tests", "e2e")
+        for file in (ROOT / folder).rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert named <= defined

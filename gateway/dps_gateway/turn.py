@@ -181,7 +181,9 @@ class Turns:
 
 def decide(policy: Policy, turn: MeasuredTurn) -> Decision:
     """The policy's decision for a measured turn."""
-    return policy.decide(Turn(turn.prompt_tokens, turn.delta_tokens, draw=random.random()))
+    return policy.decide(
+        Turn(prompt_tokens=turn.prompt_tokens, delta_tokens=turn.delta_tokens, draw=random.random())
+    )
 
 
 def _number(session: Session, prompt: Prompt, counted: int) -> int:

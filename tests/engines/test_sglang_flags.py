@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dps_engines.launch import ALGORITHMS, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED
+from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED, Flag
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = ("0.5.8.post1", "0.5.23")
@@ -125,6 +125,11 @@ def test_every_managed_flag_is_an_option_of_every_supported_version(options: dic
 def test_every_other_option_may_be_passed(options: dict[str, Any]) -> None:
     free = set(options) - set(MANAGED) - set(ABBREVIATIONS) - set(UNSUPPORTED)
     SGLANG.check_arguments(sorted(free), Speculation("Ngram"))
+
+
+def test_value_of_a_flag_may_be_a_decimal_number() -> None:
+    flag = Flag("--schedule-conservativeness", "the test", lambda _: 0.3)
+    assert flag.value(Launch("m", "m", 30000)) == 0.3
 
 
 MANAGED_ARGUMENTS = [

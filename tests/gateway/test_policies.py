@@ -1,5 +1,7 @@
 """The routing rule: Eq. 2 of the paper, its extreme thresholds, its ablation and the fixed policies."""
 
+from dataclasses import MISSING, fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +112,11 @@ def test_registry_lists_every_policy() -> None:
         if isinstance(each, type) and each.__module__ == policies_module.__name__
     }
     assert set(POLICIES) == defined
+
+
+def test_every_input_of_a_policy_is_required() -> None:
+    """With a default, the gateway or the simulator could omit an input unnoticed."""
+    assert [each.name for each in fields(Turn) if each.default is not MISSING] == []
 
 
 def test_unknown_policy_error_lists_the_registered_names() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dps_operator.api.spec import parse
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST
-from dps_tools.crd import crd, object_schema
+from dps_tools.crd import crd, object_schema, structural
 
 
 def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,6 +43,18 @@ def test_every_rule_names_a_field_and_uses_only_existing_fields() -> None:
             names = set(field["properties"])
             assert names & set(re.findall(r"\w+", rule["message"])), path
             assert set(re.findall(r"(?:self|oldSelf)\.(\w+)", rule["rule"])) <= names, path
+
+
+@pytest.mark.parametrize("keyword", ["exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems"])
+def test_constraint_that_the_crd_would_lose_is_refused(keyword: str) -> None:
+    with pytest.raises(ValueError, match=f"the CRD cannot express {keyword}"):
+        structural({"type": "number", keyword: 1}, {})
+
+
+def test_constraint_of_an_optional_field_that_the_crd_would_lose_is_refused() -> None:
+    optional = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}
+    with pytest.raises(ValueError, match="the CRD cannot express exclusiveMinimum"):
+        structural({"type": "object", "properties": {"size": optional}}, {})
 
 
 def test_only_the_threshold_is_nullable() -> None:

@@ -50,6 +50,7 @@ def test_arguments_of_the_engine_precede_those_of_the_pool() -> None:
 
 
 def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
+    # Any flag --speculative-* serves as the example, provided that no field of the API sets it.
     spec = router({**SMALLEST, "engine": {"args": ["--speculative-attention-mode", "decode"]}}).spec
     engine_arguments(spec, "speculative")
     with pytest.raises(SpecError, match="and only for the speculative pool"):

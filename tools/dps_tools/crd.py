@@ -23,6 +23,11 @@ COPIED = (
     "required",
 )
 
+STRUCTURE = frozenset(
+    {"title", "description", "const", "default", "anyOf", "properties", "additionalProperties", "items"}
+)
+"""Keywords that are omitted or converted. Those of COPIED are copied, and any other is refused."""
+
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
     ("Policy", "string", ".status.routing.policy", 0),
@@ -53,9 +58,16 @@ def _merged(node: JSON, definitions: JSON) -> tuple[JSON, bool]:
 def structural(node: JSON, definitions: JSON) -> JSON:
     """Pydantic's JSON schema as a structural schema, which CRDs require.
 
-    An optional field may be omitted; it is nullable only if null differs from its default.
+    An optional field may be omitted; it is nullable only if null differs from its default. Raises ValueError for a
+    keyword that is neither copied nor converted, because its constraint would be missing in the CRD.
     """
     merged, nullable = _merged(node, definitions)
+    for keyword in merged:
+        if keyword not in COPIED and keyword not in STRUCTURE and not keyword.startswith("x-kubernetes-"):
+            raise ValueError(
+                f"the CRD cannot express {keyword}; use the limits ge, le, min_length, max_length or pattern, "
+                "or a CEL rule"
+            )
     result: JSON = {}
     if "description" in merged:
         result["description"] = " ".join(merged["description"].split())

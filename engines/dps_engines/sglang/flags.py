@@ -17,7 +17,7 @@ from dps_engines.launch import (
     Speculation,
 )
 
-Value = str | int | bool | None
+Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Turn:
 
     prompt_tokens: int
     delta_tokens: int
-    draw: float = 0.0
+    draw: float
 
 
 @dataclass(frozen=True, slots=True)

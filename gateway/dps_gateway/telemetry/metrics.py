@@ -111,10 +111,8 @@ class Metrics:
             "dps_state_degraded", "1 while session state is not being written to Redis", "livemax"
         )
         self.state_errors = counter("dps_state_errors", "Redis calls that failed, by kind", "kind")
-        self.token_count_mismatch = Counter(
-            "dps_token_count_mismatch",
-            "Turns whose prompt length differs from the engine's prompt_tokens",
-            registry=self.registry,
+        self.token_count_mismatch = self._plain_counter(
+            "dps_token_count_mismatch", "Turns whose prompt length differs from the engine's prompt_tokens"
         )
         self.config_reloads = counter(
             "dps_config_reloads", "Reloads of the configuration file, by outcome", "outcome"
@@ -157,6 +155,9 @@ class Metrics:
 
     def _gauge(self, name: str, help_text: str, mode: MultiprocessMode, *labels: str) -> Labelled[Gauge]:
         return Labelled(Gauge(name, help_text, labels, registry=self.registry, multiprocess_mode=mode))
+
+    def _plain_counter(self, name: str, help_text: str) -> Counter:
+        return Counter(name, help_text, registry=self.registry)
 
     def _plain_histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, help_text, buckets=buckets, registry=self.registry)
