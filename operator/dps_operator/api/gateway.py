@@ -58,7 +58,7 @@ class GatewayIngress(APIObject):
     )
     host: str = Field(min_length=1, max_length=253, description="Host name.")
     tls_secret_name: Name | None = Field(
-        default=None, description="Secret with the TLS certificate of the host; without TLS if unset."
+        default=None, description="Secret with the TLS certificate of the host; no TLS if unset."
     )
     annotations: dict[str, str] = Field(
         default={}, description="Annotations of the Ingress, for example the controller's timeouts."

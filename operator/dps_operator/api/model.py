@@ -108,8 +108,8 @@ class Engine(APIObject):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$",
         max_length=64,
         description=(
-            "Version of SGLang, for which the command line is generated. If unset, it is taken from the image's tag, "
-            f"or is {DEFAULT_VERSION} if the tag is not a version."
+            "SGLang version for which the command line is generated. If unset, it is taken from the image's tag, "
+            f"or is {DEFAULT_VERSION} if no image is set or its tag is not a version."
         ),
     )
     tensor_parallel: int = Field(
