@@ -86,7 +86,9 @@ COMMANDS = {
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
     "reproduce": Command(
-        _reproduce, "lab", "simulate the paper's tables and print them beside the paper's own"
+        _reproduce,
+        "lab",
+        "simulate the results in the paper's tables and print them beside the published ones",
     ),
 }
 
@@ -106,7 +108,7 @@ def _usage() -> str:
 
 
 def _is_missing_dependency(error: ModuleNotFoundError) -> bool:
-    """Whether a dependency is not installed, rather than a module of this project missing, which would be a bug."""
+    """Whether a package is not installed. A missing module within a package of this project would be a bug."""
     return error.name is not None and not (error.name.startswith("dps_") and "." in error.name)
 
 

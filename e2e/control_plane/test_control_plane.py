@@ -242,7 +242,9 @@ def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
     assert before <= set(pods(kube, "greedy"))
 
 
-def test_rollout_changes_one_pool_at_a_time_and_stops_if_a_pool_does_not_become_ready(kube: Kube) -> None:
+def test_rollout_changes_one_pool_at_a_time_and_stops_while_new_pods_of_a_pool_are_not_ready(
+    kube: Kube,
+) -> None:
     ready(kube)
     old = deployment(kube, "greedy")["metadata"]["annotations"][HASH]
     broken = {"args": ["--mem-fraction-static", "0.99"]}

@@ -70,7 +70,7 @@ def may_list_crds(system: Kube) -> bool:
 
 
 def features(system: Kube) -> tuple[bool, bool]:
-    """The differences between the releases: the field in the CRD, and the permission."""
+    """The two differences between the releases: `networkPolicy` in the CRD, and the permission to list CRDs."""
     return has_policies(system), may_list_crds(system)
 
 

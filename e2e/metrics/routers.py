@@ -83,7 +83,7 @@ class LocalRouter:
 async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
     """Run the healthy and the faulty router.
 
-    The engines of the faulty router reject all drafts and use another chat template than its gateway.
+    The engines of the faulty router reject all drafts, and use a different chat template from its gateway's.
     """
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
         yield await asyncio.gather(

@@ -102,7 +102,9 @@ def main() -> None:
     reader = backend(folder, host)
     result["pages found"] = reader.batch_exists_v2(KEYS).kv_hit_pages
     sidecar = PoolTransfer(name=PoolName.DRAFT, keys=KEYS)
-    result["pages found if the draft model has a pool"] = reader.batch_exists_v2(KEYS, [sidecar]).kv_hit_pages
+    result["pages found if the draft model has a KV memory pool"] = reader.batch_exists_v2(
+        KEYS, [sidecar]
+    ).kv_hit_pages
     result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
     print(json.dumps(result))

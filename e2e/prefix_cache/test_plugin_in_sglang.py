@@ -33,7 +33,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         "hooked": ["_build_sidecar_transfers", "_draft_extend_for_prefill"],
         "same": [True] * 9,
         "pages found": 8,
-        "pages found if the draft model has a pool": 0,
+        "pages found if the draft model has a KV memory pool": 0,
         "pages found with other weights": 0,
         "pages found with LoRA": 0,
     }

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found"
 """make_tiny_model.py TOKENIZER_DIR OUT_DIR: create a tiny random Qwen2 checkpoint with the real Qwen2.5 tokenizer.
 
-Untied embeddings and a wide initialisation keep the model from repeating one token, so that equal
-answers of a greedy and a speculative server are significant. The checkpoint is also its own draft model.
+Untied embeddings and a wide initialisation keep the model from repeating one token; otherwise a greedy and a
+speculative server could give equal answers by chance. The checkpoint is also its own draft model.
 """
 
 import json

@@ -405,9 +405,9 @@ COMPLETION_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def continuations(body: Mapping[str, Any]) -> int:
-    """The number of continuations of each prompt for which an answer reports the prompt's length.
+    """How many times an answer reports the length of each prompt.
 
-    /generate reports it for each of them, the other routes once.
+    /generate reports it once per continuation, the other routes once.
     """
     return int(body.get("sampling_params", {}).get("n", 1))
 

@@ -1,4 +1,4 @@
-"""Spans as returned by a tracing backend, and the tree that they form. No I/O."""
+"""Spans as returned by a tracing backend, and the tree that they form. This module performs no I/O."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -157,7 +157,7 @@ async def test_unsampled_request_produces_no_spans(
 
 
 def route_attributes(headers: Mapping[str, str], cached: Mapping[str, int]) -> dict[str, Any]:
-    """The expected attributes of `dps.route`: the response headers, τ, and the uncached tokens of each pool.
+    """The expected attributes of `dps.route`: values of response headers, τ, and the uncached tokens of each pool.
 
     cached: number of tokens of the longest prompt that each pool has cached so far.
     """

@@ -80,9 +80,9 @@ class SharedPrefixCache(HiCacheStorage):
         page_format = PageFormat.of(geometry, self._settings.secret())
         self._page_tokens = pool.page_size
         logger.info(
-            "dps prefix cache: shared in directory %s, folder %s: %s",
-            self._settings.directory,
+            "dps prefix cache: shared in folder %s of each shard of %s; geometry: %s",
             page_format.folder,
+            self._settings.directory,
             geometry,
         )
         return SharedCache(PageStore(self._settings.directory, page_format, self._settings.limits), pages)

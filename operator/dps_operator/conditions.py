@@ -1,4 +1,4 @@
-"""Builds the status of a DPSRouter from its spec and its observed children. Pure."""
+"""Builds the status of a DPSRouter from its spec and its observed children. This module performs no I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

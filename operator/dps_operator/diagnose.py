@@ -1,4 +1,4 @@
-"""Diagnoses why a pod is not ready. Pure."""
+"""Diagnoses why a pod is not ready. This module performs no I/O."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Kubernetes Events for changed conditions. Pure."""
+"""Kubernetes Events for changed conditions. This module performs no I/O."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

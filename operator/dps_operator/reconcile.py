@@ -57,7 +57,7 @@ class _Outcome:
 class Reconciler:
     """Reconciles DPSRouters from the cached observations.
 
-    Level-based: the result does not depend on earlier events. `_applied` only saves unnecessary applies.
+    Level-based: the result does not depend on earlier events. `_applied` only avoids unnecessary applies.
     """
 
     def __init__(

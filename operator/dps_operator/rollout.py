@@ -1,4 +1,7 @@
-"""Serializes the rollouts of the two pools: decides which pool's Deployment has to wait. Pure."""
+"""Serializes the rollouts of the two pools: decides which pool's Deployment has to wait.
+
+This module performs no I/O.
+"""
 
 from collections.abc import Mapping
 

@@ -178,7 +178,7 @@ IMAGES = [
 
 
 @pytest.mark.parametrize(("image", "version", "expected_image", "expected_version"), IMAGES)
-def test_default_image_has_the_given_version_and_default_version_is_that_of_the_image(
+def test_version_selects_the_default_image_and_image_tag_selects_the_default_version(
     image: str | None, version: str | None, expected_image: str, expected_version: str
 ) -> None:
     assert SGLANG.image(image, version) == expected_image

@@ -151,9 +151,9 @@ class TestConversations:
         assert len(state.points) == MAX_POINTS
         assert len(state.encode()) < 6000
 
-    def test_affinity_of_a_branched_session_survives_a_merge_and_a_commit(self) -> None:
-        branched = Record((), affinity="origin")
-        assert Record(()).merged(branched).affinity == branched.with_turn(point(1), None).affinity == "origin"
+    def test_affinity_of_a_fork_survives_a_merge_and_a_commit(self) -> None:
+        fork = Record((), affinity="origin")
+        assert Record(()).merged(fork).affinity == fork.with_turn(point(1), None).affinity == "origin"
 
 
 class TestStored:

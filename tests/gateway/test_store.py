@@ -194,7 +194,7 @@ class TestMirrorEntries:
         now = 61.0
         assert (mirror.get("k"), mirror.unwritten("k")) == (None, None)
 
-    def test_entry_put_again_as_written_is_no_longer_unwritten(self) -> None:
+    def test_putting_an_entry_again_marked_as_written_clears_its_unwritten_mark(self) -> None:
         mirror = Mirror(10)
         mirror.put("k", b"v", ("p", b"w"), 60, written=False)
         mirror.put("k", b"v", None, 60, written=True)

@@ -284,8 +284,10 @@ class TestWithoutASessionId:
     def client(self, accountant: Accountant) -> Client:
         return Client(accountant, None)
 
-    async def test_conversation_that_diverges_is_a_separate_session(self, client: Client) -> None:
-        """The engines have the shared beginning cached, so the first turn of the second session has zero ΔL."""
+    async def test_prompt_that_diverges_from_a_session_starts_a_separate_session(
+        self, client: Client
+    ) -> None:
+        """The second session starts with a prompt that the first one recorded, so the ΔL of its first turn is 0."""
         start = [SYSTEM, user("hello")]
         first = await client.send(*start)
         await client.send(*start, answer("hi"), user("about cats"))
@@ -319,7 +321,7 @@ class TestWithoutASessionId:
         second = await named.send(SYSTEM, user("one"), answer("a"), user("two"))
         assert (kind(second), second.session.id) == (History.GROWN, first.session.id)
 
-    async def test_session_that_branches_from_another_keeps_its_affinity(self, client: Client) -> None:
+    async def test_fork_keeps_the_affinity_of_its_parent_session(self, client: Client) -> None:
         start = [SYSTEM, user("hello"), answer("hi"), user("about cats")]
         await client.send(*start[:2])
         origin = await client.send(*start)

@@ -1,4 +1,4 @@
-"""Engines that close connections without answering: idle ones, as after a restart, or any that carries a request."""
+"""Engines that close connections without answering: idle connections, as after a restart, or all with a request."""
 
 import asyncio
 import json

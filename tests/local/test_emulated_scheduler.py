@@ -76,7 +76,7 @@ def test_serialized_speculation_takes_as_long_as_sequential_requests() -> None:
     ],
 )
 def test_bfcl_durations_match_the_papers_table_2(engine: str, concurrency: int, paper: float) -> None:
-    """4,522 turns of 200 uncached prompt tokens and 25 answer tokens, of which 1% are simulated.
+    """1% of the 4,522 turns is simulated, each with 200 uncached prompt tokens and 25 answer tokens.
 
     25 tokens follow from Table 1: 107 tokens/s for 1060 s, divided by 4,522 turns.
     """

@@ -246,7 +246,7 @@ def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ledger", [b"", b"\xff" * 16, b"torn"])
-def test_used_bytes_are_recounted_if_the_ledger_is_damaged(tmp_path: Path, ledger: bytes) -> None:
+def test_used_bytes_are_recounted_if_the_lock_file_is_damaged(tmp_path: Path, ledger: bytes) -> None:
     pages = store(tmp_path, pages_per_shard=3)
     keys = same_shard(tmp_path, 8)
     for key in keys:

@@ -39,7 +39,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_writer_killed_during_a_write_leaves_a_miss_that_the_next_writer_repairs(tmp_path: Path) -> None:
+def test_page_whose_writer_was_killed_is_a_miss_until_the_next_writer_stores_it(tmp_path: Path) -> None:
     for number in range(3):
         with writer(tmp_path, LARGE, 2, number, 1, "hold") as process:
             until(lambda: any(path.stat().st_size > HEADER_BYTES for path in files(tmp_path, "*.tmp")))

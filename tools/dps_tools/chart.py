@@ -78,7 +78,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """A string, in double quotes as Go's encoder writes them if it would otherwise be read as another type."""
+    """A string as Go's encoder writes it: in double quotes if it would otherwise be read as another type."""
     resolved: str = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     ambiguous = resolved != "tag:yaml.org,2002:str"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if ambiguous else None)

@@ -74,7 +74,7 @@ def _top_k(speculation: Speculation) -> int:
 
 
 def _draft_tokens(speculation: Speculation) -> int:
-    """Tokens per verification step, including the token that was verified last.
+    """Tokens in the input of a verification step: the draft tokens, and the last token of the previous step.
 
     The default, steps * topK + 1, is not larger than the draft tree for any settings.
     """

@@ -1,4 +1,4 @@
-"""Everything that determines the bytes of a KV cache page, and its digest, which separates incompatible pages."""
+"""The geometry of a KV cache page: everything that determines its bytes. Its digest keeps incompatible pages apart."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """The format of one stored page: a fixed header, then the payload.
 
-The header holds the geometry's digest and the page's name, and an HMAC-SHA256 over both and the payload. A page that
-was truncated, damaged, renamed, written for another geometry, or written without the secret fails verification.
+The header holds the geometry's digest and the page's name, and an HMAC-SHA256 over both and the payload. A file that
+was truncated, damaged, renamed, moved from another geometry's folder, or written without the secret fails verification.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class PageFormat:
         if len(header) != HEADER_BYTES or file_bytes != HEADER_BYTES + self.payload_bytes:
             raise PageError("truncated or too long")
         if header[: UNSIGNED.size] != UNSIGNED.pack(MAGIC, self.payload_bytes, self.geometry_digest, name):
-            raise PageError("written for another geometry or another key")
+            raise PageError("written for another geometry or under another name")
 
     def check_payload(self, header: bytes, payload: memoryview) -> None:
         """Raises PageError if the payload is not the one that the header was written for."""

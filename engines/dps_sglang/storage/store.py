@@ -1,6 +1,7 @@
 """A page store that many processes share.
 
-A page that fails verification is a miss. No operation clears the store.
+A page that fails verification is a miss and is removed. Pages of other geometries are in other folders, and are neither
+read nor removed, except to stay within the limit. No operation clears the store.
 """
 
 import contextlib

@@ -69,7 +69,7 @@ async def prepare(call: Call, route: Route) -> Job:
 
 
 def _countable_prompts(call: Call, route: Route, body: dict[str, Any]) -> list[Prompt]:
-    """The request's prompts. Empty if they cannot be counted, as the engine will probably reject the request."""
+    """The request's prompts. Empty if they cannot be counted; the engine will probably reject such a request."""
     try:
         return route.prompts(call.runtime.accountant, body)
     except Uncountable as reason:

@@ -56,7 +56,10 @@ class EngineDialect(Protocol):
 
     @property
     def health_path(self) -> str:
-        """The path that health checks request. It must be cheap, and its status below 500 if the engine is ready."""
+        """The path that health checks request.
+
+        It must be cheap, and must answer with a status below 500 if and only if the engine is ready.
+        """
 
     @property
     def cache_fields(self) -> tuple[str, ...]:

@@ -159,10 +159,10 @@ class Accountant:
         return Prompt(data, boundaries, count_from, opening_offset(data, boundaries, split_token), marks)
 
     def _media_marks(self, text: str, chat: ChatInput) -> tuple[Mark, ...]:
-        """The positions and digests of the chat's media; the rendered text contains at most identical placeholders.
+        """The positions and digests of the chat's media. The rendered text has equal placeholders for them, or none.
 
-        The chat is rendered again with a sentinel at the start of every message with media. If the sentinels change
-        the rendered text in any other way, all media are treated as being at the start of the prompt.
+        The chat is rendered again with a sentinel at the start of every message with media. If removing the sentinels
+        does not restore `text`, all media are treated as being at the start of the prompt.
         """
         if not chat.media:
             return ()

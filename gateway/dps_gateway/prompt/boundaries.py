@@ -1,7 +1,8 @@
 """Boundaries at which a rendered prompt can be split, and digests of its prefixes. This module performs no I/O.
 
-A *boundary* is the start of a special token that the tokenizer always splits off. Tokenization is
-additive at a boundary: the text before it yields the same tokens whatever follows, so they are counted only once.
+A *boundary* is the offset at which a message starts with a special token that the tokenizer always splits off.
+Tokenization is additive at a boundary: the text before it yields the same tokens whatever follows, so they are counted
+only once.
 """
 
 from base64 import urlsafe_b64encode

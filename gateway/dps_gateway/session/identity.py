@@ -93,7 +93,7 @@ def client_session_id(
 
 
 def _is_text(value: str) -> bool:
-    """Whether `value` is valid Unicode. aiohttp decodes other bytes in a header to surrogates."""
+    """Whether `value` is valid Unicode. aiohttp decodes header bytes that are not valid UTF-8 to surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:

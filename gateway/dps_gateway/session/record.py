@@ -4,7 +4,7 @@ A *point* describes a prompt that an engine has begun to answer by the digest of
 message boundary, and by the prompt's length. The digest excludes the generation prompt that follows the boundary,
 because the next turn does not necessarily repeat it. This module performs no I/O.
 
-One session id may contain several *conversations*: sub-agents, or a client that reuses one id for unrelated chats.
+One session id may be used for several *conversations*: those of sub-agents, or unrelated chats of one client.
 Every point belongs to one of them, and the newest point of a conversation is its *head*.
 """
 

@@ -219,7 +219,8 @@ def forwarded_headers(
     """The request headers for an engine: the client's headers without credentials, and those that the gateway adds."""
     headers = _without(incoming, _NOT_FORWARDED)
     if headers.get("Content-Encoding", "").lower() in _DECODED:
-        del headers["Content-Encoding"]  # aiohttp has already decompressed the body
+        # aiohttp has already decompressed the body.
+        del headers["Content-Encoding"]
     # The answer must not be compressed, because the gateway reads the usage in it.
     headers["Accept-Encoding"] = "identity"
     headers["x-request-id"] = request_id

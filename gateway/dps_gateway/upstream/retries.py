@@ -43,8 +43,8 @@ class Retries:
     """The failed attempts of one request.
 
     A replica that cannot be reached, or that has crashed, has not answered; the request is sent to another one. A
-    replica that has rejected the request may be overloaded; retries are few, and limited by the budget. After a
-    timeout the replica may still be executing the request. A streaming request is sent once more. A non-streaming
+    replica that has rejected the request may be overloaded; retries are few, and limited by the retry budget. After
+    a timeout the replica may still be executing the request. A streaming request is sent once more. A non-streaming
     request may legitimately take long, so it is not executed a second time.
     """
 

@@ -1,4 +1,4 @@
-"""`python -m dps_lab.bench`: benchmark the gateway's request path next to other routers'. Prints Markdown."""
+"""`python -m dps_lab.bench`: compare the performance of the gateway and of other routers. Prints Markdown."""
 
 import platform
 import subprocess

@@ -79,10 +79,10 @@ def bare_proxy(upstreams: list[str]) -> Contender:
 
 
 def rust_routers(python: Path, upstreams: list[str]) -> list[Contender]:
-    """vllm-router and sglang-router with two regular workers.
+    """vllm-router and sglang-router with two workers, each of which both prefills and decodes.
 
-    `cache_aware` is the default policy of both. With it, vllm-router 0.1.17 requests both workers to render and
-    tokenize every prompt, which costs four more requests if the engine, like SGLang, does not have
+    `cache_aware` is the default policy of both. With it, vllm-router 0.1.17 has every prompt rendered and tokenized by
+    both workers, which costs four more requests if the engine, like SGLang, does not have
     /v1/chat/completions/render. It is therefore also measured with `round_robin`, which is the reference
     for relative rates.
     """

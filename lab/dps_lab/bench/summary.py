@@ -1,4 +1,4 @@
-"""Statistics over rounds. Pure."""
+"""Statistics over rounds. This module performs no I/O."""
 
 from dataclasses import dataclass
 from statistics import median

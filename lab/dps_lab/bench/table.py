@@ -1,4 +1,4 @@
-"""The report as Markdown. Pure."""
+"""The report as Markdown. This module performs no I/O."""
 
 from collections.abc import Mapping, Sequence
 

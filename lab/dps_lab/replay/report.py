@@ -1,4 +1,4 @@
-"""Statistics of a replay, and its comparison with the oracle. Pure."""
+"""Statistics of a replay, and its comparison with the oracle. This module performs no I/O."""
 
 import statistics
 from collections import Counter

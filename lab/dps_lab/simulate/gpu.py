@@ -42,7 +42,7 @@ class SharedGpu:
         return self._now + max(0.0, shortest) * len(self._running)
 
     def complete(self, now: float) -> list[tuple[Sequence, ...]]:
-        """End the steps that are due. Returns the sequences of each that progressed."""
+        """End the steps that are due. Returns, for each of these steps, the sequences that progressed."""
         self._advance(now)
         shortest = min(running.remaining for running in self._running.values())
         done = [engine for engine, running in self._running.items() if running.remaining <= shortest]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from dps_lab.simulate.trace import SessionTrace
 
 SPACE = 1 << 32
-"""Number of token ids reserved for the first tokens of runs: for the shared prefixes, and for each session."""
+"""Number of token ids in a range from which the first tokens of runs are taken. The shared prefixes have one range, and
+each session has one."""
 
 
 @dataclass(frozen=True)

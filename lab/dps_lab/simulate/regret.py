@@ -1,4 +1,7 @@
-"""Regret: how much slower a policy is than the best static policy on the same fleet and load. Pure."""
+"""Regret: how much slower a policy is than the best static policy on the same fleet and load.
+
+This module performs no I/O.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

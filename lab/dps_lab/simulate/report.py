@@ -1,4 +1,4 @@
-"""The results of a simulation. Pure."""
+"""The results of a simulation. This module performs no I/O."""
 
 import statistics
 from collections import defaultdict

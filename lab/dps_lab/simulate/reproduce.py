@@ -1,4 +1,4 @@
-"""Simulates the paper's tables. Every cell has the paper's value and the simulated one. Pure."""
+"""Simulates the paper's tables. Every cell has the paper's value and the simulated one. This module performs no I/O."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

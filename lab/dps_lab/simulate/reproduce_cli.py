@@ -1,4 +1,4 @@
-"""`dps reproduce`: simulate the paper's Tables 1, 2 and 3, and print them beside the paper's own."""
+"""`dps reproduce`: simulate the results in the paper's Tables 1, 2 and 3, and print them beside the published ones."""
 
 import argparse
 import json
@@ -24,7 +24,10 @@ def main(argv: list[str]) -> int:
     """Simulate the paper's tables and print them. Always returns 0."""
     parser = argparse.ArgumentParser(
         prog="dps reproduce",
-        description="Simulate Tables 1, 2 and 3 of the paper and print them beside the paper's own. Takes minutes.",
+        description=(
+            "Simulate the results in the paper's Tables 1, 2 and 3, and print them beside the published ones. "
+            "Takes minutes."
+        ),
         epilog="docs/simulate.md explains the time model and which cells it was fitted to.",
         allow_abbrev=False,
     )

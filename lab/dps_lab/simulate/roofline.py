@@ -1,8 +1,9 @@
-"""How long a forward pass takes: a roofline of memory bandwidth and compute. Pure; times in seconds.
+"""How long a forward pass takes: a roofline of memory bandwidth and compute. Times are in seconds.
 
-A pass reads the weights once and the KV cache of every sequence in it, and multiplies every token with the
-weights; the slower of the two bounds it. `Efficiency` holds the fraction of the data sheet's peaks that is
-reached and the fixed costs; docs/simulate.md has the fit and the error in every cell of the paper's tables.
+A pass reads the weights and the KV cache of its sequences, multiplies every token by the weights, and computes
+attention. It takes as long as memory access or computation, whichever is slower. `Efficiency` holds the fraction of the
+data sheet's peaks that is reached and the fixed costs; docs/simulate.md has the fit and the error in every cell of the
+paper's tables. This module performs no I/O.
 """
 
 import math

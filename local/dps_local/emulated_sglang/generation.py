@@ -1,7 +1,9 @@
-"""The emulated model's answers: deterministic, and planned in full when the request arrives. Pure.
+"""The emulated model's answers: deterministic, and planned in full when the request arrives.
 
 The answer is a function of the prompt's tokens, the sampling parameters and the engine's seed. Like lossless
 speculative decoding, a speculative and a greedy engine with the same seed generate the same answer.
+
+This module performs no I/O.
 """
 
 import hashlib

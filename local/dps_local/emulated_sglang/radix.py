@@ -1,4 +1,4 @@
-"""The radix cache: the token prefixes whose KV cache is in memory, with a page size of 1. Pure.
+"""The radix cache: the token prefixes whose KV cache is in memory, with a page size of 1. This module performs no I/O.
 
 It models SGLang's RadixAttention (Zheng et al., 2024): a tree whose edges are runs of tokens, shared by all
 requests with the same prefix. The least recently used leaf is evicted first; prefixes of running requests are

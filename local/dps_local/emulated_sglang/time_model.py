@@ -1,4 +1,4 @@
-"""The duration of an emulated forward pass, in emulated seconds. Pure.
+"""The duration of an emulated forward pass, in emulated seconds. This module performs no I/O.
 
 It is a roofline model: a pass reads the weights once (`decode_base_seconds`) and then computes in proportion
 to its tokens. The defaults model Qwen2.5-7B-Instruct on one A100 80 GB, with Qwen2.5-1.5B-Instruct as draft

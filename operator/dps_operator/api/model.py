@@ -137,11 +137,12 @@ class NodePool(APIObject):
         ),
     )
     node_selector: dict[str, str] = Field(
-        default={}, description="Labels that nodes must have in addition to those of the profile."
+        default={}, description="Labels that nodes must have in addition to those that `profile` requires."
     )
     tolerations: list[Toleration] = Field(
-        default=[], max_length=32, description="Tolerations in addition to the profile's."
+        default=[], max_length=32, description="Tolerations in addition to those of `profile`."
     )
     affinity: FreeObject = Field(
-        default={}, description="Affinity in addition to the profile's, as in a pod. Both must be satisfied."
+        default={},
+        description="Affinity in addition to that of `profile`, as in a pod. Both must be satisfied.",
     )

@@ -6,7 +6,7 @@ from dps_operator.api.types import APIObject, FreeObject
 
 
 class NetworkPolicy(APIObject):
-    """Network policies by which only the gateway can connect to the engines and Redis."""
+    """Network policies that allow only the gateway to connect to Redis, and only it and `monitoring` to the engines."""
 
     clients: list[FreeObject] = Field(
         default=[],
@@ -16,6 +16,6 @@ class NetworkPolicy(APIObject):
     monitoring: list[FreeObject] = Field(
         default=[],
         max_length=32,
-        description="Peers, such as Prometheus, that may connect to the gateway's admin port and the engines; only the "
-        "gateway may if empty.",
+        description="Peers that may reach the gateway's admin port and the engines in addition to the gateway, as in a "
+        "NetworkPolicy's `from`. Add Prometheus here.",
     )

@@ -1,1 +1,1 @@
-"""Pure builders of the child objects of a DPSRouter."""
+"""Builders of the child objects of a DPSRouter. This package performs no I/O."""

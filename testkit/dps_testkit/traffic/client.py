@@ -60,7 +60,7 @@ class Turn:
     def verdict(self) -> Verdict | None:
         """The decision of the first attempt with response headers.
 
-        An earlier attempt may have committed the prompt, so the ΔL of a later one may be 0.
+        Later attempts are ignored: if the first one committed the prompt, their ΔL is 0.
         """
         return next((attempt.verdict for attempt in self.attempts if attempt.verdict is not None), None)
 

@@ -1,6 +1,7 @@
 """Checks that no session state was lost between two consecutive turns, by comparing their decisions.
 
-No I/O. Lengths are in tokens. No tokenizer is needed: ΔL_t is checked against L_t, and L_t against the engine's count.
+This module performs no I/O. Lengths are in tokens. No tokenizer is needed: ΔL_t is checked against L_t, and L_t against
+the engine's count.
 """
 
 from dataclasses import dataclass
