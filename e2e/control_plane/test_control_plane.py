@@ -302,7 +302,7 @@ TROUBLES: dict[str, tuple[Manifest, str, str]] = {
     "no matching GPU node": (
         {"nodePool": {"nodeSelector": {"team": "nobody"}}},
         "WaitingForGPU",
-        "add a node with a free GPU",
+        "add a node that spec.nodePool selects and that has a free GPU",
     ),
     "crash loop": (
         {"pools": {"speculative": fate("crash")}},
