@@ -1,0 +1,120 @@
+"""Options that `dps simulate` and `dps calibrate` have in common: the workload, the load and the engines."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dps_gateway.pool import Pool
+from dps_lab.simulate.fleet import FleetSpec
+from dps_lab.simulate.hardware import HARDWARE
+from dps_lab.simulate.roofline import speculation
+from dps_lab.simulate.run import Load
+from dps_lab.simulate.trace import SessionTrace
+from dps_lab.simulate.workloads import WORKLOADS
+from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS
+
+Number = TypeVar("Number", int, float)
+
+
+def add_workload_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--workload`."""
+    parser.add_argument(
+        "--workload", required=True, metavar="NAME|FILE", help=f"{', '.join(WORKLOADS)}, or a JSONL trace"
+    )
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--concurrency` and `--rate`, of which at most one may be given."""
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency", type=positive_int, metavar="C", help="closed loop: C concurrent sessions"
+    )
+    load.add_argument(
+        "--rate", type=positive_float, metavar="R", help="Poisson arrivals: R sessions per second"
+    )
+
+
+def load_of(options: argparse.Namespace, sessions: Sequence[SessionTrace]) -> Load:
+    """The load that the options describe. Raises ValueError if they give none and a session has no arrival time."""
+    load = Load(options.concurrency, options.rate)
+    if load == Load():
+        missing = next((session.id for session in sessions if session.arrival_seconds is None), None)
+        if missing is not None:
+            raise ValueError(
+                f"session '{missing}' has no arrival_seconds; give --concurrency C or --rate R, or add "
+                "arrival_seconds to every session"
+            )
+    return load
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the engines and of their caches."""
+    engine = parser.add_argument_group("engines")
+    engine.add_argument(
+        "--cache",
+        choices=("separate", "common"),
+        default="separate",
+        help="whether an engine can fetch the prefixes that another one has cached (default: separate)",
+    )
+    engine.add_argument(
+        "--speculation",
+        choices=("batched", "serialized"),
+        default="batched",
+        help="serialized: a speculative engine runs requests one after another, as in the paper (default: batched)",
+    )
+    engine.add_argument("--hardware", choices=tuple(HARDWARE), default="a100-7b", help="default: a100-7b")
+    engine.add_argument(
+        "--algorithm", choices=sorted(SPECULATION_DEFAULTS), default="STANDALONE", help="default: STANDALONE"
+    )
+    engine.add_argument(
+        "--acceptance-length",
+        type=positive_float,
+        metavar="TOKENS",
+        help="mean tokens that one verification yields (default: the algorithm's)",
+    )
+    engine.add_argument(
+        "--transfer-rate",
+        type=positive_float,
+        default=20.0,
+        metavar="GB/S",
+        help="bandwidth of fetches from a common cache, in GB/s (default: 20)",
+    )
+
+
+def fleet_of(options: argparse.Namespace, engines: dict[Pool, int]) -> FleetSpec:
+    """A fleet of these engines, each on its own GPUs. Raises ValueError if the acceptance length is impossible."""
+    return FleetSpec(
+        engines=engines,
+        cache=options.cache,
+        serialized=options.speculation == "serialized",
+        hardware=HARDWARE[options.hardware],
+        speculation=speculation(options.algorithm, options.acceptance_length),
+        transfer_bytes_per_second=options.transfer_rate * 1e9,
+    )
+
+
+def threshold(text: str) -> int | None:
+    """A threshold in tokens; None for 'none'. Raises ArgumentTypeError if the text is neither."""
+    if text == "none":
+        return None
+    return _number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)
+
+
+def positive_int(text: str) -> int:
+    """A whole number above 0. Raises ArgumentTypeError for other text."""
+    return _number(text, int, "a whole number above 0")
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0. Raises ArgumentTypeError for other text."""
+    return _number(text, float, "a number above 0")
+
+
+def _number(text: str, parse: Callable[[str], Number], expected: str, allow_zero: bool = False) -> Number:
+    try:
+        value = parse(text)
+        if 0 < value < float("inf") or (allow_zero and value == 0):
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
