@@ -35,6 +35,41 @@ OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
         {"volumeMounts": [{"mountPath": "/a", "readOnly": True}]},
         {"volumeMounts": [{"mountPath": "/a", "name": "x", "readOnly": True}]},
     ),
+    "value replaced by valueFrom": (
+        {"env": [{"name": "A", "value": "1"}]},
+        {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+    ),
+    "volume with another source": (
+        {"volumes": [{"name": "models", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]},
+        {"volumes": [{"name": "models", "hostPath": {"path": "/data"}}]},
+        {
+            "volumes": [
+                {"name": "models", "hostPath": {"path": "/data"}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            ]
+        },
+    ),
+    "volume with more settings of the same source": (
+        {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}]},
+        {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "32Gi"}}]},
+        {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}]},
+    ),
+    "probe with another handler": (
+        {"readinessProbe": {"httpGet": {"path": "/health"}, "periodSeconds": 5}},
+        {"readinessProbe": {"exec": {"command": ["true"]}}},
+        {"readinessProbe": {"periodSeconds": 5, "exec": {"command": ["true"]}}},
+    ),
+    "hook with another handler": (
+        {"lifecycle": {"preStop": {"sleep": {"seconds": 15}}}},
+        {"lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": 1}}}},
+        {"lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": 1}}}},
+    ),
+    "label that is called like a member of a union": (
+        {"labels": {"value": "1"}},
+        {"labels": {"valueFrom": "2"}},
+        {"labels": {"value": "1", "valueFrom": "2"}},
+    ),
     "replaced list": ({"args": ["a", "b"]}, {"args": ["c"]}, {"args": ["c"]}),
 }
 

@@ -103,7 +103,7 @@ class PodTemplate(APIObject):
         default=None,
         description="A pod spec. Containers, volumes, environment variables and image pull secrets are merged by "
         "name, volume mounts by path, and ports by number; other lists, such as tolerations, replace the "
-        "generated ones.",
+        "generated ones. A volume's source, a variable's value and a probe's handler replace one of another kind.",
     )
 
 

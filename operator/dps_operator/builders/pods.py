@@ -16,27 +16,48 @@ MERGE_KEYS = {
 }
 """Lists that merge by a key, as in a strategic merge patch of a pod spec. Other lists are replaced."""
 
+_HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
+UNIONS = {
+    "env": frozenset({"value", "valueFrom"}),
+    "startupProbe": _HANDLERS,
+    "readinessProbe": _HANDLERS,
+    "livenessProbe": _HANDLERS,
+    "preStop": _HANDLERS,
+    "postStart": _HANDLERS,
+}
+"""Fields of which an object may have only one, by the field that holds the object. In a volume, which is not listed,
+these are all fields except the name."""
+
 CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
 
 
+def _without_alternatives(base: Manifest, over: Manifest, key: str) -> Manifest:
+    """`base` without the members of a union that exclude the one that `over` sets, as `emptyDir` does `hostPath`."""
+    members = (base.keys() | over.keys()) - {"name"} if key == "volumes" else UNIONS.get(key, frozenset())
+    if not members & over.keys():
+        return base
+    return {field: value for field, value in base.items() if field not in members or field in over}
+
+
 def overlay(base: Any, over: Any, key: str = "") -> Any:
     """`base` merged with `over`: objects by field, keyed lists by key; other values are replaced.
 
-    key: name of the field that holds the two values, which selects the merge key of a list."""
+    A member of a union, such as the source of a volume, replaces a different member. key: name of the field that
+    holds the two values, which selects the merge key of a list and the union of an object."""
     if isinstance(base, dict) and isinstance(over, dict):
-        merged = dict(base)
+        merged = dict(_without_alternatives(base, over, key))
         for field, value in over.items():
-            merged[field] = overlay(base[field], value, field) if field in base else value
+            merged[field] = overlay(merged[field], value, field) if field in merged else value
         return merged
     merge_key = MERGE_KEYS.get(key)
     if merge_key and isinstance(base, list) and isinstance(over, list):
         by_key = {item.get(merge_key): item for item in base}
         for item in over:
             existing = by_key.get(item.get(merge_key))
-            by_key[item.get(merge_key)] = overlay(existing, item) if existing else item
+            by_key[item.get(merge_key)] = overlay(existing, item, key) if existing else item
         return list(by_key.values())
     return over
 
