@@ -12,6 +12,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.reload import watch_config
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.write_behind import write_behind
+from dps_gateway.telemetry.decision_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
@@ -67,6 +68,8 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
     }
     if runtime.redis is not None:
         tasks["write-behind"] = lambda: write_behind(runtime.turns.store)
+    if (decisions := runtime.decision_log) is not None:
+        tasks["decision-log"] = lambda: flush_periodically(decisions)
     tasks |= _discovery(runtime)
     if runtime.config.listen.workers > 1:
         tasks["gauges"] = lambda: _refresh_gauges(runtime)

@@ -19,6 +19,7 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import HttpPeers
 from dps_gateway.session.redis import RedisBackend, connect
 from dps_gateway.session.store import SessionStore
+from dps_gateway.telemetry.decision_log import DecisionLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.turn import Turns
@@ -63,6 +64,7 @@ class Runtime:
         self.metrics = Metrics()
         self.redis = _redis(config, self._count_state_error)
         self.tracing = Tracing(config.telemetry)
+        self.decision_log = _decision_log(config, self.metrics)
         self.engine: EngineDialect = SGLang()
         self.accountant = Accountant(tokenizer, self.engine)
         self.upstream = Upstream(config.timeouts)
@@ -139,6 +141,8 @@ class Runtime:
             await self.peers.close()
         if self.redis is not None:
             await self.redis.close()
+        if self.decision_log is not None:
+            await self.decision_log.flush()
         self.tracing.shutdown()
 
     def _set_endpoints(self, config: GatewayConfig) -> None:
@@ -159,6 +163,7 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
     return {
         **{section: getattr(config, section) for section in FIXED_SECTIONS},
         **{f"pools.{name}.service": config.pools[name].service for name in Pool},
+        "routing.decisionLog": config.routing.decision_log,
         "session.redisUrl": session.redis_url,
         "session.redisTimeoutSeconds": session.redis_timeout_seconds,
         "session.mirrorRecords": session.mirror_records,
@@ -179,6 +184,11 @@ def _redis(config: GatewayConfig, on_error: Callable[[str], None]) -> RedisBacke
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return RedisBackend(client, session.redis_timeout_seconds, on_error)
+
+
+def _decision_log(config: GatewayConfig, metrics: Metrics) -> DecisionLog | None:
+    path = config.routing.decision_log
+    return None if path is None else DecisionLog(path, metrics.decision_log_dropped.inc)
 
 
 def _engine_key(config: GatewayConfig, pool: Pool) -> str | None:

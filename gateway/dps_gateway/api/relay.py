@@ -11,6 +11,7 @@ from dps_gateway.api import spans
 from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.errors import error_event
 from dps_gateway.api.job import Job
+from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.dialect import Usage, read_usage
@@ -143,6 +144,8 @@ class Relay:
             per_token = (ended - self._first_byte) / (usage.completion_tokens - 1)
             metrics.time_per_output_token.labels(pool.name.value).observe(per_token)
         pool.observe(first_chunk, per_token)
+        if self._answer.status == 200:
+            record_outcome(self._job, self._placed, usage, first_chunk, ended - self._call.started)
         await self._correct(usage)
 
     async def _correct(self, usage: Usage) -> None:

@@ -124,6 +124,9 @@ class Metrics:
         self.background_failures = counter(
             "dps_background_failures", "Background tasks that ended and were restarted", "task"
         )
+        self.decision_log_dropped = self._plain_counter(
+            "dps_decision_log_dropped", "Entries of the decision log that could not be written"
+        )
 
         self.genai_duration = histogram(
             "gen_ai_server_request_duration_seconds",

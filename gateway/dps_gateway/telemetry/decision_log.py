@@ -1,0 +1,113 @@
+"""The decision log: one line of JSON per answered turn, in a file of bounded size (`routing.decisionLog`)."""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 1.0
+MAX_PENDING: Final = 10_000
+"""Maximum number of entries in memory. Entries beyond it are dropped: a slow disk must not use up the memory."""
+
+MAX_FILE_BYTES: Final = 128 * 1024 * 1024
+"""A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`."""
+
+
+class DecisionLog:
+    """Appends entries to a file, in batches and in a thread, so that a slow or full disk never delays a request.
+
+    Several worker processes may write to the same file. `on_dropped` is called with the number of entries that are
+    dropped because the file cannot be written fast enough or at all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_dropped: Callable[[int], None] = lambda count: None,
+        *,
+        max_pending: int = MAX_PENDING,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        self._path = path
+        self._on_dropped = on_dropped
+        self._max_pending = max_pending
+        self._max_file_bytes = max_file_bytes
+        self._pending: list[Mapping[str, Any]] = []
+        self._writable = True
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Schedule an entry for the next flush."""
+        if len(self._pending) < self._max_pending:
+            self._pending.append(entry)
+        else:
+            self._on_dropped(1)
+
+    async def flush(self) -> None:
+        """Write the scheduled entries. If that fails, they are dropped, and the first failure in a row is logged."""
+        batch, self._pending = self._pending, []
+        if not batch:
+            return
+        try:
+            await asyncio.to_thread(self._append, batch)
+        except OSError as error:
+            self._on_dropped(len(batch))
+            if self._writable:
+                log.error("the decision log %s cannot be written: %s", self._path, error.strerror)
+            self._writable = False
+        else:
+            self._writable = True
+
+    def _append(self, batch: list[Mapping[str, Any]]) -> None:
+        """Append the entries to the file, all or none of them. Raises OSError."""
+        data = b"".join(orjson.dumps(entry) + b"\n" for entry in batch)
+        with self._locked() as file:
+            size = os.fstat(file).st_size
+            try:
+                _write(file, data)
+            except OSError:
+                os.ftruncate(file, size)  # a full disk may have taken half of a line
+                raise
+            if size + len(data) >= self._max_file_bytes:
+                os.replace(self._path, f"{self._path}.1")
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The file, opened for appending and locked. Raises OSError."""
+        while True:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if self._is_current(file):
+                    yield file
+                    return
+            finally:
+                os.close(file)
+
+    def _is_current(self, file: int) -> bool:
+        """Whether the path still refers to this file; another process may have renamed it before it was locked."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+
+def _write(file: int, data: bytes) -> None:
+    """Write all of `data`. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+async def flush_periodically(decisions: DecisionLog) -> None:
+    """Write the decision log at an interval, until cancelled."""
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        await decisions.flush()

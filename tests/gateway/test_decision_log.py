@@ -1,0 +1,131 @@
+"""The decision log's file: complete lines, a bounded size, and failures of the disk."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_gateway.telemetry.decision_log import DecisionLog
+
+FULL_DISK = Path("/dev/full")
+"""A device that fails every write with ENOSPC."""
+
+
+def entries(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_entries_are_appended_in_order_one_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    for run in range(2):  # the second run stands for a gateway that was restarted
+        decisions = DecisionLog(path)
+        for number in range(3):
+            decisions.add({"run": run, "turn": number})
+        await decisions.flush()
+        await decisions.flush()
+    assert entries(path) == [{"run": run, "turn": number} for run in range(2) for number in range(3)]
+
+
+async def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    decisions = DecisionLog(path)
+    decisions.add({})
+    await decisions.flush()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_file_that_reaches_the_maximum_size_is_renamed_and_replaces_the_previous_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "decisions.jsonl"
+    decisions = DecisionLog(path, max_file_bytes=30)
+    for turn in range(5):
+        decisions.add({"turn": turn})  # 11 bytes
+        await decisions.flush()
+    assert entries(tmp_path / "decisions.jsonl.1") == [{"turn": 0}, {"turn": 1}, {"turn": 2}]
+    assert entries(path) == [{"turn": 3}, {"turn": 4}]
+    decisions.add({"turn": 5})
+    await decisions.flush()
+    assert not path.exists()
+    assert entries(tmp_path / "decisions.jsonl.1") == [{"turn": 3}, {"turn": 4}, {"turn": 5}]
+
+
+async def test_processes_that_share_a_file_lose_no_line_when_it_is_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+
+    async def write(writer: int) -> None:
+        decisions = DecisionLog(path, max_file_bytes=2500)
+        for turn in range(40):
+            decisions.add({"writer": writer, "turn": turn})
+            await decisions.flush()
+
+    await asyncio.gather(*(write(writer) for writer in range(2)))
+    written = entries(tmp_path / "decisions.jsonl.1") if (tmp_path / "decisions.jsonl.1").exists() else []
+    written += entries(path) if path.exists() else []
+    assert sorted((entry["writer"], entry["turn"]) for entry in written) == [
+        (writer, turn) for writer in range(2) for turn in range(40)
+    ]
+
+
+async def test_entries_beyond_the_maximum_in_memory_are_dropped_and_counted(tmp_path: Path) -> None:
+    path, dropped = tmp_path / "decisions.jsonl", list[int]()
+    decisions = DecisionLog(path, dropped.append, max_pending=2)
+    for turn in range(5):
+        decisions.add({"turn": turn})
+    await decisions.flush()
+    assert entries(path) == [{"turn": 0}, {"turn": 1}]
+    assert dropped == [1, 1, 1]
+
+
+async def test_missing_directory_is_logged_once_and_its_entries_are_counted_as_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, dropped = tmp_path / "missing", list[int]()
+    decisions = DecisionLog(folder / "decisions.jsonl", dropped.append)
+    for _ in range(2):
+        decisions.add({"turn": 1})
+        decisions.add({"turn": 2})
+        await decisions.flush()
+    assert dropped == [2, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the decision log {folder}/decisions.jsonl cannot be written: No such file or directory"
+    ]
+    folder.mkdir()
+    decisions.add({"turn": 3})
+    await decisions.flush()
+    assert entries(folder / "decisions.jsonl") == [{"turn": 3}]
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+async def test_full_disk_drops_entries_without_an_error(tmp_path: Path) -> None:
+    path, dropped = tmp_path / "decisions.jsonl", list[int]()
+    path.symlink_to(FULL_DISK)
+    decisions = DecisionLog(path, dropped.append)
+    decisions.add({"turn": 1})
+    await decisions.flush()
+    assert dropped == [1]
+
+
+def test_batch_that_does_not_fit_on_the_disk_leaves_no_incomplete_line(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE accepts a part of the write and then fails, as a full disk does."""
+    path = tmp_path / "decisions.jsonl"
+    script = """
+import asyncio, pathlib, resource, sys
+from dps_gateway.telemetry.decision_log import DecisionLog
+
+async def main():
+    decisions = DecisionLog(pathlib.Path(sys.argv[1]))
+    decisions.add({"turn": 1})
+    await decisions.flush()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+    decisions.add({"turn": 2})
+    await decisions.flush()
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True, stderr=subprocess.DEVNULL)
+    assert entries(path) == [{"turn": 1}]

@@ -1,0 +1,74 @@
+"""The decision log of a running gateway."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_testkit.plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Site
+from dps_testkit.waiting import wait_until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+
+async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_prompts_nor_client_ids(
+    tmp_path: Path, engines: tuple[Engine, Engine]
+) -> None:
+    path = tmp_path / "decisions.jsonl"
+    before = time.time()
+    async with Site(tmp_path) as site:
+        speculative, greedy = engines
+        gateway = await site.gateway(
+            [speculative], [greedy], {"routing": {"decisionLog": str(path), "thresholdTokens": 128}}
+        )
+
+        async def send(body: dict[str, Any]) -> tuple[int, str]:
+            async with posted(gateway.url + CHAT, body, **{"x-session-id": "client-7"}) as response:
+                await response.read()
+                return response.status, response.headers.get("x-dps-session", "")
+
+        status, session = await send(chat(4, stream=True))
+        assert status == 200
+        messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": "sky " * 400}]
+        assert await send(chat(6) | {"messages": messages}) == (200, session)
+        assert (await send(chat() | {"temperature": "hot"}))[0] == 400  # not answered, so not in the log
+
+        async def written() -> bool:
+            return path.exists() and path.read_text().count("\n") == 2
+
+        await wait_until(written, "both turns are in the decision log")
+        assert await gateway.metric("dps_decision_log_dropped_total") == 0
+    text = path.read_text()
+    assert "hello" not in text
+    assert "client-7" not in text
+    first, second = (json.loads(line) for line in text.splitlines())
+    for entry in (first, second):
+        assert before < entry.pop("time") < time.time()
+        assert entry.pop("total_seconds") > (entry.pop("first_token_seconds") or 0) >= 0
+        assert entry.pop("cached_tokens") >= 0
+    length, longer = first["prompt_tokens"], second["prompt_tokens"]
+    assert first == {
+        "session": session,
+        "turn": 1,
+        "history": "new",
+        "prompt_tokens": length,
+        "delta_tokens": length,
+        "uncached_tokens": {"speculative": length, "greedy": length},
+        "pool": "speculative",
+        "reason": "within_threshold",
+        "output_tokens": 4,
+    }
+    assert second == {
+        "session": session,
+        "turn": 2,
+        "history": "grown",
+        "prompt_tokens": longer,
+        "delta_tokens": longer - length,
+        "uncached_tokens": {"speculative": longer - length, "greedy": longer},
+        "pool": "greedy",
+        "reason": "over_threshold",
+        "output_tokens": 6,
+    }
