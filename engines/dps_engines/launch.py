@@ -58,10 +58,33 @@ class Traces:
 
 
 @dataclass(frozen=True)
+class PrefixCache:
+    """A prefix cache that the engines of both pools share, in a directory.
+
+    secret_file: file with the secret of all engines. max_bytes: size limit of all pages together. min_free_bytes: free
+    space to leave on the file system.
+    """
+
+    directory: str
+    secret_file: str
+    max_bytes: int
+    min_free_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Unshareable:
+    """Why two pools cannot share a prefix cache: a CamelCase reason, and a message that says what to change."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """One engine process.
 
-    tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding.
+    tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
+    the engine shares no pages.
     """
 
     model: str
@@ -71,3 +94,4 @@ class Launch:
     tensor_parallel: int = 1
     speculation: Speculation | None = None
     traces: Traces | None = None
+    prefix_cache: PrefixCache | None = None

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dps_engines.launch import Launch, Speculation
+from dps_engines.launch import Launch, Speculation, Unshareable
+from dps_engines.pools import PoolName
 
 
 class EngineRuntime(Protocol):
@@ -42,10 +43,21 @@ class EngineRuntime(Protocol):
     def check_version(self, version: str) -> None:
         """Raises EngineError if the version is older than the oldest supported one."""
 
-    def check_arguments(self, arguments: Sequence[str], speculation: Speculation | None) -> None:
+    def check_arguments(
+        self, arguments: Sequence[str], speculation: Speculation | None, *, prefix_cache: bool = False
+    ) -> None:
         """Raises EngineError if a user's arguments contain a flag that is set elsewhere or not supported.
 
         speculation: None for greedy decoding, for which flags of speculative decoding are refused.
+        prefix_cache: whether the engine shares a prefix cache, whose flags are then refused.
+        """
+
+    def unshareable(
+        self, version: str, speculation: Speculation, arguments: Mapping[PoolName, Sequence[str]]
+    ) -> Unshareable | None:
+        """Why the engines of the two pools cannot share a prefix cache; None if they can.
+
+        speculation: of the speculative pool. arguments: the user's arguments of each pool.
         """
 
     def arguments(self, launch: Launch) -> list[str]:

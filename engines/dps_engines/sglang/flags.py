@@ -4,7 +4,7 @@ The flag names are those of SGLang 0.5.8 and later; the tests compare them with 
 each supported version's own parser.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -136,10 +136,10 @@ SGLang's parser also accepts any unambiguous prefix of a flag, so prefixes of ma
 """
 
 
-def arguments(launch: Launch) -> list[str]:
+def arguments(launch: Launch, flags: Iterable[Flag] = FLAGS) -> list[str]:
     """The command line of a launch. Raises EngineError if a required draft model is missing."""
     line: list[str] = []
-    for flag in FLAGS:
+    for flag in flags:
         value = flag.value(launch)
         if value is None or value is False:
             continue
@@ -155,10 +155,10 @@ def unsupported(argument: str) -> str | None:
     return next((reason for flag, reason in UNSUPPORTED.items() if flag.startswith(name)), None)
 
 
-def managed_by(argument: str) -> str | None:
+def managed_by(argument: str, managed: Mapping[str, str] = MANAGED) -> str | None:
     """The field that sets this flag, or the flag that it abbreviates; None if the user may set it."""
     name = argument.split("=", 1)[0]
     if not name.startswith("--"):
         return None
     name = ABBREVIATIONS.get(name, name)
-    return next((source for flag, source in MANAGED.items() if flag.startswith(name)), None)
+    return next((source for flag, source in managed.items() if flag.startswith(name)), None)

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from dps_engines.launch import EngineError, Launch, Speculation
+from dps_engines.launch import EngineError, Launch, Speculation, Unshareable
+from dps_engines.pools import PoolName
 from dps_engines.sglang import flags
+from dps_engines.sglang import prefix_cache as cache_flags
 
 DEFAULT_VERSION = "0.5.8.post1"
 REPOSITORY = "lmsysorg/sglang"
@@ -43,8 +45,11 @@ class SGLang:
             oldest = ".".join(map(str, OLDEST_SUPPORTED))
             raise EngineError(f"SGLang {version} is not supported; use {oldest} or newer")
 
-    def check_arguments(self, arguments: Sequence[str], speculation: Speculation | None) -> None:
+    def check_arguments(
+        self, arguments: Sequence[str], speculation: Speculation | None, *, prefix_cache: bool = False
+    ) -> None:
         """See EngineRuntime."""
+        managed = flags.MANAGED | (cache_flags.MANAGED if prefix_cache else {})
         for argument in arguments:
             name = argument.split("=", 1)[0]
             if reason := flags.unsupported(argument):
@@ -57,10 +62,17 @@ class SGLang:
             if speculation is None and name.startswith("--spec"):
                 source: str | None = "spec.pools.speculative.speculation, and only for the speculative pool"
             else:
-                source = flags.managed_by(argument)
+                source = flags.managed_by(argument, managed)
             if source:
                 raise EngineError(f"{name} is set by {source}; remove it")
 
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""
-        return flags.arguments(launch)
+        cache = cache_flags.FLAGS if launch.prefix_cache is not None else ()
+        return flags.arguments(launch, (*flags.FLAGS, *cache))
+
+    def unshareable(
+        self, version: str, speculation: Speculation, arguments: Mapping[PoolName, Sequence[str]]
+    ) -> Unshareable | None:
+        """See EngineRuntime."""
+        return cache_flags.unshareable(version, speculation, arguments)

@@ -3,32 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from dps_engines.sglang.prefix_cache import GREEDY, SHARED
 from dps_gateway.pool import Pool
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
 from dps_local.emulated_sglang.time_model import Speculation
-
-GREEDY: Final = "GREEDY"
-
-SHARED: Final = frozenset(
-    {
-        (GREEDY, GREEDY),
-        (GREEDY, "NGRAM"),
-        ("NGRAM", GREEDY),
-        ("NGRAM", "NGRAM"),
-        ("STANDALONE", GREEDY),
-        ("STANDALONE", "NGRAM"),
-        ("STANDALONE", "STANDALONE"),
-        (GREEDY, "STANDALONE"),
-        ("NGRAM", "STANDALONE"),
-    }
-)
-"""(writer, reader) pairs that can share KV through SGLang's HiCache storage.
-
-For the last two pairs, the draft model has to prefill what was fetched. This requires the plugin dps_sglang; SGLang
-0.5.23 alone shares no KV between them. EAGLE and EAGLE3 key their pages by bigrams and share with no engine.
-"""
 
 MAX_RUNNING_SPECULATIVE: Final = 48
 """SGLang's default of --max-running-requests with a draft model."""

@@ -1,0 +1,159 @@
+"""SGLang engines with a prefix cache that both pools share: which engines can share, and their flags.
+
+The engines share KV pages through HiCache, SGLang's hierarchical cache, and the plugin dps_sglang.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from dps_engines.launch import PrefixCache, Speculation, Unshareable
+from dps_engines.pools import PoolName
+from dps_engines.sglang.flags import LORA, Flag
+from dps_sglang.compatibility import VERSIONS
+
+GREEDY: Final = "GREEDY"
+
+SHARED: Final = frozenset(
+    {
+        (GREEDY, GREEDY),
+        (GREEDY, "NGRAM"),
+        ("NGRAM", GREEDY),
+        ("NGRAM", "NGRAM"),
+        ("STANDALONE", GREEDY),
+        ("STANDALONE", "NGRAM"),
+        ("STANDALONE", "STANDALONE"),
+        (GREEDY, "STANDALONE"),
+        ("NGRAM", "STANDALONE"),
+    }
+)
+"""(writer, reader) pairs that can share KV through SGLang's HiCache storage.
+
+For the last two pairs, the draft model has to prefill what was fetched. This requires the plugin dps_sglang; SGLang
+0.5.23 alone shares no KV between them. EAGLE and EAGLE3 key their pages by bigrams and share with no engine.
+"""
+
+GEOMETRY: Final[Mapping[str, tuple[str, ...]]] = {
+    "--revision": (),
+    "--dtype": (),
+    "--kv-cache-dtype": (),
+    "--quantization": (),
+    "--quantization-param-path": (),
+    "--json-model-override-args": (),
+    "--model-impl": (),
+    "--load-format": (),
+    "--hicache-mem-layout": (),
+    "--hicache-io-backend": (),
+    "--pp-size": ("--pipeline-parallel-size",),
+    "--attn-cp-size": ("--attention-context-parallel-size",),
+    "--attn-dp-size": ("--attention-data-parallel-size",),
+    "--dcp-size": ("--decode-context-parallel-size",),
+    "--enable-dp-attention": (),
+}
+"""Flags that determine the bytes of a page, and their aliases.
+
+Two engines whose values differ do not read each other's pages. The tensor-parallel size and the page size are the same
+in both pools.
+"""
+
+PAGE_TOKENS: Final = 64
+"""Tokens per page. Each page is a file, so small pages are slow."""
+
+_GIBIBYTE = 2**30
+_SOURCE = "spec.prefixCache"
+
+
+def _gibibytes(size: int) -> int | float:
+    return size // _GIBIBYTE if size % _GIBIBYTE == 0 else size / _GIBIBYTE
+
+
+def _extra_config(cache: PrefixCache) -> str:
+    settings = {
+        "backend_name": "dps",
+        "module_path": "dps_sglang.adapter",
+        "class_name": "SharedPrefixCache",
+        "interface_v1": 1,
+        "directory": cache.directory,
+        "secret_file": cache.secret_file,
+        "max_gib": _gibibytes(cache.max_bytes),
+        "min_free_gib": _gibibytes(cache.min_free_bytes),
+    }
+    return json.dumps(settings)
+
+
+FLAGS: Final[tuple[Flag, ...]] = (
+    Flag("--page-size", _SOURCE, lambda _: PAGE_TOKENS),
+    Flag("--enable-hierarchical-cache", _SOURCE, lambda _: True, ("--enable-hicache",)),
+    Flag("--hicache-write-policy", _SOURCE, lambda _: "write_through"),
+    Flag("--hicache-storage-prefetch-policy", _SOURCE, lambda _: "timeout"),
+    Flag("--hicache-storage-backend", _SOURCE, lambda _: "dynamic"),
+    Flag(
+        "--hicache-storage-backend-extra-config",
+        _SOURCE,
+        lambda launch: None if launch.prefix_cache is None else _extra_config(launch.prefix_cache),
+    ),
+)
+"""The flags of an engine with a shared prefix cache, in addition to those of `flags.FLAGS`."""
+
+MANAGED: Final = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
+"""Flags that a user may not pass to an engine with a shared prefix cache, and the field that sets each."""
+
+
+def unshareable(
+    version: str, speculation: Speculation, arguments: Mapping[PoolName, Sequence[str]]
+) -> Unshareable | None:
+    """Why the two pools cannot read each other's pages; None if they can.
+
+    speculation: of the speculative pool. arguments: the user's arguments of each pool.
+    """
+    algorithm = speculation.algorithm.upper()
+    if not {(algorithm, GREEDY), (GREEDY, algorithm)} <= SHARED:
+        return Unshareable(
+            "AlgorithmNotSupported",
+            f"{speculation.algorithm} engines share KV with no other engine; set "
+            "spec.pools.speculative.speculation.algorithm to Standalone or Ngram, or spec.prefixCache.mode to Separate",
+        )
+    if version not in VERSIONS:
+        supported = " or ".join(sorted(VERSIONS))
+        return Unshareable(
+            "VersionNotSupported",
+            f"the plugin does not support SGLang {version}; set spec.engine.version or the tag of "
+            f"spec.engine.image to {supported}",
+        )
+    for pool, given in arguments.items():
+        for argument in given:
+            name = argument.split("=", 1)[0]
+            if name in LORA:
+                return Unshareable(
+                    "LoRAEnabled",
+                    f"engines with LoRA adapters share no KV; remove {name} from the arguments of the {pool} pool",
+                )
+    return _different_geometry(arguments)
+
+
+def _different_geometry(arguments: Mapping[PoolName, Sequence[str]]) -> Unshareable | None:
+    speculative, greedy = _geometry(arguments["speculative"]), _geometry(arguments["greedy"])
+    for flag in GEOMETRY:
+        if speculative.get(flag) != greedy.get(flag):
+            values = f"{_shown(speculative.get(flag))} in the speculative pool and {_shown(greedy.get(flag))}"
+            return Unshareable(
+                "ArgumentsDiffer",
+                f"{flag} is {values} in the greedy pool; set it in spec.engine.args, for both pools",
+            )
+    return None
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else value or "set"
+
+
+def _geometry(arguments: Sequence[str]) -> dict[str, str]:
+    """The last value of each flag of GEOMETRY that is set; empty for a flag without a value."""
+    names = {name: flag for flag, aliases in GEOMETRY.items() for name in (flag, *aliases)}
+    found: dict[str, str] = {}
+    for argument, following in pairwise([*arguments, "--"]):
+        name, equals, value = argument.partition("=")
+        if flag := names.get(name):
+            found[flag] = value if equals else "" if following.startswith("--") else following
+    return found

@@ -1,0 +1,214 @@
+"""SGLang engines with a shared prefix cache: their flags, and which engines can share."""
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_engines.launch import EngineError, Launch, PrefixCache, Speculation, Unshareable
+from dps_engines.pools import PoolName
+from dps_engines.registry import RUNTIMES
+from dps_engines.sglang.prefix_cache import GEOMETRY, MANAGED, SHARED
+from dps_sglang.compatibility import VERSIONS
+from dps_sglang.settings import GIBIBYTE, Settings
+from dps_sglang.storage.store import Limits
+
+ROOT = Path(__file__).parents[2]
+SGLANG = RUNTIMES["SGLang"]
+STANDALONE, NGRAM = Speculation("Standalone", "d"), Speculation("Ngram")
+CACHE = PrefixCache("/kv", "/etc/secret", max_bytes=200 * GIBIBYTE, min_free_bytes=GIBIBYTE // 2)
+NO_ARGUMENTS: list[str] = []
+
+
+def options(version: str) -> dict[str, Any]:
+    """The options recorded from SGLang's parser."""
+    recorded: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "fixtures" / f"sglang-{version}-flags.json").read_text()
+    )
+    return recorded
+
+
+def added_flags() -> list[str]:
+    """The part of the command line that the prefix cache adds."""
+    without = SGLANG.arguments(Launch("m", "m", 30000))
+    line = SGLANG.arguments(Launch("m", "m", 30000, prefix_cache=CACHE))
+    assert line[: len(without)] == without
+    return line[len(without) :]
+
+
+def test_prefix_cache_adds_the_flags_of_hicache_and_the_plugins_settings() -> None:
+    *flags, settings = added_flags()
+    assert flags == [
+        *("--page-size", "64"),
+        "--enable-hierarchical-cache",
+        *("--hicache-write-policy", "write_through"),
+        *("--hicache-storage-prefetch-policy", "timeout"),
+        *("--hicache-storage-backend", "dynamic"),
+        "--hicache-storage-backend-extra-config",
+    ]
+    assert json.loads(settings) == {
+        "backend_name": "dps",
+        "module_path": "dps_sglang.adapter",
+        "class_name": "SharedPrefixCache",
+        "interface_v1": 1,
+        "directory": "/kv",
+        "secret_file": "/etc/secret",
+        "max_gib": 200,
+        "min_free_gib": 0.5,
+    }
+
+
+def test_plugin_accepts_the_settings() -> None:
+    assert Settings.parse(json.loads(added_flags()[-1])) == Settings(
+        Path("/kv"), Path("/etc/secret"), Limits(200 * GIBIBYTE, GIBIBYTE // 2), None
+    )
+
+
+@pytest.mark.parametrize("version", sorted(VERSIONS))
+def test_flags_and_their_values_are_accepted_by_the_supported_version(version: str) -> None:
+    recorded = options(version)
+    line = added_flags()
+    for flag, value in pairwise([*line, ""]):
+        if flag.startswith("--"):
+            choices = recorded[flag]["choices"]
+            assert choices is None or value in choices
+    assert set(MANAGED) <= set(recorded)
+
+
+@pytest.mark.parametrize("version", sorted(VERSIONS))
+def test_every_name_of_a_flag_is_listed(version: str) -> None:
+    recorded = options(version)
+    listed = {*MANAGED, *GEOMETRY, *(alias for aliases in GEOMETRY.values() for alias in aliases)}
+    destinations = {recorded[name]["dest"] for name in listed}
+    assert {name for name, option in recorded.items() if option["dest"] in destinations} == listed
+
+
+@pytest.mark.parametrize("argument", ["--page-size=1", "--enable-hicache", "--hicache-write-policy"])
+def test_flag_of_the_prefix_cache_is_refused_only_with_a_prefix_cache(argument: str) -> None:
+    SGLANG.check_arguments([argument], None)
+    name = argument.split("=", 1)[0]
+    with pytest.raises(EngineError, match=rf"^{name} is set by spec\.prefixCache; remove it$"):
+        SGLANG.check_arguments([argument], None, prefix_cache=True)
+
+
+SHAREABLE: dict[str, tuple[Speculation, list[str], list[str]]] = {
+    "Standalone": (STANDALONE, NO_ARGUMENTS, NO_ARGUMENTS),
+    "Ngram": (NGRAM, NO_ARGUMENTS, NO_ARGUMENTS),
+    "equal data types": (NGRAM, ["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype=fp8_e5m2"]),
+    "equal parallelism by another name": (NGRAM, ["--pp-size", "2"], ["--pipeline-parallel-size", "2"]),
+    "arguments that do not affect a page": (
+        NGRAM,
+        ["--mem-fraction-static", "0.7"],
+        ["--log-level", "debug"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("speculation", "speculative", "greedy"), SHAREABLE.values(), ids=SHAREABLE.keys())
+def test_pools_can_share(speculation: Speculation, speculative: list[str], greedy: list[str]) -> None:
+    arguments: Mapping[PoolName, list[str]] = {"speculative": speculative, "greedy": greedy}
+    assert SGLANG.unshareable("0.5.23", speculation, arguments) is None
+
+
+UNSHAREABLE: dict[str, tuple[str, Speculation, list[str], list[str], Unshareable]] = {
+    "Eagle3": (
+        "0.5.23",
+        Speculation("Eagle3", "d"),
+        NO_ARGUMENTS,
+        NO_ARGUMENTS,
+        Unshareable(
+            "AlgorithmNotSupported",
+            "Eagle3 engines share KV with no other engine; set spec.pools.speculative.speculation.algorithm to "
+            "Standalone or Ngram, or spec.prefixCache.mode to Separate",
+        ),
+    ),
+    "another version": (
+        "0.5.8.post1",
+        NGRAM,
+        NO_ARGUMENTS,
+        NO_ARGUMENTS,
+        Unshareable(
+            "VersionNotSupported",
+            "the plugin does not support SGLang 0.5.8.post1; set spec.engine.version or the tag of "
+            "spec.engine.image to 0.5.23",
+        ),
+    ),
+    "LoRA": (
+        "0.5.23",
+        NGRAM,
+        NO_ARGUMENTS,
+        ["--lora-paths=a"],
+        Unshareable(
+            "LoRAEnabled",
+            "engines with LoRA adapters share no KV; remove --lora-paths from the arguments of the greedy pool",
+        ),
+    ),
+    "another data type": (
+        "0.5.23",
+        STANDALONE,
+        ["--kv-cache-dtype", "auto", "--kv-cache-dtype", "fp8_e5m2"],
+        ["--kv-cache-dtype", "bf16"],
+        Unshareable(
+            "ArgumentsDiffer",
+            "--kv-cache-dtype is fp8_e5m2 in the speculative pool and bf16 in the greedy pool; set it in "
+            "spec.engine.args, for both pools",
+        ),
+    ),
+    "a revision of one pool": (
+        "0.5.23",
+        STANDALONE,
+        NO_ARGUMENTS,
+        ["--revision=main"],
+        Unshareable(
+            "ArgumentsDiffer",
+            "--revision is unset in the speculative pool and main in the greedy pool; set it in "
+            "spec.engine.args, for both pools",
+        ),
+    ),
+    "a flag without a value": (
+        "0.5.23",
+        NGRAM,
+        ["--enable-dp-attention"],
+        NO_ARGUMENTS,
+        Unshareable(
+            "ArgumentsDiffer",
+            "--enable-dp-attention is set in the speculative pool and unset in the greedy pool; set it in "
+            "spec.engine.args, for both pools",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "speculation", "speculative", "greedy", "expected"),
+    UNSHAREABLE.values(),
+    ids=UNSHAREABLE.keys(),
+)
+def test_pools_that_cannot_share_are_reported_with_what_to_change(
+    version: str, speculation: Speculation, speculative: list[str], greedy: list[str], expected: Unshareable
+) -> None:
+    arguments: Mapping[PoolName, list[str]] = {"speculative": speculative, "greedy": greedy}
+    assert SGLANG.unshareable(version, speculation, arguments) == expected
+
+
+def test_documented_table_of_pairs_is_the_one_of_the_code() -> None:
+    text = (ROOT / "docs/prefix-cache.md").read_text()
+    table = re.search(r"\| written by .*?\n\n", text, re.DOTALL)
+    assert table is not None
+    header, _, *rows = [
+        [cell.strip().replace("`", "").removeprefix("read by ") for cell in line.strip("|").split("|")]
+        for line in table[0].strip().splitlines()
+    ]
+    documented = {
+        (writer.strip().upper(), reader.strip().upper())
+        for row in rows
+        for readers, cell in zip(header[1:], row[1:], strict=True)
+        for writer in row[0].split(",")
+        for reader in readers.split(",")
+        if cell.startswith("yes")
+    }
+    assert documented == SHARED
