@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import multiprocessing
 import signal
 import sys
 from contextlib import suppress
@@ -12,14 +13,14 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from dps_gateway.api.admin import admin_app
+from dps_gateway.api.admin import admin_app, worker_app
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.background import background
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.runtime import Runtime
-from dps_gateway.workers import CANNOT_START, run_workers
+from dps_gateway.workers import CANNOT_START, own_socket, run_workers
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,13 @@ async def serve(
     config: GatewayConfig, tokenizer: Tokenizer, config_file: Path | None, *, reuse_port: bool = False
 ) -> None:
     """Run one gateway process until SIGTERM or SIGINT, then drain it."""
-    runtime = Runtime(config, tokenizer)
+    worker_socket = own_socket()
+    runtime = Runtime(config, tokenizer, worker_socket)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    _stop_with_parent(loop, stop)
     # When a client disconnects its handler is cancelled, which aborts the generation upstream.
     public = Runner(
         public_app(runtime),
@@ -41,10 +44,14 @@ async def serve(
         shutdown_timeout=config.timeouts.drain_seconds,
     )
     admin = Runner(admin_app(runtime), access_log=None)
-    await public.setup()
-    await admin.setup()
+    workers = Runner(worker_app(runtime), access_log=None)
+    runners = (public, admin, workers)
+    for runner in runners:
+        await runner.setup()
     listen = config.listen
     try:
+        if worker_socket is not None:
+            await web.UnixSite(workers, str(worker_socket)).start()
         async with background(runtime, config_file):
             await web.TCPSite(admin, listen.host, listen.admin_port, reuse_port=reuse_port).start()
             await web.TCPSite(public, listen.host, listen.port, reuse_port=reuse_port, backlog=1024).start()
@@ -55,9 +62,24 @@ async def serve(
             await asyncio.sleep(runtime.config.timeouts.drain_delay_seconds)
             await public.cleanup()
     finally:
-        await public.cleanup()
-        await admin.cleanup()
+        for runner in runners:
+            await runner.cleanup()
         await runtime.close()
+
+
+def _stop_with_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Stop a worker when its parent has died, even by SIGKILL, because nothing else would stop or replace it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = int(parent.sentinel)
+
+    def parent_died() -> None:
+        loop.remove_reader(sentinel)
+        log.error("the parent process has died")
+        stop.set()
+
+    loop.add_reader(sentinel, parent_died)
 
 
 def main(argv: list[str]) -> int:

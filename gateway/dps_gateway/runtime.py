@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, Self
 
 from dps_gateway.auth import Keys
@@ -16,7 +17,7 @@ from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.peers import HttpPeers
+from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
 from dps_gateway.session.redis import RedisBackend, connect
 from dps_gateway.session.store import SessionStore
 from dps_gateway.telemetry.decision_log import DecisionLog
@@ -56,10 +57,13 @@ class _Reloadable:
 class Runtime:
     """The state that all request handlers share. Construct it inside a running event loop.
 
+    `worker_socket` is this process's Unix socket if it is one of several workers.
     Raises ConfigError if the configuration cannot be used.
     """
 
-    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: GatewayConfig, tokenizer: Tokenizer, worker_socket: Path | None = None
+    ) -> None:
         loaded = _Reloadable.load(config)
         self.metrics = Metrics()
         self.redis = _redis(config, self._count_state_error)
@@ -71,11 +75,17 @@ class Runtime:
         session, limits = config.session, config.limits
         self.mirror = Mirror(session.mirror_records)
         self.peers = HttpPeers() if session.peers is not None else None
-        store = SessionStore(self.redis, self.mirror, session.ttl_seconds, self.peers)
+        self.workers = WorkerPeers(worker_socket) if worker_socket is not None else None
+        peers = [group for group in (self.peers, self.workers) if group is not None]
+        store = SessionStore(self.redis, self.mirror, session.ttl_seconds, AllPeers(peers) if peers else None)
         self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
+        count = config.listen.workers
         self.pools = {
             pool: EnginePool(
-                pool, limits.max_in_flight_per_replica, limits.max_queued, loaded.engine_keys[pool]
+                pool,
+                worker_share(limits.max_in_flight_per_replica, count),
+                worker_share(limits.max_queued, count),
+                loaded.engine_keys[pool],
             )
             for pool in Pool
         }
@@ -97,14 +107,18 @@ class Runtime:
         for key, value in current.items():
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
-        self.config = config
+        self.config = config = _in_effect(config, self._started_with)
         self.keys = loaded.keys
         self.policy = loaded.policy
         self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
         self.upstream.configure(config.timeouts)
-        limits = config.limits
+        limits, count = config.limits, config.listen.workers
         for name, pool in self.pools.items():
-            pool.configure(limits.max_in_flight_per_replica, limits.max_queued, loaded.engine_keys[name])
+            pool.configure(
+                worker_share(limits.max_in_flight_per_replica, count),
+                worker_share(limits.max_queued, count),
+                loaded.engine_keys[name],
+            )
         self._set_endpoints(config)
 
     @property
@@ -137,8 +151,9 @@ class Runtime:
     async def close(self) -> None:
         """Close all connections and flush spans."""
         await self.upstream.close()
-        if self.peers is not None:
-            await self.peers.close()
+        for peers in (self.peers, self.workers):
+            if peers is not None:
+                await peers.close()
         if self.redis is not None:
             await self.redis.close()
         if self.decision_log is not None:
@@ -155,6 +170,30 @@ class Runtime:
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()
+
+
+def worker_share(limit: int, workers: int) -> int:
+    """The part of a limit that each of several workers enforces, so that together they stay within it.
+
+    It is at least 1 unless the limit is 0, because a worker without a share could not serve any request.
+    """
+    return max(min(limit, 1), limit // workers)
+
+
+def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
+    """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
+    session = {
+        name: getattr(started.session, name)
+        for name in ("redis_url", "redis_timeout_seconds", "mirror_records")
+    }
+    return config.model_copy(
+        update={
+            **{section: getattr(started, section) for section in FIXED_SECTIONS},
+            "session": config.session.model_copy(update=session),
+            "routing": config.routing.model_copy(update={"decision_log": started.routing.decision_log}),
+            "timeouts": config.timeouts.model_copy(update={"drain_seconds": started.timeouts.drain_seconds}),
+        }
+    )
 
 
 def _read_at_start(config: GatewayConfig) -> dict[str, object]:

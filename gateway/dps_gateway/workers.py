@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 
 from prometheus_client.multiprocess import mark_process_dead
@@ -14,6 +15,16 @@ from prometheus_client.multiprocess import mark_process_dead
 RESPAWN_SECONDS = 1.0
 CANNOT_START = 2
 """Exit status of a worker whose configuration or tokenizer cannot be used."""
+
+
+SOCKETS = "DPS_WORKER_SOCKETS"
+"""The environment variable that names the folder of the workers' Unix sockets."""
+
+
+def own_socket() -> Path | None:
+    """The path of this process's Unix socket if it is one of several workers, else None."""
+    folder = os.environ.get(SOCKETS)
+    return Path(folder) / f"{os.getpid()}.sock" if folder and multiprocessing.parent_process() else None
 
 
 def run_workers(count: int, work: Callable[..., None], *arguments: object) -> int:
@@ -31,8 +42,12 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="dps-metrics-") as metrics:
+    with (
+        tempfile.TemporaryDirectory(prefix="dps-metrics-") as metrics,
+        tempfile.TemporaryDirectory(prefix="dps-workers-") as sockets,
+    ):
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+        os.environ[SOCKETS] = sockets
 
         def start() -> BaseProcess:
             process = context.Process(target=work, args=arguments)
@@ -48,6 +63,7 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
                     stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+                    (Path(sockets) / f"{worker.pid}.sock").unlink(missing_ok=True)
                     time.sleep(RESPAWN_SECONDS)
                     workers[index] = start()
         for worker in workers:

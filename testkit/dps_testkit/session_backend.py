@@ -1,6 +1,6 @@
 """A session backend for tests, with a dictionary in place of Redis."""
 
-from dps_gateway.session.store import Hit, StoreUnavailable
+from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
 
 
 class FakeBackend:
@@ -8,6 +8,7 @@ class FakeBackend:
     read and a commit as another gateway would.
 
     away: every call fails. full: every write fails. late: how many writes time out before one succeeds.
+    foreign: keys that hold a value of another type.
     """
 
     def __init__(self) -> None:
@@ -15,9 +16,12 @@ class FakeBackend:
         self.away = False
         self.full = False
         self.late = 0
+        self.foreign: set[str] = set()
 
     async def get(self, key: str) -> bytes | None:
         self._check()
+        if key in self.foreign:
+            raise ForeignValue("WRONGTYPE")
         return self.values.get(key)
 
     async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None:

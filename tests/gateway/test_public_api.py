@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from dps_gateway.api.job import LONG_BODY_BYTES
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.auth import Keys
 from dps_gateway.config import GatewayConfig
+from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_local.assets import bundled_tokenizer
@@ -422,3 +425,26 @@ class TestAnswers:
         await wait_until(given_up, "the gateway closes the connection")
         assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
         writer.transport.abort()
+
+
+async def test_event_loop_runs_while_a_long_chat_is_rendered(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rendering 200,000 messages takes half a second, in which other requests must be served."""
+    begun, other_served = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    render = gateway.runtime.accountant.chat
+
+    def slow(body: dict[str, Any]) -> Prompt:
+        loop.call_soon_threadsafe(begun.set)
+        assert other_served.wait(10), "no other request was served meanwhile"
+        return render(body)
+
+    monkeypatch.setattr(gateway.runtime.accountant, "chat", slow)
+    limits = gateway.runtime.config.limits.model_copy(update={"max_body_bytes": 2 * LONG_BODY_BYTES})
+    gateway.runtime.config = gateway.runtime.config.model_copy(update={"limits": limits})
+    long = asyncio.create_task(gateway.post(json=chat(user="x" * LONG_BODY_BYTES)))
+    await asyncio.wait_for(begun.wait(), 60)
+    await gateway.send("GET", "/version")
+    other_served.set()
+    assert (await long)[0].status == 200

@@ -119,3 +119,29 @@ async def test_change_that_needs_a_restart_is_logged(
     logged = [record.getMessage() for record in caplog.records]
     for key in ("session.redisUrl", "timeouts.drainSeconds"):
         assert f"'{key}' has changed; the change takes effect when the gateway restarts" in logged
+
+
+async def test_reloaded_configuration_shows_the_values_in_effect(file: Path, runtime: Runtime) -> None:
+    new = (
+        CONFIG.replace("{name: m", "{name: other")
+        + "session: {redisUrl: 'redis://127.0.0.1:1', ttlSeconds: 7}"
+    )
+    write("gateway.yaml", new + "\ntimeouts: {drainSeconds: 7, queueSeconds: 7}")
+    before = runtime.config
+    assert reload_config(file, runtime)
+    after = runtime.config
+    assert (after.model, after.session.redis_url) == (before.model, None)
+    assert after.timeouts.drain_seconds == before.timeouts.drain_seconds
+    assert (after.session.ttl_seconds, after.timeouts.queue_seconds) == (7, 7)
+
+
+async def test_workers_share_the_limits(file: Path) -> None:
+    write("gateway.yaml", CONFIG + "listen: {workers: 4}\nlimits: {maxInFlightPerReplica: 10, maxQueued: 2}")
+    runtime = Runtime(load_config(file), Tokenizer.load(str(bundled_tokenizer())))
+    limits = {(pool.max_in_flight_per_replica, pool.max_queued) for pool in runtime.pools.values()}
+    assert limits == {(2, 1)}
+    write("gateway.yaml", CONFIG + "listen: {workers: 1}\nlimits: {maxInFlightPerReplica: 8, maxQueued: 0}")
+    assert reload_config(file, runtime)
+    limits = {(pool.max_in_flight_per_replica, pool.max_queued) for pool in runtime.pools.values()}
+    assert limits == {(2, 0)}
+    await runtime.close()

@@ -106,6 +106,20 @@ async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: 
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
 
 
+async def test_foreign_value_does_not_block_the_commits_behind_it(
+    backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = Gateway(backend)
+    backend.away = True
+    gateway.store.accept({"dps:{s:t}:s:foreign": b"1", "dps:{s:t}:p:valid": b"2"})
+    backend.away = False
+    backend.foreign.add("dps:{s:t}:s:foreign")
+    assert await gateway.store.flush() == 1
+    assert backend.values == {"dps:{s:t}:p:valid": b"2"}
+    assert "delete this key from Redis" in caplog.text
+    assert await gateway.store.flush() == 0
+
+
 async def test_session_is_unknown_to_another_gateway_while_redis_is_unavailable(backend: FakeBackend) -> None:
     await Gateway(backend).commit(1)
     backend.away = True

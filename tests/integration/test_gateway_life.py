@@ -175,3 +175,42 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Pat
         await wait_until(removed, "the load of the killed worker is no longer reported")
         for response in running:
             response.close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
+async def test_workers_share_session_state_without_redis_and_stop_when_their_parent_is_killed(
+    tmp_path: Path, plane: Plane
+) -> None:
+    async with Site(tmp_path) as site:
+        (engine,) = await site.engines("only")
+        gateway = await site.gateway([engine], [engine], {"listen": {"workers": 2}})
+
+        async def listening() -> bool:
+            return gateway.child.log.read_text().count("listening on") == 2
+
+        await wait_until(listening, "both workers listen")
+        hello = {"role": "user", "content": "hello"}
+        histories = []
+        for number in range(12):  # on fresh connections, which the kernel distributes over both workers
+            for messages in ([hello], [hello, {"role": "assistant", "content": "a"}, hello]):
+                body = chat(messages=messages)
+                async with posted(gateway.url + CHAT, body, **{"x-session-id": str(number)}) as response:
+                    await response.read()
+                    histories.append(response.headers["x-dps-history"])
+        assert histories == ["new", "grown"] * 12
+
+        workers = workers_of(gateway)
+        os.kill(gateway.child.pid, signal.SIGKILL)
+
+        async def gone() -> bool:
+            return not any(map(is_running, workers))
+
+        await wait_until(gone, "the workers have stopped")

@@ -3,23 +3,20 @@
 Responses contain no prompts and no secrets.
 """
 
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 from aiohttp import web
 
 from dps_gateway.api.call import RUNTIME
+from dps_gateway.api.mirror import MAX_BODY_BYTES, add_mirror_routes
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import SessionId
-from dps_gateway.session.keys import is_valid_entry
-from dps_gateway.session.peers import PATH as MIRROR_PATH
 from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
-
-MAX_BODY_BYTES: Final = 256 * 1024
 
 
 def admin_app(runtime: Runtime) -> web.Application:
@@ -33,8 +30,15 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/config", _config)
     app.router.add_get("/sessions/{id}", _session)
     app.router.add_delete("/sessions/{id}", _delete_session)
-    app.router.add_post(MIRROR_PATH, _read_mirror)
-    app.router.add_put(MIRROR_PATH, _write_mirror)
+    add_mirror_routes(app, whole_replica=True)
+    return app
+
+
+def worker_app(runtime: Runtime) -> web.Application:
+    """The application of a worker's own Unix socket, for the other workers of this gateway replica."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app[RUNTIME] = runtime
+    add_mirror_routes(app, whole_replica=False)
     return app
 
 
@@ -115,40 +119,6 @@ async def _session(request: web.Request) -> web.Response:
             {"error": f"session {session.text} does not exist", "source": snapshot.source.value}, 404
         )
     return _json(session_document(session, snapshot.record, snapshot.source.value))
-
-
-async def _read_mirror(request: web.Request) -> web.Response:
-    """The cached values of the requested keys, for a gateway replica that cannot reach Redis."""
-    try:
-        keys = orjson.loads(await request.read())
-    except ValueError:
-        keys = None
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        return _json({"error": "expected a JSON array of keys"}, 400)
-    known = request.app[RUNTIME].mirror.values(keys)
-    return _json({key: value.decode() for key, value in known.items()})
-
-
-async def _write_mirror(request: web.Request) -> web.Response:
-    """Accept the commits of a gateway replica that cannot reach Redis.
-
-    They are written to Redis later, so only valid entries are accepted, and only for this gateway's model and tenants.
-    """
-    runtime = request.app[RUNTIME]
-    try:
-        entries = orjson.loads(await request.read())
-    except ValueError:
-        entries = None
-    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-        return _json({"error": "expected a JSON object of keys and values"}, 400)
-    encoded = {key: value.encode() for key, value in entries.items()}
-    scopes = runtime.scope_names()
-    if not all(is_valid_entry(scopes, key, value) for key, value in encoded.items()):
-        return _json(
-            {"error": "expected records and pointers of sessions of this gateway's model and tenants"}, 400
-        )
-    runtime.turns.store.accept(encoded)
-    return web.Response(status=204)
 
 
 async def _delete_session(request: web.Request) -> web.Response:

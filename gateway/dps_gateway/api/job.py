@@ -1,8 +1,9 @@
 """Preparing a client's request: from its headers and body to a routing decision."""
 
+import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.trace import Span
 
@@ -18,6 +19,9 @@ from dps_gateway.telemetry.tracing import links_to
 from dps_gateway.turn import MeasuredTurn, decide
 
 log = logging.getLogger(__name__)
+
+LONG_BODY_BYTES: Final = 256 * 1024
+"""Rendering the chat of a body of this size can take more than 10 ms, so it is done in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,11 @@ async def prepare(call: Call, route: Route) -> Job:
     body = parse_object(raw)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
-        prompts = _countable_prompts(call, route, body)
+        prompts = (
+            _countable_prompts(call, route, body)
+            if len(raw) < LONG_BODY_BYTES
+            else await asyncio.to_thread(_countable_prompts, call, route, body)
+        )
         turn = None
         prompt_tokens = None
         if len(prompts) == 1:

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from dps_gateway.session.breaker import Breaker
-from dps_gateway.session.store import Hit, StoreUnavailable
+from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
@@ -196,7 +196,8 @@ class RedisBackend:
             self._breaker.succeeded()  # Redis responded, but rejected the command: full, read-only or loading
         else:
             self._breaker.failed()
-        return StoreUnavailable(str(error) or type(error).__name__)
+        kind = ForeignValue if "WRONGTYPE" in str(error) else StoreUnavailable
+        return kind(str(error) or type(error).__name__)
 
     async def _send(self, command: tuple[Any, ...]) -> Any:
         if isinstance(self._client, RedisCluster):

@@ -3,7 +3,8 @@
 A request never fails because of session state. In the worst case the session is treated as new, and ΔL = L.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -12,6 +13,8 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
+
+log = logging.getLogger(__name__)
 
 MAX_COMMIT_FAILURES: Final = 2
 """The number of Redis failures after which a commit is left to the next flush. One retry is made, because a single
@@ -32,6 +35,10 @@ class StateSource(StrEnum):
 
 class StoreUnavailable(Exception):
     """The backend timed out or returned an error."""
+
+
+class ForeignValue(StoreUnavailable):
+    """The key holds a value of another type, which this project did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +188,36 @@ class SessionStore:
             )
 
     async def flush(self) -> int:
-        """Write overdue commits to Redis until the first failure. Returns the number of entries written."""
+        """Write overdue commits to Redis until the first failure. Returns the number of entries written.
+
+        An entry whose key holds a foreign value can never be written, and would block those behind it. It is dropped.
+        """
         if self._backend is None:
             return 0
         flushed = 0
-        try:
-            for key in self._mirror.unwritten_keys():
-                current = await self._backend.get(key)
-                unwritten = self._mirror.unwritten(key)
-                if unwritten is None:  # written by a newer turn in the meantime
-                    continue
-                value = self._with_current(key, current, unwritten)
-                done, _ = await self._backend.swap(key, current, value, self.ttl_seconds, None)
-                # A turn committed in the meantime has left a newer value; the next flush writes that one.
-                if done and self._mirror.unwritten(key) == unwritten:
-                    self._mirror.mark_written(key, value, self.ttl_seconds)
-                    flushed += 1
-        except StoreUnavailable:
-            pass
+        for key in self._mirror.unwritten_keys():
+            try:
+                flushed += await self._write(self._backend, key)
+            except ForeignValue as error:
+                log.error("the session entry %s is dropped: %s; delete this key from Redis", key, error)
+                self._mirror.delete(key)
+            except StoreUnavailable:
+                break
         return flushed
+
+    async def _write(self, backend: Backend, key: str) -> bool:
+        """Write an overdue commit. Returns whether it has been written."""
+        current = await backend.get(key)
+        unwritten = self._mirror.unwritten(key)
+        if unwritten is None:  # written by a newer turn in the meantime
+            return False
+        value = self._with_current(key, current, unwritten)
+        done, _ = await backend.swap(key, current, value, self.ttl_seconds, None)
+        # A turn committed in the meantime has left a newer value; the next flush writes that one.
+        if not done or self._mirror.unwritten(key) != unwritten:
+            return False
+        self._mirror.mark_written(key, value, self.ttl_seconds)
+        return True
 
     def accept(self, entries: Mapping[str, bytes]) -> None:
         """Cache entries that a peer could not write to Redis, and schedule them for the next flush.
@@ -269,6 +287,17 @@ class SessionStore:
     def _fallback_source(self, found: bool) -> StateSource:
         """The source of state that did not come from Redis. If no Redis is configured, it is always the mirror."""
         return StateSource.MIRROR if found or self._backend is None else StateSource.NONE
+
+
+def merged_values(found: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The cached values of several mirrors as one. Records are merged; of pointers, the first is used."""
+    result: dict[str, bytes] = {}
+    for values in found:
+        for key, value in values.items():
+            known = _decode(result.get(key)) if is_record_key(key) else None
+            record = _merged(known, _decode(value)) if known is not None else None
+            result[key] = record.encode() if record is not None else result.get(key, value)
+    return result
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:

@@ -1,0 +1,73 @@
+"""The mirror's endpoints, through which gateway replicas and workers share cached session state during a Redis outage.
+
+Replicas use them on the admin port. The workers of one replica share that port, so any of them may serve a request; it
+includes the others, each of which serves the endpoints on its own Unix socket as well.
+"""
+
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from dps_gateway.api.call import RUNTIME
+from dps_gateway.session.keys import is_valid_entry
+from dps_gateway.session.peers import PATH
+from dps_gateway.session.store import merged_values
+
+MAX_BODY_BYTES: Final = 256 * 1024
+
+WHOLE_REPLICA: Final = web.AppKey("whole_replica", bool)
+"""Whether the application answers for all workers of this gateway replica, or for its own process only."""
+
+
+def add_mirror_routes(app: web.Application, *, whole_replica: bool) -> None:
+    """Add the mirror's endpoints to an application."""
+    app[WHOLE_REPLICA] = whole_replica
+    app.router.add_post(PATH, _read)
+    app.router.add_put(PATH, _write)
+
+
+async def _read(request: web.Request) -> web.Response:
+    """The cached values of the requested keys, for a gateway that cannot reach Redis."""
+    runtime = request.app[RUNTIME]
+    try:
+        keys = orjson.loads(await request.read())
+    except ValueError:
+        keys = None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        return _error("expected a JSON array of keys")
+    found = [runtime.mirror.values(keys)]
+    if request.app[WHOLE_REPLICA] and runtime.workers is not None:
+        found += await runtime.workers.values(keys)
+    return _json({key: value.decode() for key, value in merged_values(found).items()})
+
+
+async def _write(request: web.Request) -> web.Response:
+    """Accept the commits of a gateway that cannot reach Redis.
+
+    They are written to Redis later, so only valid entries are accepted, and only for this gateway's model and tenants.
+    """
+    runtime = request.app[RUNTIME]
+    try:
+        entries = orjson.loads(await request.read())
+    except ValueError:
+        entries = None
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        return _error("expected a JSON object of keys and values")
+    encoded = {key: value.encode() for key, value in entries.items()}
+    scopes = runtime.scope_names()
+    if not all(is_valid_entry(scopes, key, value) for key, value in encoded.items()):
+        return _error("expected records and pointers of sessions of this gateway's model and tenants")
+    runtime.turns.store.accept(encoded)
+    if request.app[WHOLE_REPLICA] and runtime.workers is not None:
+        await runtime.workers.publish(encoded)
+    return web.Response(status=204)
+
+
+def _error(message: str) -> web.Response:
+    return _json({"error": message}, 400)
+
+
+def _json(document: Any, status: int = 200) -> web.Response:
+    body = orjson.dumps(document, option=orjson.OPT_INDENT_2)
+    return web.Response(body=body, status=status, content_type="application/json")
