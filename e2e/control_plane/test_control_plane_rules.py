@@ -44,6 +44,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gateway": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}},
         "set either replicas or autoscaling, not both",
     ),
+    "replicas with external scaling": (
+        {"pools": {"greedy": {"scaling": "External", "replicas": 2}}},
+        "replicas and autoscaling must not be set with scaling External",
+    ),
+    "surge with Recreate": (
+        {"pools": {"greedy": {"strategy": {"type": "Recreate", "maxSurge": 1}}}},
+        "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",
+    ),
+    "neither surge nor unavailable replicas": (
+        {"pools": {"speculative": {"strategy": {"maxSurge": "0%", "maxUnavailable": 0}}}},
+        "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
+    ),
+    "no surge with the default of maxUnavailable": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": 0}}}},
+        "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
+    ),
+    "negative surge": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": -1}}}},
+        "should be greater than or equal to 0",
+    ),
+    "surge that is not a percentage": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": "two"}}}},
+        "should match",
+    ),
     "minReplicas above maxReplicas": (
         {"pools": {"greedy": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}}},
         "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
@@ -97,6 +121,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "Ngram": speculation(algorithm="Ngram", draftTokens=8),
     "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
     "null threshold": {"routing": {"thresholdTokens": None}},
+    "strategy without surge": {"pools": {"greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": "50%"}}}},
+    "Recreate": {"pools": {"greedy": {"strategy": {"type": "Recreate"}}}},
+    "external scaling": {"pools": {"speculative": {"scaling": "External"}}},
     "size as an integer": {"sessionStore": {"managed": {"size": 1073741824}}},
     "resources as numbers": {"pools": {"greedy": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}}}},
     "sample ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},

@@ -6,6 +6,7 @@ from typing import Any
 
 from dps_engines.pools import POOLS
 from dps_operator.api.status import ConditionType
+from dps_operator.builders.launch import pool_of
 from dps_operator.builders.network import base_url
 from dps_operator.builders.store import managed
 from dps_operator.diagnose import Problem, most_severe
@@ -58,6 +59,9 @@ def _serving(router_name: str, observed: Observed, component: Component, type: C
     replicas = _workload(observed, kind, f"{router_name}-{component}")
     if replicas is None:
         return Verdict(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
+    if replicas.desired == 0:
+        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
+        return Verdict(type, "False", "ScaledToZero", message)
     problem = _problem(observed, component)
     count = f"{replicas.ready} of {replicas.desired} replicas are ready"
     if replicas.ready >= replicas.desired:
@@ -106,6 +110,8 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
     if observed.waiting_pool:
         (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
+        if cause := _problem(observed, other):
+            message = f"{message}: {cause.message}"
         return Verdict("Progressing", "True", "RollingOut", message)
     components: list[Component] = [*POOLS, "gateway"]
     if managed(router) is not None:
@@ -182,6 +188,9 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
         component: _counts(_workload(observed, "Deployment", child_name(router, component)))
         for component in (*POOLS, "gateway")
     }
+    scaling = {
+        pool: {"scaling": "External"} for pool in POOLS if pool_of(router.spec, pool).scaling == "External"
+    }
     routing = router.spec.routing
     labels = ",".join(f"{key}={value}" for key, value in selector(router, "gateway").items())
     result: Manifest = {
@@ -190,7 +199,7 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
             verdicts(router, observed), before.get("conditions", []), router.generation, now
         ),
         "url": base_url(router),
-        "pools": {pool: counts[pool] for pool in POOLS},
+        "pools": {pool: {**counts[pool], **scaling.get(pool, {})} for pool in POOLS},
         "gateway": {**counts["gateway"], "selector": labels},
     }
     if ("ConfigMap", child_name(router, "gateway")) in observed.children:

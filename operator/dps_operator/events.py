@@ -7,8 +7,8 @@ from dps_operator.kinds import ROUTER
 from dps_operator.resources import MANAGED_BY, Manifest, digest
 
 REPORTED_TYPES = ("Ready", "SpecValid", "Progressing")
-TRANSITIONAL_REASONS = ("NotCreated", "Starting", "LoadingModel")
-"""Condition reasons that are normal while a DPSRouter starts; their events have type Normal."""
+EXPECTED_REASONS = ("NotCreated", "Starting", "LoadingModel", "ScaledToZero")
+"""Condition reasons that are normal while a DPSRouter starts or is scaled down; their events have type Normal."""
 
 
 def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ def events(
         identity = digest([metadata["uid"], content, condition["lastTransitionTime"]])
         failed = condition["type"] != "Progressing" and condition["status"] == "False"
         bad = condition["reason"] == "ProgressDeadlineExceeded" or (
-            failed and condition["reason"] not in TRANSITIONAL_REASONS
+            failed and condition["reason"] not in EXPECTED_REASONS
         )
         manifests.append(
             {

@@ -11,6 +11,7 @@ from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
 from dps_operator.builders.store import redis_secret
+from dps_operator.errors import SpecError
 from dps_operator.kinds import CHILDREN, kind_of
 from dps_operator.resources import Manifest
 from dps_testkit.operator.golden import CASES, HERE
@@ -138,6 +139,42 @@ def test_replicas_are_unset_with_an_autoscaler() -> None:
     scaled = smallest(greedy={"autoscaling": {"maxReplicas": 4}})
     assert "replicas" not in engine_deployment(scaled, "greedy")["spec"]
     assert engine_deployment(scaled, "speculative")["spec"]["replicas"] == 1
+
+
+def test_replicas_are_unset_with_external_scaling() -> None:
+    made = children(
+        router({**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"scaling": "External"}}}), SETTINGS, ""
+    )
+    named = {(one["kind"], one["metadata"]["name"]): one for one in made}
+    assert "replicas" not in named["Deployment", "qwen-greedy"]["spec"]
+    assert ("PodDisruptionBudget", "qwen-greedy") in named
+    assert not [kind for kind, _ in named if kind == "HorizontalPodAutoscaler"]
+
+
+STRATEGIES: dict[str, tuple[dict[str, Any], Manifest]] = {
+    "default": ({}, {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}),
+    "no surge": (
+        {"maxSurge": 0, "maxUnavailable": 1},
+        {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+    ),
+    "percentages": (
+        {"maxSurge": "50%", "maxUnavailable": "25%"},
+        {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "50%"}},
+    ),
+    "recreate": ({"type": "Recreate"}, {"type": "Recreate"}),
+}
+
+
+@pytest.mark.parametrize(("strategy", "wanted"), STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_strategy_of_a_pool_is_that_of_its_deployment(strategy: dict[str, Any], wanted: Manifest) -> None:
+    made = smallest(greedy={"strategy": strategy})
+    assert engine_deployment(made, "greedy")["spec"]["strategy"] == wanted
+
+
+@pytest.mark.parametrize("value", [-1, "half", "25", 1.5])
+def test_neither_number_nor_percentage_of_pods_is_refused(value: Any) -> None:
+    with pytest.raises(SpecError, match=r"^spec\.pools\.greedy\.strategy\.maxSurge: "):
+        smallest(greedy={"strategy": {"maxSurge": value}})
 
 
 def test_node_pool_does_not_affect_gateway_and_redis() -> None:

@@ -233,6 +233,21 @@ async def test_replicas_are_transferred_to_a_second_manager_before_autoscaling(w
     assert managers == {"dps-operator": False, HANDOVER: True}
 
 
+async def test_externally_scaled_pool_keeps_its_replicas(world: World) -> None:
+    pools = {**SMALLEST["pools"], "greedy": {"scaling": "External"}}
+    world.edit({**SMALLEST, "pools": pools})
+    await world.reconcile()
+    live = world.object("Deployment", "qwen-greedy")
+    live["spec"]["replicas"] = 5
+    live["metadata"]["managedFields"] = [
+        entry for entry in live["metadata"]["managedFields"] if entry["manager"] != HANDOVER
+    ]
+    writes = world.cluster.writes()
+    await world.reconcile()
+    assert world.object("Deployment", "qwen-greedy")["spec"]["replicas"] == 5
+    assert world.cluster.writes() == writes + 1  # the status
+
+
 async def test_gateway_pods_are_annotated_once_per_configuration(world: World) -> None:
     gateway = pod("qwen-gateway-1", "gateway", phase="Running")
     world.cluster.objects["Pod", "serving", "qwen-gateway-1"] = gateway

@@ -113,6 +113,14 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
         replace(HEALTHY, failing="etcdserver: request timed out"),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "Retrying")},
     ),
+    "pool scaled to zero": (
+        Observed(family(greedy=workload("greedy", replicas(0, 0)))),
+        {
+            "Ready": ("False", "ScaledToZero"),
+            "GreedyPoolReady": ("False", "ScaledToZero"),
+            "Progressing": ("False", "Settled"),
+        },
+    ),
     "pool on hold": (
         replace(HEALTHY, waiting_pool="greedy"),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "RollingOut")},
@@ -139,6 +147,22 @@ def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
         for item in verdicts(router(SMALLEST), CASES["one of three replicas ready"][0])
     }
     assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
+
+
+def test_pool_on_hold_is_reported_with_the_problem_of_the_other_pool() -> None:
+    seen = replace(HEALTHY, waiting_pool="greedy", pods=[remembered_pod("speculative", CRASH)])
+    found = {item.type: item.message for item in verdicts(router(SMALLEST), seen)}
+    assert found["Progressing"] == (
+        f"the rollout of the greedy pool starts after that of the speculative pool: {CRASH.message}"
+    )
+
+
+def test_external_scaling_is_shown_in_the_status() -> None:
+    made = build_status(smallest(greedy={"scaling": "External"}), HEALTHY, {}, "t1")
+    assert made["pools"] == {
+        "speculative": {"replicas": 1, "readyReplicas": 1},
+        "greedy": {"replicas": 1, "readyReplicas": 1, "scaling": "External"},
+    }
 
 
 def test_failed_rollout_causes_a_warning() -> None:
@@ -283,3 +307,27 @@ def test_only_one_pool_rolls_out_at_once(
         manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
     seen = {"speculative": speculative, "greedy": greedy}
     assert pool_on_hold(desired, {name: one for name, one in seen.items() if one}) == wanted
+
+
+INTERRUPTIONS: dict[str, tuple[dict[str, Any], Child, str | None]] = {
+    "the other pool is not serving": ({"type": "Recreate"}, workload("s", replicas(0), NEW), "greedy"),
+    "unavailable replicas are allowed": (
+        {"maxSurge": 0, "maxUnavailable": 1},
+        workload("s", replicas(0), NEW),
+        "greedy",
+    ),
+    "the other pool was scaled to zero": ({"type": "Recreate"}, workload("s", replicas(0, 0), NEW), None),
+    "the other pool serves": ({"type": "Recreate"}, workload("s", replicas(), NEW), None),
+    "no interruption": ({"maxSurge": "50%"}, workload("s", replicas(0), NEW), None),
+}
+
+
+@pytest.mark.parametrize(("strategy", "other", "wanted"), INTERRUPTIONS.values(), ids=INTERRUPTIONS.keys())
+def test_rollout_that_interrupts_a_pool_waits_until_the_other_one_serves(
+    strategy: dict[str, Any], other: Child, wanted: str | None
+) -> None:
+    spec = smallest(greedy={"strategy": strategy})
+    desired = [engine_deployment(spec, "speculative"), engine_deployment(spec, "greedy")]
+    for manifest in desired:
+        manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
+    assert pool_on_hold(desired, {"speculative": other, "greedy": workload("g", replicas(), OLD)}) == wanted

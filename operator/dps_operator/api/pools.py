@@ -1,5 +1,7 @@
 """`spec.pools`: the two pools of engines."""
 
+from typing import Literal
+
 from pydantic import ConfigDict, Field
 
 from dps_engines.launch import (
@@ -11,7 +13,7 @@ from dps_engines.launch import (
     TOP_K_LIMITS,
     Algorithm,
 )
-from dps_operator.api.types import APIObject, EnvVar, PodTemplate, Resources, rules
+from dps_operator.api.types import APIObject, EnvVar, IntOrPercent, PodTemplate, Resources, rules
 
 REPLICAS_OR_AUTOSCALING = (
     "!(has(self.replicas) && has(self.autoscaling))",
@@ -21,6 +23,46 @@ MIN_UP_TO_MAX = (
     "self.minReplicas <= self.maxReplicas",
     "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
 )
+
+
+EXTERNAL_WITHOUT_REPLICAS = (
+    "!has(self.scaling) || self.scaling != 'External' || (!has(self.replicas) && !has(self.autoscaling))",
+    "replicas and autoscaling must not be set with scaling External, which leaves the number of replicas to others",
+)
+_ZERO = "['0', '0%']"
+
+
+class PoolStrategy(APIObject):
+    """How a changed pod template is rolled out within one pool."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.type) || self.type != 'Recreate' || (!has(self.maxSurge) && !has(self.maxUnavailable))",
+                "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",
+            ),
+            (
+                f"!(has(self.maxSurge) && string(self.maxSurge) in {_ZERO} &&"
+                f" (!has(self.maxUnavailable) || string(self.maxUnavailable) in {_ZERO}))",
+                "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
+            ),
+        )
+    )
+
+    type: Literal["RollingUpdate", "Recreate"] = Field(
+        default="RollingUpdate",
+        description="RollingUpdate: a few pods are replaced at a time. Recreate: all pods of the pool are "
+        "deleted before new ones are created, which needs no spare GPU.",
+    )
+    max_surge: IntOrPercent | None = Field(
+        default=None,
+        description="Maximum number or percentage of pods above the number of replicas during a rollout; 1 if unset. "
+        "Each needs free GPUs.",
+    )
+    max_unavailable: IntOrPercent | None = Field(
+        default=None,
+        description="Maximum number or percentage of replicas that may be unavailable during a rollout; 0 if unset.",
+    )
 
 
 class PoolAutoscaling(APIObject):
@@ -107,7 +149,7 @@ class Speculation(APIObject):
 class PoolSpec(APIObject):
     """One pool of engines."""
 
-    model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
+    model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING, EXTERNAL_WITHOUT_REPLICAS))
 
     replicas: int | None = Field(
         default=None,
@@ -115,10 +157,18 @@ class PoolSpec(APIObject):
         le=1000,
         description="Number of replicas; 1 if neither replicas nor autoscaling is set.",
     )
+    scaling: Literal["Managed", "External"] = Field(
+        default="Managed",
+        description="Managed: replicas or autoscaling determine the number of replicas. External: the operator does not"
+        " set it, so that kubectl scale, KEDA or your own HorizontalPodAutoscaler can scale the pool's Deployment.",
+    )
     autoscaling: PoolAutoscaling | None = Field(
         default=None,
         description="Scale replicas by the number of requests in flight. Requires an adapter that serves the gateway's "
         "metrics through the custom metrics API of Kubernetes.",
+    )
+    strategy: PoolStrategy = Field(
+        default=PoolStrategy(), description="How a changed pod template is rolled out within the pool."
     )
     args: list[str] = Field(
         default=[], max_length=128, description="Additional engine arguments for this pool."

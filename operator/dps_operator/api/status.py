@@ -45,6 +45,9 @@ class PoolStatus(APIObject):
 
     replicas: int = Field(description="Number of replicas.")
     ready_replicas: int = Field(description="Number of ready replicas.")
+    scaling: Literal["External"] | None = Field(
+        default=None, description="External if the operator does not set the number of replicas."
+    )
 
 
 class PoolsStatus(APIObject):
@@ -54,9 +57,11 @@ class PoolsStatus(APIObject):
     greedy: PoolStatus = Field(description="The greedy pool.")
 
 
-class GatewayStatus(PoolStatus):
+class GatewayStatus(APIObject):
     """Replicas of the gateway, with the selector that the scale subresource needs."""
 
+    replicas: int = Field(description="Number of replicas.")
+    ready_replicas: int = Field(description="Number of ready replicas.")
     selector: str = Field(description="Label selector of the gateway's pods.")
 
 

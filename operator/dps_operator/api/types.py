@@ -1,9 +1,10 @@
 """Common parts of the API models: the base class, CEL rules, and types shared with Kubernetes."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict, JsonValue
 
@@ -22,6 +23,31 @@ Quantity = Annotated[
     ),
 ]
 """A Kubernetes quantity: a whole number, or a string such as `500m` or `16Gi`."""
+
+INT_OR_PERCENT = r"^[0-9]+%$"
+
+
+def _int_or_percent(value: Any) -> int | str:
+    if isinstance(value, int) and value >= 0:
+        return value
+    if isinstance(value, str) and re.fullmatch(INT_OR_PERCENT, value):
+        return value
+    raise ValueError("must be a whole number, or a percentage such as 25%")
+
+
+IntOrPercent = Annotated[
+    int | str,
+    PlainValidator(_int_or_percent),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": INT_OR_PERCENT,
+            "minimum": 0,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
+]
+"""A number of pods, or a percentage of the replicas such as `25%`."""
 
 FreeObject = dict[str, Any]
 """A Kubernetes object that is copied into a child unchecked; the API server validates it when the child is applied."""

@@ -108,8 +108,21 @@ def _container(router: Router, name: PoolName) -> Manifest:
     }
 
 
+def _strategy(pool: PoolSpec) -> Manifest:
+    """The Deployment's strategy. By default, a rollout never reduces the number of ready replicas."""
+    settings = pool.strategy
+    if settings.type == "Recreate":
+        return {"type": "Recreate"}
+    surge = 1 if settings.max_surge is None else settings.max_surge
+    unavailable = 0 if settings.max_unavailable is None else settings.max_unavailable
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge},
+    }
+
+
 def engine_deployment(router: Router, name: PoolName) -> Manifest:
-    """The pool's Deployment. A rollout never reduces the number of ready replicas."""
+    """The pool's Deployment. If another controller scales the pool, it has no `replicas`."""
     pool = pool_of(router.spec, name)
     template = pod_template(
         router,
@@ -129,12 +142,12 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "strategy": _strategy(pool),
         "progressDeadlineSeconds": runtime_of(router.spec).load_seconds + 600,
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    if pool.autoscaling is None:
+    if pool.autoscaling is None and pool.scaling == "Managed":
         spec["replicas"] = pool.replicas or 1
     return child(router, "apps/v1", "Deployment", name, {TEMPLATE_HASH: digest(template)}, spec=spec)
 

@@ -61,7 +61,7 @@ def autoscalers(router: Router) -> list[Manifest]:
 
 
 def min_replicas(router: Router, component: Component) -> int:
-    """The minimum number of replicas of a component."""
+    """The minimum number of replicas of a component; 1 for a pool that is scaled externally."""
     if component == "gateway":
         gateway = router.spec.gateway
         return (
@@ -76,9 +76,11 @@ def min_replicas(router: Router, component: Component) -> int:
 def disruption_budgets(router: Router) -> list[Manifest]:
     """Budgets that let a drain evict one pod after another.
 
-    A component with a single replica has no budget, because a budget would block drains.
+    A component with a single replica has no budget, because a budget would block drains. A pool that is scaled
+    externally has one, because it may have more replicas than one.
     """
     components: tuple[Component, ...] = (*POOLS, "gateway")
+    external = {name for name in POOLS if pool_of(router.spec, name).scaling == "External"}
     return [
         child(
             router,
@@ -93,5 +95,5 @@ def disruption_budgets(router: Router) -> list[Manifest]:
             },
         )
         for component in components
-        if min_replicas(router, component) > 1
+        if min_replicas(router, component) > 1 or component in external
     ]
