@@ -70,6 +70,12 @@ def _simulate() -> Main:
     return main
 
 
+def _calibrate() -> Main:
+    from dps_lab.calibrate.cli import main
+
+    return main
+
+
 def _reproduce() -> Main:
     from dps_lab.simulate.reproduce_cli import main
 
@@ -85,6 +91,7 @@ COMMANDS = {
     "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
+    "calibrate": Command(_calibrate, "lab", "find the policy, threshold and split of GPUs for a workload"),
     "reproduce": Command(
         _reproduce,
         "lab",

@@ -19,7 +19,7 @@ from dps_lab.replay.report import Summary, summarize
 DPS, GREEDY, SPECULATIVE = "#1b5e9e", "#7a8793", "#e08214"
 INK, FAINT = "#22282e", "#d9dde1"
 
-_STYLE: dict[RcKeyType, Any] = {
+STYLE: dict[RcKeyType, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.edgecolor": FAINT,
@@ -69,7 +69,7 @@ class DemoPlot:
 def draw_demo(plot: DemoPlot, path: Path) -> None:
     """Write a PNG with four panels: ΔL by pool, session latency, throughput, and turns over time by gateway."""
     summaries = [summarize(run, plot.time_scale) for run in plot.runs]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12, rect=(0, 0, 1, 0.91))
         figure = Figure(figsize=(11.5, 7.6), dpi=150, layout=layout)
         figure.text(0.014, 0.965, "Delta-Prefill Switching", fontsize=15, weight="bold", va="center")

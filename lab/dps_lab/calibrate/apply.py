@@ -1,0 +1,133 @@
+"""Writes a chosen policy into a gateway's configuration file, or as a patch for a DPSRouter."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from dps_gateway.config import ConfigError, parse_config, read_text
+from dps_lab.calibrate.setup import Setup
+
+
+def routing_of(setup: Setup) -> dict[str, Any]:
+    """The keys of `routing` that a set-up determines. A policy without a threshold leaves the threshold as it is."""
+    threshold = {} if setup.threshold_tokens is None else {"thresholdTokens": setup.threshold_tokens}
+    return {"policy": setup.policy, **threshold}
+
+
+def apply(setup: Setup, path: Path) -> None:
+    """Change `routing` in a configuration file, atomically. Comments and all other keys stay as they are.
+
+    Raises ConfigError if the file cannot be read or written, is invalid, or has a form that cannot be edited.
+    """
+    target = path.resolve()
+    text = read_text(target)
+    parse_config(text, source=str(path), environment={})
+    changed = with_routing(text, routing_of(setup))
+    try:
+        _replace(target, changed)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; check its permissions") from error
+
+
+def with_routing(text: str, values: dict[str, Any]) -> str:
+    """A configuration with these keys of `routing`. Only their text is changed.
+
+    Raises ConfigError if the keys cannot be changed in place, for example if `routing` is a YAML alias.
+    """
+    before = yaml.safe_load(text)
+    expected = before | {"routing": (before.get("routing") or {}) | values}
+    changed = text
+    for key, value in values.items():
+        changed = _set(changed, key, value)
+    try:
+        after = yaml.safe_load(changed)
+    except yaml.YAMLError:
+        after = None
+    if after != expected:
+        changes = ", ".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
+        raise ConfigError(
+            f"routing cannot be changed in place in this form of YAML; set routing: {{{changes}}} by hand"
+        )
+    return changed
+
+
+def patch(setup: Setup) -> str:
+    """A merge patch for a DPSRouter, in YAML. Each pool of a DPSRouter has at least one replica."""
+    spec = {
+        "routing": routing_of(setup),
+        "pools": {
+            "speculative": {"replicas": max(1, setup.speculative)},
+            "greedy": {"replicas": max(1, setup.greedy)},
+        },
+    }
+    text = yaml.safe_dump({"spec": spec}, sort_keys=False)
+    if setup.two_pools:
+        return text
+    unused = "greedy" if setup.speculative else "speculative"
+    return (
+        f"# A DPSRouter has at least one replica in each pool, so the {unused} pool keeps one, which serves only\n"
+        f"# when no replica of the other pool can. With it, the fleet has one engine more than was calibrated.\n{text}"
+    )
+
+
+def _set(text: str, key: str, value: str | int) -> str:
+    """Replace or insert one key of `routing`."""
+    root = yaml.compose(text)
+    assert isinstance(root, MappingNode)
+    quoted = root.value[0][0].style == '"'
+    routing = _child(root, "routing")
+    if routing is None and root.flow_style:
+        return _insert(text, root, "routing", _flow_mapping(key, value, quoted))
+    if routing is None:
+        return f"{text.rstrip()}\nrouting: {_flow_mapping(key, value, quoted)}\n"
+    if not isinstance(routing, MappingNode) or not routing.value:
+        return _replaced(text, routing, f" {_flow_mapping(key, value, quoted)}")
+    node = _child(routing, key)
+    if node is None:
+        return _insert(text, routing, key, json.dumps(value) if quoted else str(value))
+    plain = isinstance(node, ScalarNode) and node.style is None and not quoted
+    return _replaced(text, node, str(value) if plain else json.dumps(value))
+
+
+def _flow_mapping(key: str, value: str | int, quoted: bool) -> str:
+    return json.dumps({key: value}) if quoted else f"{{{key}: {value}}}"
+
+
+def _replaced(text: str, node: Node, written: str) -> str:
+    return text[: node.start_mark.index] + written + text[node.end_mark.index :]
+
+
+def _insert(text: str, mapping: MappingNode, key: str, written: str) -> str:
+    """Add a key before the first key of a mapping, in the same style."""
+    first = mapping.value[0][0]
+    name = json.dumps(key) if first.style == '"' else key
+    start = first.start_mark.index
+    separator = ", " if mapping.flow_style else "\n" + " " * first.start_mark.column
+    return f"{text[:start]}{name}: {written}{separator}{text[start:]}"
+
+
+def _child(node: Node | None, key: str) -> Node | None:
+    if not isinstance(node, MappingNode):
+        return None
+    return next((value for name, value in node.value if name.value == key), None)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a reader sees either the old content or the new."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(path.stat().st_mode)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,182 @@
+"""`dps calibrate`: find the policy, the threshold and the split of the GPUs that suit a workload and a load."""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from dps_gateway.config import ConfigError
+from dps_gateway.pool import Pool
+from dps_lab.calibrate.apply import apply, patch
+from dps_lab.calibrate.goal import OBJECTIVES, Goal
+from dps_lab.calibrate.plot import draw_calibration
+from dps_lab.calibrate.report import print_calibration
+from dps_lab.calibrate.result import Calibration, conclude
+from dps_lab.calibrate.search import Search, Thresholds
+from dps_lab.calibrate.setup import Conditions
+from dps_lab.simulate.fleet import FleetError, parse_fleet
+from dps_lab.simulate.hardware import HARDWARE
+from dps_lab.simulate.options import (
+    add_engine_options,
+    add_load_options,
+    add_workload_option,
+    fleet_of,
+    load_of,
+    positive_float,
+    positive_int,
+)
+from dps_lab.simulate.run import Load
+from dps_lab.simulate.trace import SessionTrace
+from dps_lab.simulate.workloads import load_workload
+
+DEFAULT_SESSIONS: Final = 120
+SEEDS: Final = 3
+EXHAUSTIVE_THRESHOLDS: Final = 64
+
+
+def main(argv: list[str]) -> int:
+    """Calibrate and print the result. Returns 0, 1 if no set-up meets the limits, or 2 for invalid input."""
+    options = _parser().parse_args(argv)
+    try:
+        result, search = _calibrate(options)
+        if options.plot is not None:
+            draw_calibration(result, search.explored, options.workload, options.plot)
+        if options.apply is not None and not result.excess:
+            apply(result.choice, options.apply)
+    except (ValueError, FleetError, ConfigError, OSError) as error:
+        print(f"dps calibrate: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(result.as_json()))
+    elif options.patch:
+        print(patch(result.choice), end="")
+    else:
+        print_calibration(result, _title(options), Console())
+    if result.excess:
+        print("dps calibrate: no set-up meets the limits; nothing was applied", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dps calibrate",
+        description=(
+            "Find the routing policy, the threshold and the split of the GPUs that suit a workload and a load, "
+            "by simulation. Requires no GPU."
+        ),
+        epilog="docs/calibrate.md describes the search and its output.",
+        allow_abbrev=False,
+    )
+    add_workload_option(parser)
+    fleet = parser.add_mutually_exclusive_group()
+    fleet.add_argument(
+        "--gpus", type=positive_int, default=2, metavar="N", help="number of GPUs to split (default: 2)"
+    )
+    fleet.add_argument("--fleet", metavar="speculative=N,greedy=M", help="keep this split")
+    add_load_options(parser)
+    parser.add_argument(
+        "--objective",
+        choices=tuple(OBJECTIVES),
+        default="session",
+        help="what to minimise (default: session)",
+    )
+    for figure, name in _LIMITS.items():
+        parser.add_argument(
+            f"--max-{figure}", type=positive_float, metavar="SECONDS", help=f"limit of the {name}"
+        )
+    parser.add_argument(
+        "--sessions",
+        type=_sessions,
+        default=DEFAULT_SESSIONS,
+        metavar="N|all",
+        help=f"how many of the workload's sessions to simulate (default: {DEFAULT_SESSIONS})",
+    )
+    parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="first of three seeds (default: 0)")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="try every split and policy with 64 thresholds"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG")
+    parser.add_argument(
+        "--apply",
+        type=Path,
+        metavar="FILE",
+        help="set policy and threshold in this configuration of the gateway",
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument("--patch", action="store_true", help="print a merge patch for a DPSRouter")
+    add_engine_options(parser)
+    return parser
+
+
+_LIMITS: Final = {
+    "session-p95": "95th percentile of the session latency",
+    "ttft-p95": "95th percentile of the time to first token",
+    "tpot": "median time per output token",
+}
+
+
+def _calibrate(options: argparse.Namespace) -> tuple[Calibration, Search]:
+    workload = load_workload(options.workload)
+    load = load_of(options, workload)
+    sessions = sample(workload, options.sessions, load, options.seed)
+    splits, engines = _splits(options)
+    fleet = fleet_of(options, dict.fromkeys(Pool, 1))
+    conditions = Conditions(sessions, load, fleet, options.replicas)
+    given = {name: getattr(options, f"max_{name.replace('-', '_')}") for name in _LIMITS}
+    goal = Goal(options.objective, tuple((name, limit) for name, limit in given.items() if limit is not None))
+    seeds = range(options.seed, options.seed + SEEDS)
+    search = Search(conditions.measure, Thresholds.of(sessions), goal, seeds)
+    finalists = (
+        search.run_exhaustively(splits, engines, EXHAUSTIVE_THRESHOLDS)
+        if options.exhaustive
+        else search.run(splits, engines)
+    )
+    return conclude(search, goal, finalists), search
+
+
+def sample(
+    workload: Sequence[SessionTrace], count: int | None, load: Load, seed: int
+) -> Sequence[SessionTrace]:
+    """`count` random sessions in their order, or the first to arrive if they arrive as recorded; all if None."""
+    if count is None or count >= len(workload):
+        return workload
+    if load == Load():
+        return sorted(workload, key=lambda session: session.arrival_seconds or 0.0)[:count]
+    chosen = random.Random(f"{seed}/sample").sample(range(len(workload)), count)
+    return [workload[index] for index in sorted(chosen)]
+
+
+def _splits(options: argparse.Namespace) -> tuple[list[int], int]:
+    """The numbers of speculative engines to try, and the number of all engines."""
+    if options.fleet is not None:
+        engines = parse_fleet(options.fleet)
+        return [engines[Pool.SPECULATIVE]], sum(engines.values())
+    each = HARDWARE[options.hardware].tensor_parallel
+    if options.gpus % each:
+        raise ValueError(
+            f"--gpus {options.gpus}: an engine of {options.hardware} takes {each} GPUs; choose a multiple of {each}"
+        )
+    engines_count = options.gpus // each
+    return list(range(engines_count + 1)), engines_count
+
+
+def _title(options: argparse.Namespace) -> str:
+    if options.concurrency is not None:
+        load = f"{options.concurrency} concurrent sessions"
+    elif options.rate is not None:
+        load = f"{options.rate:g} sessions per second"
+    else:
+        load = "sessions as recorded"
+    return f"{options.workload}, {load}"
+
+
+def _sessions(text: str) -> int | None:
+    return None if text == "all" else positive_int(text)
