@@ -8,11 +8,12 @@ from typing import Any, Final
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
-from dps_gateway.routing.decision import Decision, Policy, Turn
+from dps_gateway.routing.decision import Decision, Policy, PoolView, Turn
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
+from dps_gateway.upstream.pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
 """Tolerated shortfall, in tokens, between expected and reported cached tokens (page rounding, draft-model cache)
@@ -179,10 +180,32 @@ class Turns:
         return Session(fork, scope, snapshot, growth, base)
 
 
-def decide(policy: Policy, turn: MeasuredTurn) -> Decision:
+def decide(policy: Policy, turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Decision:
     """The policy's decision for a measured turn."""
+    base = turn.session.growth.base
+    served = base.pools if base is not None else frozenset[Pool]()
     return policy.decide(
-        Turn(prompt_tokens=turn.prompt_tokens, delta_tokens=turn.delta_tokens, draw=random.random())
+        Turn(
+            prompt_tokens=turn.prompt_tokens,
+            delta_tokens=turn.delta_tokens,
+            draw=random.random(),
+            number=turn.number,
+            # If both pools have served the prompt, for example after a retry, both have it cached.
+            last_pool=next(iter(served)) if len(served) == 1 else None,
+            pools={name: _view(turn, pool) for name, pool in pools.items()},
+        )
+    )
+
+
+def _view(turn: MeasuredTurn, pool: EnginePool) -> PoolView:
+    ready = len(pool.ready)
+    return PoolView(
+        ready_replicas=ready,
+        in_flight=pool.in_flight / max(1, ready),
+        queued=pool.queued / max(1, ready),
+        queued_prefill_tokens=0.0,
+        uncached_tokens=turn.session.growth.uncached_tokens(turn.prompt_tokens, pool.name),
+        fetchable_tokens=0,
     )
 
 

@@ -1,6 +1,6 @@
 """The routing rule: Eq. 2 of the paper, its extreme thresholds, its ablation and the fixed policies."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from hypothesis import given
@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing import policies as policies_module
-from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
+from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.policies import (
     POLICIES,
     AlwaysGreedy,
     AlwaysSpeculative,
     DeltaPrefill,
     Random,
+    Sticky,
     TotalLength,
     policy_named,
 )
@@ -26,7 +27,25 @@ tokens = st.integers(min_value=0, max_value=1_000_000)
 
 
 def turn(delta: int, length: int | None = None, draw: float = 0.0) -> Turn:
-    return Turn(prompt_tokens=delta if length is None else length, delta_tokens=delta, draw=draw)
+    return Turn(
+        prompt_tokens=delta if length is None else length,
+        delta_tokens=delta,
+        draw=draw,
+        number=1,
+        last_pool=None,
+        pools={},
+    )
+
+
+def loaded(load: float, ready_replicas: int = 1) -> PoolView:
+    return PoolView(
+        ready_replicas=ready_replicas,
+        in_flight=load,
+        queued=0,
+        queued_prefill_tokens=0,
+        uncached_tokens=0,
+        fetchable_tokens=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +99,25 @@ def test_random_policy_selects_both_pools_with_equal_probability(draw: float, de
 
 
 @pytest.mark.parametrize(
+    ("last_pool", "speculative", "greedy", "expected"),
+    [
+        pytest.param(
+            None, loaded(3), loaded(2), Pool.GREEDY, id="a new session goes to the less loaded pool"
+        ),
+        pytest.param(None, loaded(2), loaded(2), Pool.SPECULATIVE, id="speculative if the loads are equal"),
+        pytest.param(None, loaded(0, 0), loaded(9), Pool.GREEDY, id="not to a pool without ready replicas"),
+        pytest.param(Pool.GREEDY, loaded(0), loaded(9), Pool.GREEDY, id="a session stays, whatever the load"),
+    ],
+)
+def test_sticky_keeps_a_session_in_the_pool_where_it_began(
+    last_pool: Pool | None, speculative: PoolView, greedy: PoolView, expected: Pool
+) -> None:
+    pools = {Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy}
+    decision = Sticky().decide(replace(turn(100), last_pool=last_pool, pools=pools))
+    assert decision == Decision(expected, Reason.FIXED)
+
+
+@pytest.mark.parametrize(
     ("threshold", "speculative"),
     [(0, 0), (32, 0), (64, 2), (65, 3), (128, 4), (256, 6), (4025, 6), (4096, 7), (None, 7)],
 )
@@ -98,6 +136,7 @@ def test_more_turns_are_speculative_at_a_higher_threshold(threshold: int | None,
         ("AlwaysSpeculative", AlwaysSpeculative()),
         ("AlwaysGreedy", AlwaysGreedy()),
         ("Random", Random()),
+        ("Sticky", Sticky()),
     ],
 )
 def test_policy_is_built_by_its_registered_name(name: str, expected: Policy) -> None:
@@ -109,7 +148,7 @@ def test_registry_lists_every_policy() -> None:
     defined = {
         each.__name__
         for each in policies
-        if isinstance(each, type) and each.__module__ == policies_module.__name__
+        if isinstance(each, type) and hasattr(each, "decide") and each is not Policy
     }
     assert set(POLICIES) == defined
 

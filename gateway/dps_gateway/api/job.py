@@ -94,7 +94,7 @@ def _decide(call: Call, turn: MeasuredTurn | None) -> Decision:
     metrics.delta_tokens.observe(turn.delta_tokens)
     metrics.prompt_tokens.observe(turn.prompt_tokens)
     metrics.history.labels(turn.session.growth.history.value).inc()
-    return decide(runtime.policy, turn)
+    return decide(runtime.policy, turn, runtime.pools)
 
 
 def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decision) -> None:

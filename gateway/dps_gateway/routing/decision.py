@@ -1,5 +1,6 @@
 """The input and the result of a routing policy. This module performs no I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -13,8 +14,34 @@ class Reason(StrEnum):
     WITHIN_THRESHOLD = "within_threshold"
     OVER_THRESHOLD = "over_threshold"
     FIXED = "fixed"
+    PREDICTED_FASTER = "predicted_faster"
     FAILOVER = "failover"
     OVERLOAD = "overload"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The state of one pool when a turn is routed, as far as the gateway has observed it.
+
+    The load is that of the replica that would serve the turn, or the mean of the ready replicas.
+    """
+
+    ready_replicas: int
+    in_flight: float
+    """Requests that the replica is serving."""
+    queued: float
+    """Requests that wait for the replica."""
+    queued_prefill_tokens: float
+    """Tokens that the replica has to prefill before this turn's prompt."""
+    uncached_tokens: int
+    """Tokens of the turn's prompt that are not in the pool's KV cache, according to the session's record."""
+    fetchable_tokens: int
+    """The part of `uncached_tokens` that a common prefix cache contains, so that it is fetched, not computed."""
+
+    @property
+    def load(self) -> float:
+        """Requests that the replica is serving or that wait for it."""
+        return self.in_flight + self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +50,16 @@ class Turn:
 
     `prompt_tokens` is L_t and `delta_tokens` is ΔL_t = L_t - L_{t-1} (paper, Eq. 1; L_0 = 0), in tokens.
     `draw` is a uniform random number in [0, 1), supplied by the caller so that a random policy remains pure.
+    `number` is t, which is 1 for the first turn. `last_pool` served the turn that the prompt grew from; it is None if
+    there is none. `pools` describes the pools; a pool that is not listed has no ready replica.
     """
 
     prompt_tokens: int
     delta_tokens: int
     draw: float
+    number: int
+    last_pool: Pool | None
+    pools: Mapping[Pool, PoolView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +68,11 @@ class Decision:
 
     pool: Pool
     reason: Reason
+    predicted: Mapping[Pool, float] | None = None
+    """Seconds until the turn would be complete in each ready pool; None if the policy does not predict them."""
 
 
 class Policy(Protocol):
-    """A routing policy: a pure function of one turn."""
+    """A routing policy: a function of one turn, without I/O."""
 
     def decide(self, turn: Turn, /) -> Decision: ...

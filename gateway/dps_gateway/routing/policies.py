@@ -1,10 +1,12 @@
 """The routing policies: Delta-Prefill Switching (the paper's Eq. 2) and its baselines."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
 
 
@@ -66,12 +68,28 @@ class Random:
         return Decision(Pool.SPECULATIVE if turn.draw < 0.5 else Pool.GREEDY, Reason.FIXED)
 
 
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """Keep a session in the pool that served its last turn; send its first turn to the less loaded pool.
+
+    Of two equally loaded pools, the speculative one is chosen.
+    """
+
+    def decide(self, turn: Turn, /) -> Decision:
+        if turn.last_pool is not None:
+            return Decision(turn.last_pool, Reason.FIXED)
+        ready = {pool: view.load for pool, view in turn.pools.items() if view.ready_replicas}
+        return Decision(min(Pool, key=lambda pool: ready.get(pool, math.inf)), Reason.FIXED)
+
+
 POLICIES: Final[Mapping[str, Callable[[int | None], Policy]]] = {
     "DeltaPrefill": DeltaPrefill,
     "TotalLength": TotalLength,
     "AlwaysSpeculative": lambda threshold_tokens: AlwaysSpeculative(),
     "AlwaysGreedy": lambda threshold_tokens: AlwaysGreedy(),
     "Random": lambda threshold_tokens: Random(),
+    "Sticky": lambda threshold_tokens: Sticky(),
+    "Adaptive": lambda threshold_tokens: Adaptive(),
 }
 """Every policy by its name in `routing.policy`. To add a policy, define its class and register it here."""
 

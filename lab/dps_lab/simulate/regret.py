@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill
+from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, Sticky
 from dps_lab.simulate.report import mean_session_seconds
 from dps_lab.simulate.run import Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
@@ -20,6 +20,7 @@ STATIC_POLICIES: Final = (
     DeltaPrefill(128),
     DeltaPrefill(512),
     DeltaPrefill(2048),
+    Sticky(),
 )
 """The alternatives that a policy is compared with."""
 

@@ -10,6 +10,7 @@ from itertools import count
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
+from dps_gateway.routing.learning import Observation
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
@@ -195,6 +196,7 @@ class _Simulation:
         placement = flight.placement
         assert sequence.first_token is not None
         self._gateway.release(placement)
+        self._gateway.observe(placement, _observation(flight, sequence, now), now)
         self._results.append(
             TurnResult(
                 session=flight.active.plan.trace.id,
@@ -215,6 +217,28 @@ class _Simulation:
 
     def _at(self, time: float, event: Event) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
+
+
+def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observation:
+    """What the gateway observes of an answered turn."""
+    placement, view = flight.placement, flight.placement.view
+    assert sequence.first_token is not None
+    predicted = placement.decision.predicted
+    return Observation(
+        pool=placement.decision.pool,
+        prompt_tokens=len(sequence.prompt),
+        delta_tokens=flight.turn.delta_tokens,
+        uncached_tokens=view.uncached_tokens,
+        cached_tokens=sequence.cached_tokens,
+        fetchable_tokens=view.fetchable_tokens,
+        output_tokens=sequence.generated,
+        load=view.load,
+        queued_prefill_tokens=view.queued_prefill_tokens,
+        first_token_seconds=sequence.first_token - flight.sent,
+        total_seconds=now - flight.sent,
+        number=placement.number,
+        predicted_seconds=None if predicted is None else predicted.get(placement.decision.pool),
+    )
 
 
 def _check_lengths(sessions: Many[SessionTrace], capacity: int) -> None:

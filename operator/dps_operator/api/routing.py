@@ -6,7 +6,9 @@ from pydantic import ConfigDict, Field
 
 from dps_operator.api.types import APIObject, rules
 
-Policy = Literal["DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random"]
+Policy = Literal[
+    "DeltaPrefill", "TotalLength", "AlwaysSpeculative", "AlwaysGreedy", "Random", "Sticky", "Adaptive"
+]
 
 SessionKey = Annotated[
     str,
@@ -37,7 +39,8 @@ class Routing(APIObject):
         description=(
             "DeltaPrefill: speculative if the prompt grew by at most thresholdTokens. TotalLength: speculative if it "
             "has at most thresholdTokens tokens. AlwaysSpeculative, AlwaysGreedy: every turn goes to that pool. "
-            "Random: each turn goes to a random pool."
+            "Random: each turn goes to a random pool. Sticky: a session stays in the pool that was less loaded when it "
+            "began. Adaptive: each turn goes to the pool whose predicted cost is lower."
         ),
     )
     threshold_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(

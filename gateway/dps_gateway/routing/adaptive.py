@@ -1,0 +1,170 @@
+"""The policy `Adaptive`: choose the pool with the lower predicted cost, learned from answers. No I/O."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
+from dps_gateway.routing.estimates import PoolEstimate, Statistics, finite
+from dps_gateway.routing.learning import Document, Observation
+
+FORMAT_VERSION: Final = 1
+"""Contained in every exported document. Documents of other versions are ignored."""
+
+EXTERNAL_SHARE: Final = 1.0
+"""Weight of the time that a turn adds to the other requests of its replica, relative to its own latency."""
+
+HORIZON: Final = 0.5
+"""Weight of the turns that are expected to follow in the same pool, relative to the present turn."""
+
+EXPLORATION: Final = 0.01
+"""Share of the turns that are sent to a pool that has not been observed recently."""
+
+UNOBSERVED_TURNS: Final = 50
+"""Turns in the other pool after which a pool counts as not observed recently."""
+
+EXPLORATION_LIMIT: Final = 4.0
+"""A turn explores a pool only if its predicted latency there is at most this multiple of the lower one."""
+
+_MEMORY: Final = 0.99
+_USUAL_LOAD_WEIGHT: Final = 0.02
+
+
+@dataclass(slots=True)
+class Workload:
+    """Decayed sums over the answered turns. The initial values are a weak prior."""
+
+    turns: float = 4.0
+    sessions: float = 1.0
+    output_tokens: float = 256.0
+
+    @property
+    def answer_tokens(self) -> float:
+        """Mean length of an answer."""
+        return self.output_tokens / self.turns
+
+    def turns_after(self, number: int) -> float:
+        """Expected number of turns that follow turn `number` of a session."""
+        return max(0.0, self.turns / max(1.0, self.sessions) - number)
+
+    def observe(self, seen: Observation) -> None:
+        """Count an answered turn."""
+        self.turns = self.turns * _MEMORY + 1
+        self.sessions = self.sessions * _MEMORY + (seen.number == 1)
+        self.output_tokens = self.output_tokens * _MEMORY + seen.output_tokens
+
+    def plus(self, other: Self) -> "Workload":
+        """The sums over the turns of both."""
+        return Workload(
+            self.turns + other.turns,
+            self.sessions + other.sessions,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+class Adaptive:
+    """Choose the pool in which the turn and those that are expected to follow cost the least time.
+
+    The cost includes the time that the turn adds to other requests of the replica. The speeds of the pools are learned
+    from completed turns.
+    """
+
+    def __init__(self) -> None:
+        self._estimates = {pool: PoolEstimate(pool) for pool in Pool}
+        self._own_workload = Workload()
+        self._workload = self._own_workload
+        self._others_workload: Workload | None = None
+        self._usual_load = dict.fromkeys(Pool, 0.0)
+        self._unobserved = dict.fromkeys(Pool, 0)
+
+    def decide(self, turn: Turn, /) -> Decision:
+        """The decision. It depends only on the turn and on what has been observed and absorbed."""
+        views = {pool: view for pool, view in turn.pools.items() if view.ready_replicas}
+        tokens = self._workload.answer_tokens
+        predicted = {
+            pool: self._estimates[pool].cost(turn, view, tokens).seconds for pool, view in views.items()
+        }
+        if not views:
+            return Decision(turn.last_pool or Pool.GREEDY, Reason.FIXED)
+        costs = {pool: self._cost(turn, pool, view) for pool, view in views.items()}
+        best = min(costs, key=lambda pool: costs[pool])
+        if self._explores(turn, best, predicted):
+            best = best.other
+        return Decision(best, Reason.PREDICTED_FASTER, predicted)
+
+    def observe(self, observation: Observation, /) -> None:
+        """Learn from a completed turn."""
+        pool = observation.pool
+        self._estimates[pool].observe(observation)
+        self._own_workload.observe(observation)
+        self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.load - self._usual_load[pool])
+        self._unobserved[pool] = 0
+        self._unobserved[pool.other] += 1
+        self._combine()
+
+    def export(self) -> Document:
+        """What this instance has learned from its own observations, for the other replicas."""
+        workload = self._own_workload
+        return {
+            "version": FORMAT_VERSION,
+            "pools": {pool.value: estimate.own.export() for pool, estimate in self._estimates.items()},
+            "workload": [workload.turns, workload.sessions, workload.output_tokens],
+        }
+
+    def absorb(self, documents: Iterable[Document], /) -> None:
+        """Use what other replicas have learned, instead of what was absorbed before."""
+        restored = [parts for document in documents if (parts := _restore(document)) is not None]
+        for pool, estimate in self._estimates.items():
+            statistics = [pools[pool] for pools, _ in restored]
+            estimate.absorb(_sum_statistics(statistics))
+        total: Workload | None = None
+        for _, workload in restored:
+            total = workload if total is None else total.plus(workload)
+        self._others_workload = total
+        self._combine()
+
+    def _combine(self) -> None:
+        own, others = self._own_workload, self._others_workload
+        self._workload = own if others is None else own.plus(others)
+
+    def _cost(self, turn: Turn, pool: Pool, view: PoolView) -> float:
+        """The time, in seconds, that this turn and the expected following ones take in a pool and add to others."""
+        estimate, tokens = self._estimates[pool], self._workload.answer_tokens
+        now = estimate.cost(turn, view, tokens)
+        usual = estimate.usual(self._usual_load[pool], tokens)
+        return (
+            now.prompt * (1 + EXTERNAL_SHARE * view.load)
+            + now.idle
+            + now.load * (1 + EXTERNAL_SHARE)
+            + HORIZON
+            * self._workload.turns_after(turn.number)
+            * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
+        )
+
+    def _explores(self, turn: Turn, best: Pool, predicted: dict[Pool, float]) -> bool:
+        other = best.other
+        return (
+            turn.draw < EXPLORATION
+            and other in predicted
+            and self._unobserved[other] >= UNOBSERVED_TURNS
+            and predicted[other] <= EXPLORATION_LIMIT * predicted[best]
+        )
+
+
+def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | None:
+    try:
+        if document["version"] != FORMAT_VERSION:
+            return None
+        pools = {pool: Statistics.restore(document["pools"][pool.value]) for pool in Pool}
+        turns, sessions, output_tokens = (finite(value) for value in document["workload"])
+        return pools, Workload(turns, sessions, output_tokens)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _sum_statistics(statistics: list[Statistics]) -> Statistics | None:
+    total: Statistics | None = None
+    for each in statistics:
+        total = each if total is None else total.plus(each)
+    return total

@@ -1,0 +1,205 @@
+"""The learned speed of a pool. This module performs no I/O.
+
+The latency of a turn is modelled as a linear function of its features: a fixed time, times for the prefill and the
+fetch of its prompt, a wait for the other requests of the replica, and the decoding of the answer at a time per token
+that depends on the number of these requests. If an engine runs requests one after another, the wait is learned as the
+duration of a whole request.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import PoolView, Turn
+from dps_gateway.routing.learning import Document, Observation
+from dps_gateway.routing.regression import Moments
+
+PRIORS: Final[Mapping[Pool, tuple[float, ...]]] = {
+    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.004, 0.0070, 0.0004),
+    Pool.GREEDY: (0.015, 0.060, 0.003, 0.004, 0.0091, 0.0004),
+}
+"""Seconds per turn, per 1,000 prefilled tokens, per 1,000 fetched tokens, per other request, per output token, and per
+output token and other request. They follow the time model of `dps simulate` for Qwen2.5-7B-Instruct on an A100 80 GB,
+with STANDALONE speculation."""
+
+FEATURES: Final = 6
+
+_STRENGTHS: Final = (4.0, 2.0, 2.0, 30.0, 100.0, 1000.0)
+"""The weights of the priors, equal to the weights of a few typical turns."""
+
+MEMORY: Final = 0.99
+"""Factor of an observation's weight for each later observation of the same pool."""
+
+_KINDS: Final = ("grown", "new", "moved")
+
+_DOUBT_TOKENS: Final = 1000.0
+"""Weight of the prior that nothing is cached, in tokens, when the share of cached tokens is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The parts of a turn's predicted latency in one pool, in seconds."""
+
+    prompt: float
+    """Prefill and fetch of the prompt."""
+    idle: float
+    """The rest of the latency on a replica without other requests."""
+    load: float
+    """The time that the other requests of the replica add."""
+
+    @property
+    def seconds(self) -> float:
+        """The latency of the turn."""
+        return self.prompt + self.idle + self.load
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What has been observed of one pool, as decayed sums."""
+
+    moments: Moments = field(default_factory=lambda: Moments.zero(FEATURES))
+    expected: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
+    """Tokens that were not cached according to the sessions' records, by kind (see `_uncached`)."""
+    cached: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
+    """Those of them that the engine had cached nevertheless, for example as part of another session's prompt."""
+
+    def plus(self, other: Self) -> "Statistics":
+        """The statistics of the observations of both."""
+        return Statistics(
+            self.moments.plus(other.moments),
+            {kind: self.expected[kind] + other.expected[kind] for kind in _KINDS},
+            {kind: self.cached[kind] + other.cached[kind] for kind in _KINDS},
+        )
+
+    def count_cached(self, uncached: Mapping[str, float], computed: float) -> None:
+        """Add a prompt with `uncached` tokens by kind, of which the engine computed `computed`."""
+        for kind in _KINDS:
+            tokens = uncached.get(kind, 0.0)
+            if tokens:
+                missed = min(tokens, computed)
+                computed -= missed
+                self.expected[kind] = self.expected[kind] * MEMORY + tokens
+                self.cached[kind] = self.cached[kind] * MEMORY + tokens - missed
+
+    def uncached_share(self, kind: str) -> float:
+        """The estimated share of the tokens of a kind that the engine has to compute."""
+        return 1 - self.cached[kind] / (self.expected[kind] + _DOUBT_TOKENS)
+
+    def export(self) -> Document:
+        """A JSON object for `restore`."""
+        moments = self.moments
+        return {
+            "products": list(moments.products),
+            "responses": list(moments.responses),
+            "expected": dict(self.expected),
+            "cached": dict(self.cached),
+        }
+
+    @classmethod
+    def restore(cls, document: Document) -> Self:
+        """The statistics that `export` returned. Raises KeyError, TypeError or ValueError for other objects."""
+        products = [finite(value) for value in document["products"]]
+        responses = [finite(value) for value in document["responses"]]
+        if (len(products), len(responses)) != (FEATURES**2, FEATURES):
+            raise ValueError(f"{len(responses)} features instead of {FEATURES}")
+        expected, cached = (
+            {kind: finite(document[name][kind]) for kind in _KINDS} for name in ("expected", "cached")
+        )
+        return cls(Moments(products, responses), expected, cached)
+
+
+class PoolEstimate:
+    """The speed of one pool, learned from its answers."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._prior = PRIORS[pool]
+        self.own = Statistics()
+        """The observations of this gateway process."""
+        self._all = self.own
+        self._others: Statistics | None = None
+        self._solution = list(self._prior)
+        self._solved = True
+
+    def absorb(self, others: Statistics | None) -> None:
+        """Use the observations of other gateway processes in addition, instead of those absorbed before."""
+        self._others = others
+        self._update()
+
+    def observe(self, seen: Observation) -> None:
+        """Learn from an answer of this pool."""
+        uncached = _uncached(
+            seen.prompt_tokens, seen.delta_tokens, seen.uncached_tokens, seen.fetchable_tokens
+        )
+        if seen.cached_tokens is None:
+            computed = self._computed(uncached)
+        else:
+            computed = float(max(0, seen.prompt_tokens - seen.cached_tokens))
+            self.own.count_cached(uncached, computed)
+        prefill = (computed + seen.queued_prefill_tokens) / 1000
+        fetch = seen.fetchable_tokens / 1000
+        tokens = float(seen.output_tokens)
+        first = (1.0, prefill, fetch, seen.load, 0.0, 0.0)
+        moments = self.own.moments
+        moments.decay(MEMORY)
+        # The duration of decoding varies in proportion to its length, so its weight is the inverse of the length.
+        if seen.first_token_seconds is None:
+            features = (*first[:4], tokens, tokens * seen.load)
+            moments.add(features, seen.total_seconds, 1 / (1 + tokens))
+        else:
+            moments.add(first, seen.first_token_seconds, 1.0)
+            answer = (0.0, 0.0, 0.0, 0.0, tokens, tokens * seen.load)
+            moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
+        self._update()
+
+    def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
+        """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
+        fixed, prefill, fetch, wait, token, token_load = self._coefficients()
+        uncached = _uncached(
+            turn.prompt_tokens, turn.delta_tokens, view.uncached_tokens, view.fetchable_tokens
+        )
+        computed = self._computed(uncached) + view.queued_prefill_tokens
+        return Cost(
+            prompt=(prefill * computed + fetch * view.fetchable_tokens) / 1000,
+            idle=fixed + token * output_tokens,
+            load=(wait + token_load * output_tokens) * view.load,
+        )
+
+    def usual(self, load: float, output_tokens: float) -> Cost:
+        """The predicted latency of an average turn without the prefill, at a given load."""
+        fixed, _, _, wait, token, token_load = self._coefficients()
+        return Cost(0.0, fixed + token * output_tokens, (wait + token_load * output_tokens) * load)
+
+    def _computed(self, uncached: Mapping[str, float]) -> float:
+        return sum(tokens * self._all.uncached_share(kind) for kind, tokens in uncached.items())
+
+    def _update(self) -> None:
+        self._all = self.own if self._others is None else self.own.plus(self._others)
+        self._solved = False
+
+    def _coefficients(self) -> list[float]:
+        if not self._solved:
+            self._solution = self._all.moments.solve(self._prior, _STRENGTHS, self._solution)
+            self._solved = True
+        return self._solution
+
+
+def finite(value: object) -> float:
+    """A finite number of a JSON document. Raises ValueError for anything else."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"{value!r} is not a finite number")
+
+
+def _uncached(prompt: int, delta: int, uncached: int, fetchable: int) -> dict[str, float]:
+    """The tokens of a prompt that a pool has to compute according to the session's record, by kind.
+
+    grown: since the previous turn. new: all of a prompt without a previous turn, which may share a prefix with other
+    sessions. moved: of previous turns, which the other pool served.
+    """
+    computed = max(0, uncached - fetchable)
+    if delta >= prompt:
+        return {"new": float(computed)}
+    grown = min(delta, computed)
+    return {"grown": float(grown), "moved": float(computed - grown)}

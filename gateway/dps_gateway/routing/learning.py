@@ -1,0 +1,61 @@
+"""What a learning policy observes, and how its gateway replicas share it. This module performs no I/O."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A completed turn. Lengths are in tokens.
+
+    Times are in seconds since the turn was routed, so they include the wait in the gateway's queue.
+    """
+
+    pool: Pool
+    prompt_tokens: int
+    delta_tokens: int
+    """ΔL_t."""
+    uncached_tokens: int
+    """`PoolView.uncached_tokens` of the pool, when the turn was routed."""
+    fetchable_tokens: int
+    """`PoolView.fetchable_tokens` of the pool, when the turn was routed."""
+    cached_tokens: int | None
+    """Prompt tokens that the engine reported as cached, fetched ones included; None if it reported none."""
+    output_tokens: int
+    load: float
+    """`PoolView.load` of the pool, when the turn was routed."""
+    queued_prefill_tokens: float
+    """`PoolView.queued_prefill_tokens` of the pool, when the turn was routed."""
+    first_token_seconds: float | None
+    """None if the answer was not streamed."""
+    total_seconds: float
+    number: int
+    """The turn's number in its session."""
+    predicted_seconds: float | None
+    """The prediction for the pool when the turn was routed (`Decision.predicted`)."""
+
+
+Document = dict[str, Any]
+"""What one gateway replica has learned, as a JSON object."""
+
+
+@runtime_checkable
+class LearningPolicy(Policy, Protocol):
+    """A policy that learns from completed turns. One instance serves one gateway process."""
+
+    def observe(self, observation: Observation, /) -> None:
+        """Learn from a completed turn."""
+
+    def export(self) -> Document:
+        """What this instance has learned from its own observations, for the other replicas."""
+
+    def absorb(self, documents: Iterable[Document], /) -> None:
+        """Use what other replicas have learned.
+
+        `documents` are the latest exports of all other replicas. They replace those absorbed before. Documents that are
+        not valid, such as those of another version, are ignored.
+        """

@@ -1,0 +1,262 @@
+"""The policy Adaptive: its predictions, its decisions, and the exchange between gateway replicas."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import EXPLORATION, Adaptive
+from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
+from dps_gateway.routing.learning import LearningPolicy, Observation
+
+IDLE = PoolView(
+    ready_replicas=1,
+    in_flight=0,
+    queued=0,
+    queued_prefill_tokens=0,
+    uncached_tokens=100,
+    fetchable_tokens=0,
+)
+
+NOT_EXPLORING = 0.5
+
+views = st.builds(
+    PoolView,
+    ready_replicas=st.integers(0, 3),
+    in_flight=st.floats(0, 200),
+    queued=st.floats(0, 200),
+    queued_prefill_tokens=st.floats(0, 100_000),
+    uncached_tokens=st.integers(0, 100_000),
+    fetchable_tokens=st.integers(0, 100_000),
+)
+
+observations = st.builds(
+    Observation,
+    pool=st.sampled_from(Pool),
+    prompt_tokens=st.integers(1, 100_000),
+    delta_tokens=st.integers(0, 100_000),
+    uncached_tokens=st.integers(0, 100_000),
+    fetchable_tokens=st.integers(0, 100_000),
+    cached_tokens=st.none() | st.integers(0, 100_000),
+    output_tokens=st.integers(0, 10_000),
+    load=st.floats(0, 200),
+    queued_prefill_tokens=st.floats(0, 100_000),
+    first_token_seconds=st.none() | st.floats(0, 100),
+    total_seconds=st.floats(100, 200),
+    number=st.integers(1, 50),
+    predicted_seconds=st.none() | st.floats(0, 100),
+)
+
+histories = st.lists(observations, max_size=20)
+
+
+def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) -> Turn:
+    """The second turn of a session, whose prompt grew by 100 tokens."""
+    values: dict[str, Any] = {
+        "prompt_tokens": 4_000,
+        "delta_tokens": 100,
+        "draw": NOT_EXPLORING,
+        "number": 2,
+        "last_pool": None,
+        "pools": {Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy},
+    }
+    return Turn(**(values | changed))
+
+
+def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_request: float = 0) -> Observation:
+    """A streamed answer of 50 tokens on an engine with the given speed."""
+    first = 0.05 + wait_per_request * load
+    return Observation(
+        pool=pool,
+        prompt_tokens=4_000,
+        delta_tokens=100,
+        uncached_tokens=100,
+        fetchable_tokens=0,
+        cached_tokens=3_900,
+        output_tokens=50,
+        load=load,
+        queued_prefill_tokens=0,
+        first_token_seconds=first,
+        total_seconds=first + 50 * seconds_per_token,
+        number=2,
+        predicted_seconds=None,
+    )
+
+
+def learned(*history: Observation) -> Adaptive:
+    policy = Adaptive()
+    for each in history:
+        policy.observe(each)
+    return policy
+
+
+def predicted(policy: Adaptive, turn: Turn) -> Mapping[Pool, float]:
+    decision = policy.decide(turn)
+    assert decision.predicted is not None
+    return decision.predicted
+
+
+def test_adaptive_is_a_learning_policy() -> None:
+    assert isinstance(Adaptive(), LearningPolicy)
+
+
+@given(history=histories, view=views, more=st.floats(0, 100))
+def test_predicted_latency_does_not_fall_with_the_load(
+    history: list[Observation], view: PoolView, more: float
+) -> None:
+    policy = learned(*history)
+    view = replace(view, ready_replicas=1)
+    low = predicted(policy, turn(speculative=view))[Pool.SPECULATIVE]
+    for busier in (
+        replace(view, in_flight=view.in_flight + more),
+        replace(view, queued=view.queued + more),
+        replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
+    ):
+        assert predicted(policy, turn(speculative=busier))[Pool.SPECULATIVE] >= low - 1e-9
+
+
+@given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
+def test_predicted_latency_does_not_fall_with_the_uncached_tokens(
+    history: list[Observation], view: PoolView, more: int, delta: int
+) -> None:
+    policy = learned(*history)
+    view = replace(view, ready_replicas=1)
+    longer = replace(view, uncached_tokens=view.uncached_tokens + more)
+    low = predicted(policy, turn(greedy=view, delta_tokens=delta))[Pool.GREEDY]
+    assert predicted(policy, turn(greedy=longer, delta_tokens=delta))[Pool.GREEDY] >= low - 1e-9
+
+
+@given(
+    history=histories,
+    speculative=views,
+    greedy=views,
+    draw=st.floats(0, 1, exclude_max=True),
+    last=st.sampled_from([None, *Pool]),
+)
+def test_pool_without_ready_replicas_is_never_chosen(
+    history: list[Observation], speculative: PoolView, greedy: PoolView, draw: float, last: Pool | None
+) -> None:
+    routed = turn(speculative, greedy, draw=draw, last_pool=last)
+    ready = {pool for pool, view in routed.pools.items() if view.ready_replicas}
+    decision = learned(*history).decide(routed)
+    assert not ready or decision.pool in ready
+    assert decision.predicted is None or set(decision.predicted) == ready
+
+
+@given(history=histories, speculative=views, greedy=views)
+def test_decision_depends_only_on_the_turn_and_the_observations(
+    history: list[Observation], speculative: PoolView, greedy: PoolView
+) -> None:
+    policy, routed = learned(*history), turn(speculative, greedy)
+    first = policy.decide(routed)
+    policy.decide(turn(greedy, speculative, draw=0.0))
+    assert policy.decide(routed) == first
+
+
+def test_turn_goes_to_the_pool_with_the_lower_predicted_cost() -> None:
+    decision = Adaptive().decide(turn())
+    assert decision.predicted is not None
+    assert decision.predicted[Pool.SPECULATIVE] < decision.predicted[Pool.GREEDY]
+    assert decision == Decision(Pool.SPECULATIVE, Reason.PREDICTED_FASTER, decision.predicted)
+
+
+def test_without_ready_replicas_nothing_is_predicted() -> None:
+    down = replace(IDLE, ready_replicas=0)
+    decision = Adaptive().decide(turn(down, down, last_pool=Pool.SPECULATIVE))
+    assert decision == Decision(Pool.SPECULATIVE, Reason.FIXED)
+
+
+def test_session_stays_while_a_move_costs_more_prefill_than_it_saves() -> None:
+    moved = replace(IDLE, uncached_tokens=4_000)
+    assert Adaptive().decide(turn(moved, IDLE, last_pool=Pool.GREEDY)).pool is Pool.GREEDY
+
+
+def test_session_moves_if_the_other_pool_can_fetch_its_prefix() -> None:
+    moved = replace(IDLE, uncached_tokens=4_000, fetchable_tokens=3_900)
+    assert Adaptive().decide(turn(moved, IDLE, last_pool=Pool.GREEDY)).pool is Pool.SPECULATIVE
+
+
+@pytest.mark.parametrize("pool", list(Pool))
+def test_speed_of_a_pool_is_learned_from_its_answers(pool: Pool) -> None:
+    policy = learned(*(answer(pool, seconds_per_token=0.05) for _ in range(100)))
+    assert predicted(policy, turn())[pool] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
+    assert policy.decide(turn()).pool is pool.other
+
+
+def test_answer_that_is_not_streamed_is_learned_from_as_well() -> None:
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.05), first_token_seconds=None)
+    policy = learned(*(seen for _ in range(100)))
+    assert predicted(policy, turn())[Pool.SPECULATIVE] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
+
+
+def test_wait_for_an_engine_that_runs_requests_one_after_another_is_learned() -> None:
+    policy = learned(
+        *(
+            answer(Pool.SPECULATIVE, seconds_per_token=0.007, load=load % 8, wait_per_request=0.4)
+            for load in range(160)
+        )
+    )
+    busy = replace(IDLE, in_flight=7)
+    assert predicted(policy, turn(speculative=busy))[Pool.SPECULATIVE] == pytest.approx(3.2, rel=0.2)
+    assert policy.decide(turn(busy, busy)).pool is Pool.GREEDY
+
+
+def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:
+    """The record of a session does not contain what other sessions have cached."""
+    moved = replace(IDLE, uncached_tokens=4_000)
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), uncached_tokens=4_000)
+    before = predicted(Adaptive(), turn(moved))[Pool.SPECULATIVE]
+    assert predicted(learned(*(seen for _ in range(20))), turn(moved))[Pool.SPECULATIVE] < before - 0.1
+
+
+def test_pool_without_recent_answers_is_explored_rarely() -> None:
+    policy = learned(*(answer(Pool.SPECULATIVE, seconds_per_token=0.007) for _ in range(200)))
+    assert policy.decide(turn(draw=EXPLORATION / 2)).pool is Pool.GREEDY
+    assert policy.decide(turn(draw=EXPLORATION)).pool is Pool.SPECULATIVE
+
+
+def test_replica_that_absorbs_a_document_predicts_as_if_it_had_observed_the_answers() -> None:
+    history = [answer(pool, 0.02, load=load) for pool in Pool for load in range(5)]
+    own, other = Adaptive(), learned(*history)
+    own.absorb([json.loads(json.dumps(other.export()))])
+    assert predicted(own, turn()) == pytest.approx(predicted(other, turn()), rel=0.05)
+
+
+def test_absorbed_documents_replace_those_absorbed_before() -> None:
+    document = learned(*(answer(Pool.GREEDY, 0.05) for _ in range(50))).export()
+    once, twice = Adaptive(), Adaptive()
+    once.absorb([document])
+    twice.absorb([document])
+    twice.absorb([document])
+    assert predicted(twice, turn()) == pytest.approx(predicted(once, turn()))
+    twice.absorb([])
+    assert predicted(twice, turn()) == pytest.approx(predicted(Adaptive(), turn()))
+
+
+def test_export_contains_only_own_observations() -> None:
+    policy = Adaptive()
+    before = policy.export()
+    policy.absorb([learned(answer(Pool.GREEDY, 0.05)).export()])
+    assert policy.export() == before
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"version": 0},
+        {"version": 1, "pools": [], "workload": []},
+        Adaptive().export() | {"workload": [float("nan"), 1, 1]},
+        Adaptive().export() | {"pools": {"speculative": {}, "greedy": {}}},
+    ],
+    ids=["empty", "another version", "other types", "not a number", "missing sums"],
+)
+def test_documents_that_are_not_valid_are_ignored(document: dict[str, Any]) -> None:
+    policy = Adaptive()
+    policy.absorb([document])
+    assert predicted(policy, turn()) == pytest.approx(predicted(Adaptive(), turn()))
