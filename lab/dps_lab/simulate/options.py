@@ -19,7 +19,10 @@ Number = TypeVar("Number", int, float)
 def add_workload_option(parser: argparse.ArgumentParser) -> None:
     """Add `--workload`."""
     parser.add_argument(
-        "--workload", required=True, metavar="NAME|FILE", help=f"{', '.join(WORKLOADS)}, or a JSONL trace"
+        "--workload",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"{', '.join(WORKLOADS)}, a JSONL trace, or a decision log of the gateway",
     )
 
 

@@ -66,7 +66,7 @@ def parse_trace(lines: Iterable[str], name: str = "trace") -> list[SessionTrace]
         try:
             session = SessionTrace.model_validate_json(line)
         except ValidationError as error:
-            raise TraceError(f"{where}: {_describe(error)}") from None
+            raise TraceError(f"{where}: {describe(error)}") from None
         if session.id in line_of:
             raise TraceError(
                 f"{where}: id: '{session.id}' is already used on line {line_of[session.id]}; "
@@ -102,7 +102,8 @@ def _check_prefix(session: SessionTrace, where: str) -> None:
             )
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError) -> str:
+    """The first problem of an invalid line: the field, and the correction."""
     detail: Mapping[str, Any] = error.errors(include_url=False)[0]
     if detail["type"] == "json_invalid":
         return f"the line is not valid JSON ({detail['ctx']['error']}); write one JSON object per line"

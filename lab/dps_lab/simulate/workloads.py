@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
 from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, load_trace
 from dps_lab.workload.toolbench import toolbench_shaped
 
@@ -21,9 +22,9 @@ _OUTPUT_SPREAD: Final = 0.5
 
 
 def load_workload(name: str) -> list[SessionTrace]:
-    """The sessions of one of WORKLOADS, or of a trace file.
+    """The sessions of one of WORKLOADS, of a trace file, or of a gateway's decision log.
 
-    Raises TraceError if the file is not a trace, or if there is no such workload and no such file.
+    Raises TraceError if the file is neither, or if there is no such workload and no such file.
     """
     if name in LENGTHS:
         return load_trace(Path(str(files("dps_lab"))) / "data" / "lengths" / LENGTHS[name])
@@ -33,14 +34,25 @@ def load_workload(name: str) -> list[SessionTrace]:
     if not path.is_file():
         raise TraceError(
             f"there is no workload and no file '{name}'; choose {', '.join(WORKLOADS)}, or the path of a "
-            "JSONL trace"
+            "JSONL trace or of a decision log"
         )
     try:
-        return load_trace(path)
+        return load_decision_log(path) if _is_decision_log(path) else load_trace(path)
     except OSError as error:
         raise TraceError(
             f"{name}: the file cannot be read ({error.strerror}); check its permissions"
         ) from None
+
+
+def load_decision_log(path: Path) -> list[SessionTrace]:
+    """The sessions of a decision log. Raises TraceError if it is invalid, and OSError if it cannot be read."""
+    with path.open(encoding="utf-8") as lines:
+        return parse_decision_log(lines, str(path))
+
+
+def _is_decision_log(path: Path) -> bool:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return is_decision_log(next((line for line in lines if line.strip()), ""))
 
 
 def toolbench_trace(seed: int = 0, mean_output_tokens: float = TOOLBENCH_OUTPUT_TOKENS) -> list[SessionTrace]:

@@ -1,0 +1,101 @@
+"""The gateway's decision log as a workload of a simulation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
+from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths
+from dps_lab.simulate.workloads import load_workload
+
+
+def entry(session: str, turn: int, time: float, prompt: int, **other: object) -> dict[str, Any]:
+    """One line of a decision log, with the fields that docs/gateway.md lists."""
+    return {
+        "time": time,
+        "session": session,
+        "turn": turn,
+        "history": "appended",
+        "prompt_tokens": prompt,
+        "delta_tokens": prompt,
+        "uncached_tokens": {"speculative": prompt, "greedy": prompt},
+        "pool": "greedy",
+        "reason": "over_threshold",
+        "first_token_seconds": None,
+        "total_seconds": 2.0,
+        "output_tokens": 20,
+        "cached_tokens": None,
+        **other,
+    }
+
+
+def lines(*entries: dict[str, Any]) -> list[str]:
+    return [json.dumps(each) for each in entries]
+
+
+def test_turns_are_grouped_into_sessions_with_arrival_and_think_times() -> None:
+    log = lines(
+        entry("b", 1, 1003.0, 500),
+        entry("a", 1, 1001.0, 100),
+        entry("a", 2, 1004.5, 200, output_tokens=0, unknown="a later version's field"),
+    )
+    assert parse_decision_log(log, "d.jsonl") == [
+        SessionTrace(
+            id="a",
+            arrival_seconds=0.0,
+            turns=[
+                TurnLengths(prompt_tokens=100, output_tokens=20),
+                TurnLengths(prompt_tokens=200, output_tokens=1, think_seconds=1.5),
+            ],
+        ),
+        SessionTrace(id="b", arrival_seconds=2.0, turns=[TurnLengths(prompt_tokens=500, output_tokens=20)]),
+    ]
+
+
+def test_turns_that_overlap_have_no_think_time() -> None:
+    (session,) = parse_decision_log(lines(entry("a", 1, 1.0, 100), entry("a", 2, 2.0, 200)), "d.jsonl")
+    assert session.turns[1].think_seconds == 0
+
+
+def test_a_session_without_its_first_turn_is_left_out() -> None:
+    log = lines(entry("old", 7, 1.0, 900), entry("new", 1, 2.0, 100))
+    assert [session.id for session in parse_decision_log(log, "d.jsonl")] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (lines(entry("old", 7, 1.0, 900)), "d.jsonl: the decision log has the first turn of no session"),
+        (["", '{"session": "a"}'], "d.jsonl, line 2: time: the field is missing"),
+        (
+            lines(entry("a", 1, 1.0, 0)),
+            "d.jsonl, line 1: prompt_tokens: Input should be greater than 0, got 0",
+        ),
+    ],
+)
+def test_an_unusable_log_is_an_error(log: list[str], message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        parse_decision_log(log, "d.jsonl")
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (json.dumps(entry("a", 1, 1.0, 5)), True),
+        ('{"id": "a", "turns": []}', False),
+        ("[1]", False),
+        ("{", False),
+        ("", False),
+    ],
+)
+def test_a_decision_log_is_recognised_by_its_fields(line: str, expected: bool) -> None:
+    assert is_decision_log(line) is expected
+
+
+def test_a_file_that_is_a_decision_log_can_be_named_as_a_workload(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_text("\n" + "\n".join(lines(entry("a", 1, 1.0, 100))))
+    assert [session.id for session in load_workload(str(path))] == ["a"]
