@@ -17,6 +17,9 @@ class Keys:
 
     def __init__(self, tenants: Mapping[bytes, str]) -> None:
         self._tenants = dict(tenants)
+        self._first: dict[str, bytes] = {}
+        for digest, tenant in self._tenants.items():
+            self._first.setdefault(tenant, digest)
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
@@ -39,6 +42,10 @@ class Keys:
     def tenants(self) -> frozenset[str]:
         """The tenants that have a key."""
         return frozenset(self._tenants.values())
+
+    def secret(self, tenant: str) -> bytes:
+        """32 bytes that only the gateways and the tenant can compute. They change only with the tenant's first key."""
+        return hashlib.blake2b(tenant.encode(), key=self._first[tenant], digest_size=32).digest()
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of the API key in the request's headers. Raises Unauthorized."""

@@ -133,6 +133,8 @@ class Timeouts(_Section):
 class Auth(_Section):
     keys_file: Path | None = None
     """A file with one TENANT:KEY per line. If null, keys are not checked, and all requests have the same tenant."""
+    isolate_cache: bool = True
+    """Whether tenants have separate KV caches in the engines. It has no effect without `keys_file`."""
 
 
 class Telemetry(_Section):

@@ -13,6 +13,7 @@ from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
+from dps_gateway.prompt.separation import CacheSalt
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
@@ -138,6 +139,12 @@ class Runtime:
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of a request: the empty string if no keys are configured. Raises Unauthorized."""
         return self.keys.tenant(headers) if self.keys is not None else ""
+
+    def cache_salt(self, tenant: str) -> CacheSalt | None:
+        """The salts that separate the tenant's KV cache from those of other tenants. None if they share it."""
+        if self.keys is None or not self.config.auth.isolate_cache:
+            return None
+        return CacheSalt(self.keys.secret(tenant))
 
     def scope(self, tenant: str) -> Scope:
         """The scope that separates the tenant's sessions from those of other tenants."""

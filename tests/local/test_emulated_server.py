@@ -260,3 +260,52 @@ async def test_hanging_engine_does_not_answer(start: Start) -> None:
 async def test_unknown_fault_is_rejected(start: Start) -> None:
     client = await start()
     assert (await client.post("/emulate", json={"explode": True})).status == 400
+
+
+GENERATE = {"sampling_params": {"max_new_tokens": 1}}
+
+
+async def cached_tokens(client: TestClient[Any, Any], **fields: Any) -> list[int]:
+    """The cached tokens of each prompt of a /generate request."""
+    answer = await (await client.post("/generate", json=GENERATE | fields)).json()
+    return [each["meta_info"]["cached_tokens"] for each in (answer if isinstance(answer, list) else [answer])]
+
+
+async def test_prompts_share_the_cache_only_if_salt_and_extra_key_are_equal(start: Start) -> None:
+    client = await start()
+    prompt = {"input_ids": list(range(10))}
+    salts: list[dict[str, Any]] = [
+        {},
+        {"cache_salt": "a"},
+        {"extra_key": "a"},
+        {"cache_salt": "a", "extra_key": "a"},
+    ]
+    for salt in salts:
+        assert await cached_tokens(client, **prompt, **salt) == [0], salt
+    for salt in (*salts, {"cache_salt": ""}, {"extra_key": ""}):
+        assert await cached_tokens(client, **prompt, **salt) == [9], salt
+
+
+async def test_batch_may_have_one_salt_for_each_prompt(start: Start) -> None:
+    client = await start()
+    batch = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
+    await cached_tokens(client, **batch, cache_salt=["a", "b"])
+    assert await cached_tokens(client, **batch, cache_salt="a") == [2, 0]
+    assert await cached_tokens(client, **batch, cache_salt=["a", ""]) == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input_ids": [1], "cache_salt": ["a"]}, "cache_salt should be a string for a single request."),
+        (
+            {"input_ids": [[1], [2]], "extra_key": ["a"]},
+            "The length of extra_key should be equal to the batch size.",
+        ),
+    ],
+)
+async def test_salts_that_do_not_fit_the_prompts_are_refused(
+    start: Start, body: dict[str, Any], message: str
+) -> None:
+    answer = await (await start()).post("/generate", json=GENERATE | body)
+    assert (answer.status, (await answer.json())["error"]["message"]) == (400, message)

@@ -50,7 +50,7 @@ def test_gateway_configuration_matches_the_contract() -> None:
             "keys": ["header:x-session-id"],
         },
         "timeouts": {"drainSeconds": 300},
-        "auth": {"keysFile": "/etc/dps-keys/keys"},
+        "auth": {"keysFile": "/etc/dps-keys/keys", "isolateCache": False},
         "telemetry": {
             "otlpEndpoint": "http://collector:4317",
             "protocol": "grpc",

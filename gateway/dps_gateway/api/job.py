@@ -8,6 +8,7 @@ from typing import Any, Final
 from opentelemetry.trace import Span
 
 from dps_gateway.api import spans
+from dps_gateway.api.cache_salt import with_salt
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
@@ -32,7 +33,7 @@ class Job:
     route: Route
     body: dict[str, Any]
     raw: bytes
-    """The request as the client sent it; `body` is the same, parsed."""
+    """The request as the client sent it, but with the tenant's cache salt; `body` is the same, parsed."""
     decision: Decision
     prompt_tokens: int | None
     """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
@@ -54,6 +55,7 @@ async def prepare(call: Call, route: Route) -> Job:
     tenant = runtime.tenant(call.request.headers)
     raw = await read_body(call.request, runtime.config.limits.max_body_bytes)
     body = parse_object(raw)
+    salt = runtime.cache_salt(tenant)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
         prompts = (
@@ -64,13 +66,16 @@ async def prepare(call: Call, route: Route) -> Job:
         turn = None
         prompt_tokens = None
         if len(prompts) == 1:
-            turn = await runtime.turns.measure(runtime.scope(tenant), prompts[0], call.request.headers, body)
+            prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
+            turn = await runtime.turns.measure(runtime.scope(tenant), prompt, call.request.headers, body)
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
         decision = _decide(call, turn)
         call.headers |= _headers(turn, prompt_tokens)
         _describe(call, span, turn, decision)
+        if salt is not None:
+            raw, body = with_salt(raw, body, route.salted, salt)
         return Job(call, route, body, raw, decision, prompt_tokens, turn)
     finally:
         span.end()

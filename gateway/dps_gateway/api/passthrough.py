@@ -5,11 +5,12 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from dps_gateway.api.cache_salt import with_salt
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.request import read_body
+from dps_gateway.api.request import parse_object, read_body
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
@@ -18,6 +19,8 @@ from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 ROUTE: Final = "/v1/*"
 
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
+_SALTED: Final = "/v1/responses"
+"""The only endpoint that is not routed and that accepts a cache salt."""
 
 
 def checked_target(raw_path: str, raw_path_and_query: str) -> str:
@@ -38,9 +41,11 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
 async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
     call.headers["x-dps-history"] = History.STATELESS.value
-    runtime.tenant(request.headers)
+    salt = runtime.cache_salt(runtime.tenant(request.headers))
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     body = await read_body(request, runtime.config.limits.max_body_bytes) if request.can_read_body else None
+    if salt is not None and body is not None and unquote(request.rel_url.raw_path) == _SALTED:
+        body, _ = with_salt(body, parse_object(body), ("cache_salt",), salt)
     trace = runtime.tracing.propagate(call.span, request.headers)
     outbound = Outbound(
         method=request.method,

@@ -5,7 +5,9 @@ requests that agree in all of them, so the digests of prompts include them. In S
 cache salt and the adapter are part of `RadixKey.extra_key`, and media are identified by a hash of their content.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -15,6 +17,25 @@ import xxhash
 def cache_key(body: Mapping[str, Any], fields: Iterable[str]) -> bytes:
     """A digest of the request fields that select a KV cache for the whole prompt (`EngineDialect.cache_fields`)."""
     return _digest([body.get(name) for name in fields])
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSalt:
+    """The cache salts of one tenant's requests: keyed digests, which other tenants can neither choose nor compute.
+
+    secret: the key of the digests, at most 64 bytes.
+    """
+
+    secret: bytes
+
+    def of(self, own: str | None) -> str:
+        """The salt for the client's own salt. Equal salts share cached prefixes; without one, the tenant's do."""
+        return hashlib.blake2b((own or "").encode(), key=self.secret, digest_size=16).hexdigest()
+
+    @property
+    def mark(self) -> bytes:
+        """A digest of the tenant's cache, for prompts (`Prompt.in_cache`)."""
+        return _digest(self.of(None))
 
 
 def media_key(part: Any) -> bytes:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from dps_local.emulated_sglang.clock import Clock
 from dps_local.emulated_sglang.generation import AnswerPlanner, SamplingParams
 from dps_local.emulated_sglang.metrics import EngineMetrics
+from dps_local.emulated_sglang.radix import SHARED, Namespace
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence
 
 
@@ -79,14 +80,17 @@ class Engine:
         stream: bool,
         choice: int = 0,
         rid: str | None = None,
+        namespace: Namespace = SHARED,
     ) -> AsyncGenerator[Output, None]:
         """Run one prompt. Yields an output for every step if `stream`, otherwise only the final one.
+
+        The prompt shares cached prefixes with others in its `namespace`.
 
         Closing the iterator early, as on a client disconnect, aborts the request. Raises RequestError if the
         sampling parameters are invalid, or if the prompt, or prompt and answer together, exceed the context
         length or the cache.
         """
-        sequence = self._sequence(prompt, params, choice, rid or uuid4().hex)
+        sequence = self._sequence(prompt, params, choice, rid or uuid4().hex, namespace)
         listener = self._listeners[sequence.rid] = asyncio.Queue()
         if stream:
             self._streaming.add(sequence.rid)
@@ -116,7 +120,9 @@ class Engine:
             if rid.startswith(prefix):
                 self.abort(rid)
 
-    def _sequence(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, rid: str) -> Sequence:
+    def _sequence(
+        self, prompt: tuple[int, ...], params: SamplingParams, choice: int, rid: str, namespace: Namespace
+    ) -> Sequence:
         if rid in self._listeners:
             raise RequestError(f"Duplicate request ID detected: {rid}")
         if problem := params.problem():
@@ -140,7 +146,7 @@ class Engine:
         if room < 0:
             raise RequestError(f"Request prompt exceeds the KV memory budget: input_len={len(prompt)}.")
         plan = self._planner.plan(prompt, params, room, choice)
-        return Sequence(rid, prompt, plan, self._clock.now(), random.Random(plan.text))
+        return Sequence(rid, prompt, plan, self._clock.now(), random.Random(plan.text), namespace)
 
     async def _run(self) -> None:
         while True:

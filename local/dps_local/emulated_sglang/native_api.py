@@ -32,8 +32,9 @@ class NativeEndpoints:
             batched = batched or any(each.n > 1 for each in params)
             rids: list[str | None] = [request.rid] if isinstance(request.rid, str) else [*(request.rid or [])]
             rids = rids if len(rids) == len(prompts) else []
+            spaces = request.namespaces(len(prompts), batch=batched)
             if not request.stream:
-                finals = await results.final_outputs(self._engine, prompts, params, rids)
+                finals = await results.final_outputs(self._engine, prompts, params, rids, spaces)
                 answers = [self._answer(output) for output in finals]
                 return json_response(answers if batched else answers[0])
         except ValueError as error:
@@ -41,7 +42,7 @@ class NativeEndpoints:
         stream = EventStream(http)
         await stream.open()
         try:
-            async with aclosing(results.outputs(self._engine, prompts, params, True, rids)) as run:
+            async with aclosing(results.outputs(self._engine, prompts, params, True, rids, spaces)) as run:
                 async for index, output in run:
                     await stream.send(self._answer(output) | ({"index": index} if batched else {}))
         except ValueError as error:

@@ -24,6 +24,7 @@ from dps_local.emulated_sglang.protocol import (
     OpenAIRequest,
     ToolChoice,
 )
+from dps_local.emulated_sglang.radix import Namespace
 
 
 class OpenAIEndpoints:
@@ -46,9 +47,10 @@ class OpenAIEndpoints:
             return error_response(str(error), "BadRequest")
         params = request.sampling(request.longest_answer)
         try:
+            spaces = request.namespaces(1, batch=request.n > 1)
             if request.stream:
-                return await self._stream_chat(http, request, prompt, params)
-            finals = await results.final_outputs(self._engine, [prompt], params, [request.rid])
+                return await self._stream_chat(http, request, prompt, params, spaces)
+            finals = await results.final_outputs(self._engine, [prompt], params, [request.rid], spaces)
         except ValueError as error:
             return error_response(str(error))
         choices = [
@@ -64,7 +66,7 @@ class OpenAIEndpoints:
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         request = await read_body(http, CompletionRequest)
-        prompts, _ = await off_loop_if_long(http, self._prompts.encode_inputs, request.prompt)
+        prompts, batched = await off_loop_if_long(http, self._prompts.encode_inputs, request.prompt)
         if not all(prompts) or not prompts:
             return error_response("Prompt cannot be empty")
         if problem := self._model_problem(request):
@@ -73,9 +75,10 @@ class OpenAIEndpoints:
         params = request.sampling(request.max_tokens)
         rids = [request.rid] if len(prompts) == 1 else []
         try:
+            spaces = request.namespaces(len(prompts), batch=batched or request.n > 1)
             if request.stream:
-                return await self._stream_completions(http, request, prompts, params, echoes)
-            finals = await results.final_outputs(self._engine, prompts, params, rids)
+                return await self._stream_completions(http, request, prompts, params, echoes, spaces)
+            finals = await results.final_outputs(self._engine, prompts, params, rids, spaces)
         except ValueError as error:
             return error_response(str(error))
         choices = [
@@ -127,7 +130,12 @@ class OpenAIEndpoints:
         ]
 
     async def _stream_chat(
-        self, http: web.Request, request: ChatRequest, prompt: results.Prompt, params: SamplingParams
+        self,
+        http: web.Request,
+        request: ChatRequest,
+        prompt: results.Prompt,
+        params: SamplingParams,
+        spaces: list[Namespace],
     ) -> web.StreamResponse:
         stream = EventStream(http)
         created = int(time.time())
@@ -141,7 +149,8 @@ class OpenAIEndpoints:
             await stream.send(_envelope(rid, "chat.completion.chunk", created, request, [choice]) | extra)
 
         unfinished = {"logprobs": None, "finish_reason": None, "matched_stop": None}
-        async with aclosing(results.outputs(self._engine, [prompt], params, True, [request.rid])) as run:
+        outputs = results.outputs(self._engine, [prompt], params, True, [request.rid], spaces)
+        async with aclosing(outputs) as run:
             async for index, output in run:
                 rid = output.sequence.rid
                 if index not in last:
@@ -164,12 +173,14 @@ class OpenAIEndpoints:
         prompts: list[results.Prompt],
         params: SamplingParams,
         echoes: list[str],
+        spaces: list[Namespace],
     ) -> web.StreamResponse:
         stream = EventStream(http)
         created = int(time.time())
         sent: dict[int, int] = {}
         last: dict[int, Output] = {}
-        async with aclosing(results.outputs(self._engine, prompts, params, True)) as run:
+        outputs = results.outputs(self._engine, prompts, params, True, namespaces=spaces)
+        async with aclosing(outputs) as run:
             async for index, output in run:
                 echo = "" if index in last else echoes[index // request.n]
                 last[index] = output

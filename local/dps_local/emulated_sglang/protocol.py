@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, field_validator, model_serializer, model_validator
 
 from dps_local.emulated_sglang.generation import SamplingParams
+from dps_local.emulated_sglang.radix import Namespace
 
 
 class TextPart(BaseModel):
@@ -121,7 +122,30 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class OpenAIRequest(BaseModel):
+class CacheFields(BaseModel):
+    """The fields that separate the KV caches of requests: a string, or a list with one string for each prompt."""
+
+    extra_key: list[str] | str | None = None
+    cache_salt: list[str] | str | None = None
+
+    def namespaces(self, prompts: int, *, batch: bool) -> list[Namespace]:
+        """The namespace of each prompt. Raises ValueError with SGLang's message if a list does not fit."""
+        extra_keys = _spread("extra_key", self.extra_key, prompts, batch)
+        cache_salts = _spread("cache_salt", self.cache_salt, prompts, batch)
+        return list(zip(extra_keys, cache_salts, strict=True))
+
+
+def _spread(field: str, value: list[str] | str | None, prompts: int, batch: bool) -> list[str | None]:
+    if not isinstance(value, list):
+        return [value or None] * prompts
+    if not batch:
+        raise ValueError(f"{field} should be a string for a single request.")
+    if len(value) != prompts:
+        raise ValueError(f"The length of {field} should be equal to the batch size.")
+    return [item or None for item in value]
+
+
+class OpenAIRequest(CacheFields):
     """The fields that both OpenAI endpoints have."""
 
     model: str = "default"
@@ -260,7 +284,7 @@ class GenerateSampling(BaseModel):
         )
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(CacheFields):
     """SGLang's native request: `text` or `input_ids`, a single prompt or a batch."""
 
     text: str | list[str] | None = None

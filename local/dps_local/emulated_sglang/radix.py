@@ -9,6 +9,11 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+Namespace = tuple[str | None, str | None]
+"""A request's `extra_key` and `cache_salt`. Requests share cached prefixes only if both are equal."""
+SHARED: Namespace = (None, None)
+"""The namespace of requests that set neither."""
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -33,7 +38,7 @@ class RadixCache:
     """Token prefixes. Unlocked leaves are evicted, the least recently used first."""
 
     def __init__(self) -> None:
-        self._root = Node((), None, 0)
+        self._roots: dict[Namespace, Node] = {}
         self._uses = 0
         self._size = 0
         self._locked = 0
@@ -48,10 +53,10 @@ class RadixCache:
         """Cached tokens that no request uses."""
         return self._size - self._locked
 
-    def match(self, tokens: Sequence[int]) -> Match:
-        """The longest cached prefix of `tokens`. It becomes the most recently used."""
+    def match(self, tokens: Sequence[int], namespace: Namespace = SHARED) -> Match:
+        """The longest prefix of `tokens` that is cached in `namespace`. It becomes the most recently used."""
         self._uses += 1
-        node, position = self._root, 0
+        node, position = self._roots.setdefault(namespace, Node((), None, 0)), 0
         while position < len(tokens):
             child = node.children.get(tokens[position])
             if child is None:
@@ -64,9 +69,9 @@ class RadixCache:
                 break
         return Match(position, node)
 
-    def insert(self, tokens: Sequence[int]) -> Node:
-        """Cache all of `tokens` and return the node at which they end."""
-        match = self.match(tokens)
+    def insert(self, tokens: Sequence[int], namespace: Namespace = SHARED) -> Node:
+        """Cache all of `tokens` in `namespace` and return the node at which they end."""
+        match = self.match(tokens, namespace)
         if match.length == len(tokens):
             return match.node
         leaf = Node(tuple(tokens[match.length :]), match.node, self._uses)
@@ -104,7 +109,7 @@ class RadixCache:
             assert parent is not None
             del parent.children[leaf.tokens[0]]
             freed += len(leaf.tokens)
-            if parent is not self._root and not parent.children and parent.locks == 0:
+            if parent.parent is not None and not parent.children and parent.locks == 0:
                 heapq.heappush(leaves, (parent.last_used, id(parent), parent))
         self._size -= freed
         return freed
@@ -125,7 +130,7 @@ class RadixCache:
             node = node.parent
 
     def _unlocked_leaves(self) -> Iterator[Node]:
-        stack = list(self._root.children.values())
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             if node.children:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dps_local.emulated_sglang.driver import Engine, Output
 from dps_local.emulated_sglang.generation import SamplingParams
+from dps_local.emulated_sglang.radix import SHARED, Namespace
 
 Prompt = tuple[int, ...]
 
@@ -18,6 +19,7 @@ async def outputs(
     params: SamplingParams | Sequence[SamplingParams],
     stream: bool,
     rids: Sequence[str | None] = (),
+    namespaces: Sequence[Namespace] = (),
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """Yield the index and the outputs of every choice. Indexes count `n` choices per prompt, prompt by prompt.
 
@@ -25,15 +27,18 @@ async def outputs(
     Raises RequestError like `Engine.generate`.
     """
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-    for prompt, sampling in zip(prompts, each, strict=True):
+    spaces = namespaces or [SHARED] * len(prompts)
+    for prompt, sampling, space in zip(prompts, each, spaces, strict=True):
         if sampling.n > 1:
             warm = replace(sampling, max_new_tokens=0, min_new_tokens=0)
-            async with aclosing(engine.generate(prompt, warm, stream=False)) as prefill:
+            async with aclosing(engine.generate(prompt, warm, stream=False, namespace=space)) as prefill:
                 async for _ in prefill:
                     pass
     runs = [
-        engine.generate(prompt, sampling, stream, choice, rid if sampling.n == 1 else None)
-        for prompt, sampling, rid in zip(prompts, each, rids or [None] * len(prompts), strict=True)
+        engine.generate(prompt, sampling, stream, choice, rid if sampling.n == 1 else None, space)
+        for prompt, sampling, rid, space in zip(
+            prompts, each, rids or [None] * len(prompts), spaces, strict=True
+        )
         for choice in range(sampling.n)
     ]
     if len(runs) == 1:
@@ -72,10 +77,11 @@ async def final_outputs(
     prompts: Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams],
     rids: Sequence[str | None] = (),
+    namespaces: Sequence[Namespace] = (),
 ) -> list[Output]:
     """The final outputs of all choices, in order."""
     finals: dict[int, Output] = {}
-    async with aclosing(outputs(engine, prompts, params, False, rids)) as run:
+    async with aclosing(outputs(engine, prompts, params, False, rids, namespaces)) as run:
         async for index, output in run:
             finals[index] = output
     return [finals[index] for index in sorted(finals)]

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from dps_local.emulated_sglang.generation import Plan
-from dps_local.emulated_sglang.radix import Node, RadixCache
+from dps_local.emulated_sglang.radix import SHARED, Namespace, Node, RadixCache
 from dps_local.emulated_sglang.time_model import TimeModel
 
 ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -28,6 +28,7 @@ class Sequence:
     plan: Plan
     arrived: float
     rng: random.Random
+    namespace: Namespace = SHARED
     admitted: float | None = None
     first_token: float | None = None
     finished: float | None = None
@@ -158,7 +159,7 @@ class Scheduler:
         while self._waiting and len(self._running) < self.max_running and uncached < self.MAX_PREFILL_TOKENS:
             sequence = next(iter(self._waiting.values()))
             # The last prompt token is always computed, because its logits yield the first token of the answer.
-            match = self.cache.match(sequence.prompt[:-1])
+            match = self.cache.match(sequence.prompt[:-1], sequence.namespace)
             needed = len(sequence.prompt) - match.length + len(sequence.plan.token_ids)
             self.cache.lock(match.node)
             free = self.capacity - self.cache.size - self._reserved
@@ -177,7 +178,8 @@ class Scheduler:
 
     def _cache_prompt(self, sequence: Sequence) -> None:
         """Cache the computed prompt, so that other sequences can share it while this one decodes."""
-        self._move(sequence, self.cache.insert(sequence.prompt), len(sequence.plan.token_ids))
+        node = self.cache.insert(sequence.prompt, sequence.namespace)
+        self._move(sequence, node, len(sequence.plan.token_ids))
 
     def _decoded(self, sequence: Sequence) -> int:
         speculation = self._time_model.speculation
@@ -197,7 +199,8 @@ class Scheduler:
         node = sequence.node
         if sequence.generated:
             # The last token was sampled but not fed back, so it is not in the KV cache.
-            node = self.cache.insert(sequence.prompt + sequence.plan.token_ids[: sequence.generated - 1])
+            computed = sequence.prompt + sequence.plan.token_ids[: sequence.generated - 1]
+            node = self.cache.insert(computed, sequence.namespace)
         assert node is not None
         self._move(sequence, node, 0)
         self.cache.unlock(node)

@@ -48,6 +48,11 @@ class GatewayAuth(APIObject):
     """Client authentication by API key."""
 
     secret_name: Name = Field(description="Secret with the gateway's API key file under the key `keys`.")
+    isolate_cache: bool = Field(
+        default=True,
+        description="Whether each tenant has its own prefix cache in the engines. If false, tenants share cached "
+        "prefixes, and a tenant can infer from response times which prompts others have sent.",
+    )
 
 
 class GatewayIngress(APIObject):

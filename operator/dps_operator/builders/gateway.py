@@ -71,6 +71,8 @@ def gateway_config(router: Router) -> dict[str, Any]:
         config["session"]["keys"] = list(spec.routing.session_keys)
     if spec.gateway.auth is not None:
         config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
+        if not spec.gateway.auth.isolate_cache:
+            config["auth"]["isolateCache"] = False
     if spec.telemetry.otlp_endpoint is not None:
         config["telemetry"] = {
             "otlpEndpoint": spec.telemetry.otlp_endpoint,

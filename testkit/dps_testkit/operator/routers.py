@@ -61,7 +61,7 @@ EVERYTHING: dict[str, Any] = {
             "parentRefs": [{"name": "edge", "namespace": "infra"}],
             "hostnames": ["llm.example.com"],
         },
-        "auth": {"secretName": "keys"},
+        "auth": {"secretName": "keys", "isolateCache": False},
     },
     "routing": {
         "policy": "TotalLength",

@@ -12,4 +12,7 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
     return text_prompts(accountant, text if text is not None else body.get("input_ids"))
 
 
-ROUTE: Final = Route("/generate", "text_completion", GENERATE_ANSWERS, _prompts)
+# In SGLang 0.5.8, /generate ignores cache_salt, but has extra_key, which separates caches as well.
+ROUTE: Final = Route(
+    "/generate", "text_completion", GENERATE_ANSWERS, _prompts, salted=("cache_salt", "extra_key")
+)

@@ -22,6 +22,8 @@ class Route:
 
     Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
     """
+    salted: tuple[str, ...] = ("cache_salt",)
+    """The request fields that receive the tenant's cache salt."""
 
 
 def refuse_empty(prompts: Any) -> None:

@@ -1,0 +1,70 @@
+"""Tenants' prefix caches in the engines: a tenant never reads tokens that another tenant's requests cached."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from dps_testkit.processes import Engine, Gateway, Site
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = (
+    "a prompt that both tenants send, word for word, with enough tokens to recognise it in the cache " * 4
+)
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}),
+    "completions": ("/v1/completions", {"prompt": "completions " + PROMPT, "max_tokens": 2}),
+    "generate": ("/generate", {"text": "generate " + PROMPT, "sampling_params": {"max_new_tokens": 2}}),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(
+    tmp_path_factory: pytest.TempPathFactory, engines: tuple[Engine, Engine]
+) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("tenants")
+    (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
+    async with Site(folder) as site:
+        yield await site.gateway(
+            [engines[0]],
+            [engines[1]],
+            {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}},
+        )
+
+
+async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tuple[int, int]:
+    """The prompt's length, and how many of its tokens the engine found in its cache."""
+    path, body = REQUESTS[kind]
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(url + path, json={"model": "any", **body, **fields}, headers=headers) as response,
+    ):
+        answer = await response.json()
+    if kind == "generate":
+        return answer["meta_info"]["prompt_tokens"], answer["meta_info"]["cached_tokens"]
+    usage = answer["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_only_the_tenant_itself_finds_its_prompt_cached(
+    gateway: Gateway, engines: tuple[Engine, Engine], kind: str
+) -> None:
+    length, first = await cached_tokens(gateway.url, kind, "sk-alpha")
+    assert first < length - 1
+    assert await cached_tokens(gateway.url, kind, "sk-alpha") == (length, length - 1)
+    assert (await cached_tokens(gateway.url, kind, "sk-beta"))[1] < length - 1
+    assert (await cached_tokens(engines[1].url, kind))[1] < length - 1
+
+
+async def test_client_salt_narrows_the_tenants_cache(gateway: Gateway) -> None:
+    async def cached(key: str, salt: str) -> bool:
+        length, tokens = await cached_tokens(gateway.url, "generate", key, cache_salt=salt)
+        return tokens == length - 1
+
+    assert [await cached(key, "one") for key in ("sk-alpha", "sk-alpha", "sk-beta")] == [False, True, False]
+    assert not await cached("sk-alpha", "two")
