@@ -259,6 +259,32 @@ def _has_ready_replicas(kube: Kube, component: str, count: int) -> None:
     assert deployment(kube, component).get("status", {}).get("readyReplicas") == count
 
 
+def test_suspended_router_frees_its_gpus_and_can_be_resumed(kube: Kube) -> None:
+    scaled = {"greedy": {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}}
+    ready(kube, pools=scaled)
+    kube.apply(router(pools=scaled, suspend=True))
+    kube.until("qwen", Ready="Suspended", GatewayReady="True", SessionStoreReady="True")
+
+    def stopped() -> None:
+        assert not pods(kube, "speculative")
+        assert not pods(kube, "greedy")
+
+    eventually(stopped)
+    assert len(pods(kube, "gateway")) == 2
+    ready(kube, pools=scaled)
+    assert len(pods(kube, "greedy")) >= 2
+
+
+def test_paused_router_is_changed_only_after_the_pause(kube: Kube) -> None:
+    ready(kube)
+    before = deployment(kube, "greedy")["metadata"]["generation"]
+    kube.apply(router(paused=True, pools={"greedy": {"replicas": 2}}))
+    kube.until("qwen", Ready="True", Progressing="Paused")
+    assert deployment(kube, "greedy")["metadata"]["generation"] == before
+    ready(kube, pools={"greedy": {"replicas": 2}})
+    assert deployment(kube, "greedy")["spec"]["replicas"] == 2
+
+
 def test_strategy_can_be_changed_to_recreate_and_back(kube: Kube) -> None:
     ready(kube)
     ready(kube, pools={"greedy": {"strategy": {"type": "Recreate"}}})

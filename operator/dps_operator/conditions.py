@@ -53,12 +53,16 @@ def _workload(observed: Observed, kind: str, name: str) -> Replicas | None:
     return child.replicas if child else None
 
 
-def _serving(router_name: str, observed: Observed, component: Component, type: ConditionType) -> Verdict:
+def _serving(router: Router, observed: Observed, component: Component, type: ConditionType) -> Verdict:
     """Whether a component can serve, which requires one available replica."""
     kind = "StatefulSet" if component == "redis" else "Deployment"
-    replicas = _workload(observed, kind, f"{router_name}-{component}")
+    replicas = _workload(observed, kind, child_name(router, component))
+    suspended = router.spec.suspend and not router.spec.paused and component in POOLS
     if replicas is None:
         return Verdict(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
+    if suspended:
+        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
+        return Verdict(type, "False", "Suspended", message)
     if replicas.desired == 0:
         message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
         return Verdict(type, "False", "ScaledToZero", message)
@@ -78,7 +82,7 @@ def _serving(router_name: str, observed: Observed, component: Component, type: C
 def _store(router: Router, observed: Observed) -> Verdict:
     reference = router.spec.session_store.url_secret_ref
     if reference is None:
-        return _serving(router.name, observed, "redis", "SessionStoreReady")
+        return _serving(router, observed, "redis", "SessionStoreReady")
     message = (
         f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
     )
@@ -103,6 +107,9 @@ def _stalled(router: Router, observed: Observed) -> str:
 
 
 def _progressing(router: Router, observed: Observed) -> Verdict:
+    if router.spec.paused:
+        message = "spec.paused is true: changes are not applied; set it to false to apply them"
+        return Verdict("Progressing", "False", "Paused", message)
     if observed.failing:
         return Verdict("Progressing", "True", "Retrying", observed.failing)
     if stalled := _stalled(router, observed):
@@ -145,10 +152,10 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     else:
         valid = Verdict("SpecValid", "True", "Accepted", "the spec is valid")
     components = [
-        _serving(router.name, observed, "speculative", "SpeculativePoolReady"),
-        _serving(router.name, observed, "greedy", "GreedyPoolReady"),
+        _serving(router, observed, "speculative", "SpeculativePoolReady"),
+        _serving(router, observed, "greedy", "GreedyPoolReady"),
         _store(router, observed),
-        _serving(router.name, observed, "gateway", "GatewayReady"),
+        _serving(router, observed, "gateway", "GatewayReady"),
     ]
     required = [valid, *components] if observed.invalid else components
     summary = _summary(required, _stalled(router, observed))
@@ -202,7 +209,10 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
         "pools": {pool: {**counts[pool], **scaling.get(pool, {})} for pool in POOLS},
         "gateway": {**counts["gateway"], "selector": labels},
     }
-    if ("ConfigMap", child_name(router, "gateway")) in observed.children:
+    if router.spec.paused:
+        # The spec may differ from what has been applied.
+        result |= {field: before[field] for field in ("url", "routing") if field in before}
+    elif ("ConfigMap", child_name(router, "gateway")) in observed.children:
         result["routing"] = {"policy": routing.policy}
         if routing.threshold_tokens is not None:
             result["routing"]["thresholdTokens"] = routing.threshold_tokens

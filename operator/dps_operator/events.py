@@ -7,8 +7,8 @@ from dps_operator.kinds import ROUTER
 from dps_operator.resources import MANAGED_BY, Manifest, digest
 
 REPORTED_TYPES = ("Ready", "SpecValid", "Progressing")
-EXPECTED_REASONS = ("NotCreated", "Starting", "LoadingModel", "ScaledToZero")
-"""Condition reasons that are normal while a DPSRouter starts or is scaled down; their events have type Normal."""
+EXPECTED_REASONS = ("NotCreated", "Starting", "LoadingModel", "ScaledToZero", "Suspended")
+"""Condition reasons that are normal while a DPSRouter starts or is stopped; their events have type Normal."""
 
 
 def _reason(condition: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from dps_operator import conditions
 from dps_operator.api.spec import parse
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway import config_hash
+from dps_operator.builders.scaling import min_replicas
 from dps_operator.builders.store import managed, redis_secret
 from dps_operator.cluster import Cluster
 from dps_operator.errors import (
@@ -37,7 +38,11 @@ from dps_operator.resources import (
 from dps_operator.rollout import pool_on_hold
 from dps_operator.settings import Settings
 
-READY = Gauge("dps_operator_router_ready", "1 while a DPSRouter is Ready", ["router_namespace", "router"])
+READY = Gauge(
+    "dps_operator_router_ready",
+    "1 while a DPSRouter is Ready; absent while it is suspended",
+    ["router_namespace", "router"],
+)
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
 
@@ -90,7 +95,7 @@ class Reconciler:
             )
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
-        outcome = await self._converge(router, key)
+        outcome = self._unchanged(router) if spec.paused else await self._converge(router, key)
         observed = conditions.Observed(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
@@ -102,6 +107,15 @@ class Reconciler:
         await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
+
+    def _unchanged(self, router: Router) -> _Outcome:
+        """The outcome for a paused DPSRouter: nothing is applied, but an invalid spec is reported."""
+        outcome = _Outcome()
+        try:
+            children(router, self._settings, "")
+        except SpecError as error:
+            outcome.invalid.append(str(error))
+        return outcome
 
     async def _converge(self, router: Router, key: Key) -> _Outcome:
         outcome = _Outcome()
@@ -203,7 +217,7 @@ class Reconciler:
             return
         found = await self._find(router, key, manifest)
         if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
-            await self._hand_over_replicas(manifest, found)
+            await self._hand_over_replicas(router, manifest, found)
         try:
             live = await self._cluster.apply(manifest)
         except RejectedError:
@@ -216,16 +230,18 @@ class Reconciler:
         self._observations.update_child(live)
         self._applied[router.uid, name] = applied, child(live).owned
 
-    async def _hand_over_replicas(self, manifest: Manifest, found: Child) -> None:
+    async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:
         """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
 
-        Server-side apply would otherwise reset the field to its default.
+        Server-side apply would otherwise reset the field to its default. A pool that was suspended starts with the
+        minimum, because an autoscaler does not scale up a Deployment without replicas.
         """
         if found.replicas is None:
             return
+        component = manifest["metadata"]["labels"][COMPONENT_LABEL]
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
             "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
-            "spec": {"replicas": found.replicas.desired},
+            "spec": {"replicas": found.replicas.desired or min_replicas(router, component)},
         }
         await self._cluster.apply(keep, manager=HANDOVER)
 
@@ -258,8 +274,11 @@ class Reconciler:
 
     async def _update_status(self, key: Key, status: Manifest) -> None:
         """Apply the status if it differs, then create events for changed conditions."""
-        ready = [item["status"] for item in status["conditions"] if item["type"] == "Ready"]
-        READY.labels(*key).set(ready == ["True"])
+        (ready,) = [item for item in status["conditions"] if item["type"] == "Ready"]
+        if ready["reason"] == "Suspended":
+            READY.remove(*key)
+        else:
+            READY.labels(*key).set(ready["status"] == "True")
         body = self._observations.routers.get(key)
         if body is None or body["status"] == status:
             return

@@ -109,3 +109,16 @@ async def test_readiness_requires_established_watches() -> None:
         assert (await client.get("/readyz")).status == 503
         watching.set()
         assert (await client.get("/readyz")).status == 200
+
+
+async def test_suspended_router_has_no_ready_metric() -> None:
+    cluster, seen = FakeCluster(), Observations()
+    reconciler = Reconciler(cluster, seen, SETTINGS, lambda: "2026-01-01T00:00:00Z")
+    metadata = {"name": "qwen", "namespace": "serving"}
+    router = {"kind": "DPSRouter", "metadata": metadata, "spec": SMALLEST}
+    seen.replace([cluster.store(router)], [], [])
+    await reconciler.reconcile(KEY)
+    assert ready() == 0
+    seen.update_router(cluster.store({**router, "spec": {**SMALLEST, "suspend": True}}))
+    await reconciler.reconcile(KEY)
+    assert ready() is None

@@ -248,6 +248,77 @@ async def test_externally_scaled_pool_keeps_its_replicas(world: World) -> None:
     assert world.cluster.writes() == writes + 1  # the status
 
 
+def engine_replicas(world: World) -> dict[str, int]:
+    return {
+        pool: world.object("Deployment", f"qwen-{pool}")["spec"]["replicas"]
+        for pool in ("speculative", "greedy")
+    }
+
+
+async def test_suspended_router_has_no_engines_and_keeps_gateway_and_store(world: World) -> None:
+    pools = {**SMALLEST["pools"], "greedy": {"replicas": 3}}
+    world.edit({**SMALLEST, "pools": pools})
+    await world.reconcile()
+    world.edit({**SMALLEST, "pools": pools, "suspend": True})
+    await world.reconcile()
+    assert engine_replicas(world) == {"speculative": 0, "greedy": 0}
+    assert world.object("Deployment", "qwen-gateway")["spec"]["replicas"] == 2
+    assert world.object("StatefulSet", "qwen-redis")["spec"]["replicas"] == 1
+    assert world.condition("Ready")["reason"] == "Suspended"
+    world.edit({**SMALLEST, "pools": pools})
+    await world.reconcile()
+    assert engine_replicas(world) == {"speculative": 1, "greedy": 3}
+
+
+@pytest.mark.parametrize(
+    ("pool", "replicas"),
+    [({"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}, 2), ({"scaling": "External"}, 1)],
+    ids=["autoscaling", "external"],
+)
+async def test_resumed_pool_of_another_controller_starts_with_its_minimum(
+    world: World, pool: dict[str, Any], replicas: int
+) -> None:
+    scaled = {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": pool}}
+    world.edit(scaled)
+    await world.reconcile()
+    world.edit({**scaled, "suspend": True})
+    await world.reconcile()
+    assert engine_replicas(world)["greedy"] == 0
+    world.edit(scaled)
+    await world.reconcile()
+    assert engine_replicas(world)["greedy"] == replicas
+    managers = {
+        entry["manager"]: "f:replicas" in entry["fieldsV1"]["f:spec"]
+        for entry in world.object("Deployment", "qwen-greedy")["metadata"]["managedFields"]
+    }
+    assert managers == {"dps-operator": False, HANDOVER: True}
+
+
+async def test_paused_router_is_not_changed_but_its_status_is_updated(world: World) -> None:
+    del world.cluster.objects["Service", "serving", "qwen-greedy"]
+    before = copy.deepcopy(world.cluster.objects)
+    changed = {**SMALLEST, "routing": {"thresholdTokens": 1}, "suspend": True, "paused": True}
+    world.edit(changed)
+    await world.reconcile()
+    after = {
+        name: one for name, one in world.cluster.objects.items() if name[0] not in ("DPSRouter", "Event")
+    }
+    assert after == {name: one for name, one in before.items() if name[0] not in ("DPSRouter", "Event")}
+    assert world.condition("Progressing")["reason"] == "Paused"
+    assert world.condition("SpeculativePoolReady")["reason"] == "Starting"
+    assert world.cluster.objects["DPSRouter", *KEY]["status"]["routing"]["thresholdTokens"] == 128
+    world.edit({**changed, "paused": False})
+    await world.reconcile()
+    assert "qwen-greedy" in world.cluster.names("Service")
+    assert world.cluster.objects["DPSRouter", *KEY]["status"]["routing"]["thresholdTokens"] == 1
+
+
+async def test_invalid_spec_of_a_paused_router_is_reported(world: World) -> None:
+    world.edit({**SMALLEST, "engine": {"args": ["--port", "1"]}, "paused": True})
+    await world.reconcile()
+    assert world.condition("SpecValid")["reason"] == "InvalidSpec"
+
+
 async def test_gateway_pods_are_annotated_once_per_configuration(world: World) -> None:
     gateway = pod("qwen-gateway-1", "gateway", phase="Running")
     world.cluster.objects["Pod", "serving", "qwen-gateway-1"] = gateway

@@ -149,6 +149,31 @@ def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
     assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
 
 
+def test_suspended_router_is_not_ready() -> None:
+    stopped = {pool: workload(pool, replicas(0, 0)) for pool in ("speculative", "greedy")}
+    assert condition_reasons(Observed(family(**stopped)), suspend=True) == {
+        "Ready": ("False", "Suspended"),
+        "Progressing": ("False", "Settled"),
+        "SpecValid": ("True", "Accepted"),
+        "SpeculativePoolReady": ("False", "Suspended"),
+        "GreedyPoolReady": ("False", "Suspended"),
+        "SessionStoreReady": ("True", "AllReplicasReady"),
+        "GatewayReady": ("True", "AllReplicasReady"),
+    }
+
+
+def test_pause_is_reported_without_affecting_readiness() -> None:
+    found = condition_reasons(HEALTHY, paused=True)
+    assert (found["Ready"], found["Progressing"]) == (("True", "Serving"), ("False", "Paused"))
+
+
+def test_suspension_is_not_a_warning() -> None:
+    before = build_status(router(SMALLEST), HEALTHY, {}, "t1")["conditions"]
+    stopped = router({**SMALLEST, "suspend": True})
+    after = build_status(stopped, HEALTHY, {"conditions": before}, "t2")["conditions"]
+    assert event_reasons(before, after) == [("Normal", "Suspended")]
+
+
 def test_pool_on_hold_is_reported_with_the_problem_of_the_other_pool() -> None:
     seen = replace(HEALTHY, waiting_pool="greedy", pods=[remembered_pod("speculative", CRASH)])
     found = {item.type: item.message for item in verdicts(router(SMALLEST), seen)}

@@ -36,6 +36,15 @@ class Spec(APIObject):
         description="If set, network policies are created. With {}, only the gateway can connect to the engines and "
         "Redis.",
     )
+    suspend: bool = Field(
+        default=False,
+        description="Stop all engines, which frees their GPUs. The gateway answers every request with 503; it and the "
+        "session store keep running.",
+    )
+    paused: bool = Field(
+        default=False,
+        description="Apply no changes. The operator only updates the status until paused is false again.",
+    )
 
 
 def parse(spec: Any) -> Spec:

@@ -147,7 +147,10 @@ def engine_deployment(router: Router, name: PoolName) -> Manifest:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    if pool.autoscaling is None and pool.scaling == "Managed":
+    if router.spec.suspend:
+        # A HorizontalPodAutoscaler is inactive while its target has no replicas.
+        spec["replicas"] = 0
+    elif pool.autoscaling is None and pool.scaling == "Managed":
         spec["replicas"] = pool.replicas or 1
     return child(router, "apps/v1", "Deployment", name, {TEMPLATE_HASH: digest(template)}, spec=spec)
 
