@@ -125,7 +125,7 @@ class Turns:
             turn.point(pool),
             session.growth.base,
             span=span,
-            pointed=session.client_id is None and turn.prompt.ends_at_boundary,
+            pointer_digest=turn.prompt.pointer_digest if session.client_id is None else None,
         )
 
     async def correct(
@@ -162,9 +162,10 @@ class Turns:
         share a beginning, and one record is too small for all of them.
         """
         tag = history_tag(prompt.root_digest.encode())
-        digest = prompt.digest.encode()
         snapshot = await self.store.find(scope, tag, prompt.lookups())
-        if snapshot.session is None or snapshot.point is None:
+        digest = prompt.digest.encode()
+        # Unlike a boundary, an anchor is not the end of the prompt that it leads to, which may continue differently.
+        if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
             minted = SessionId.of_history(tag, digest)
             return Session(minted, scope, snapshot, compare(None, prompt.starts_with), Record(()))
         record = (snapshot.record or Record(())).recalling(snapshot.point)

@@ -165,7 +165,8 @@ async def test_session_is_found_by_the_longest_committed_prefix(backend: FakeBac
     gateway = Gateway(backend)
     for turn in (1, 2):
         snapshot = await gateway.store.read(SCOPE, SESSION)
-        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(turn), None, pointed=True)
+        new = point(turn)
+        await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), new, None, pointer_digest=new.digest)
     for away in (False, True):
         backend.away = away
         found = await gateway.store.find(SCOPE, SESSION.tag, ["unknown", "d2", "d1"])
@@ -176,7 +177,8 @@ async def test_session_is_found_by_the_longest_committed_prefix(backend: FakeBac
 async def test_other_tenants_do_not_find_a_session(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     snapshot = await gateway.store.read(SCOPE, SESSION)
-    await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), point(1), None, pointed=True)
+    new = point(1)
+    await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), new, None, pointer_digest=new.digest)
     other = Scope.of("model", "other")
     assert (await gateway.store.find(other, SESSION.tag, ["d1"])).session is None
 

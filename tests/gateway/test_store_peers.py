@@ -45,8 +45,9 @@ class Fleet:
         store = self.stores[gateway]
         snapshot = await store.read(SCOPE, SESSION)
         base = snapshot.record or Record(())
+        parent = next(iter(base.points), None)
         await store.commit(
-            SCOPE, snapshot, SESSION, base, point(turn), next(iter(base.points), None), pointed=True
+            SCOPE, snapshot, SESSION, base, point(turn), parent, pointer_digest=point(turn).digest
         )
 
     async def known(self, gateway: int) -> tuple[StateSource, list[int]]:

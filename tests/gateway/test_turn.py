@@ -1,6 +1,7 @@
 """A turn from its prompt to its commit: growth, branches, retries, and sessions identified by their history."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from multidict import CIMultiDict
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
+from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
@@ -55,6 +57,12 @@ class Client:
         """One turn up to its decision: no engine has begun to answer."""
         body: dict[str, Any] = {"messages": list(messages), **fields}
         return await self.turns.measure(self._scope, self._accountant.chat(body), self._headers, body)
+
+    async def complete(self, prompt: str | list[int]) -> MeasuredTurn:
+        """One turn of a raw completion, answered by the greedy pool."""
+        turn = await self.turns.measure(self._scope, self._accountant.text(prompt), self._headers, {})
+        await self.turns.commit(turn, Pool.GREEDY, "")
+        return turn
 
 
 @pytest.fixture(params=["named", None], ids=["with a session id", "without one"])
@@ -350,3 +358,44 @@ class TestWithoutASessionId:
         await client.send(SYSTEM, user("one"))
         other = Client(accountant, None, tenant="other", turns=client.turns)
         assert kind(await other.send(SYSTEM, user("one"))) is History.NEW
+
+
+class TestRawPromptsWithoutASessionId:
+    """Prompts of /v1/completions and /generate have no message boundaries."""
+
+    @pytest.fixture
+    def client(self, accountant: Accountant) -> Client:
+        return Client(accountant, None)
+
+    @pytest.mark.parametrize(
+        "start",
+        [
+            pytest.param("Once upon a time there was a fox. " * 10, id="text"),
+            pytest.param(list(range(100)), id="token ids"),
+        ],
+    )
+    async def test_each_prompt_grows_from_the_previous_one(self, client: Client, start: Any) -> None:
+        prompts = [start, start + start[:70], start * 4, start * 20]
+        turns = [await client.complete(prompt) for prompt in prompts]
+        assert [kind(turn) for turn in turns] == [History.NEW, *[History.GROWN] * 3]
+        assert len({turn.session.id for turn in turns}) == 1
+        lengths = [turn.prompt_tokens for turn in turns]
+        assert [turn.delta_tokens for turn in turns[1:]] == [new - old for old, new in pairwise(lengths)]
+
+    async def test_prompts_that_share_an_anchor_but_differ_after_it_are_separate_sessions(
+        self, client: Client
+    ) -> None:
+        shared = "You are a storyteller. " * 20
+        cats, dogs = await client.complete(shared + "cats"), await client.complete(shared + "dogs")
+        assert (kind(dogs), dogs.delta_tokens) == (History.NEW, dogs.prompt_tokens)
+        assert dogs.session.id != cats.session.id
+        later = await client.complete(shared + "dogs" + " bark" * 100)
+        assert later.session.id == dogs.session.id
+        assert later.delta_tokens == later.prompt_tokens - dogs.prompt_tokens
+
+    async def test_growth_beyond_the_anchors_that_are_looked_up_is_a_new_session(
+        self, client: Client
+    ) -> None:
+        start = list(range(100))
+        await client.complete(start)
+        assert kind(await client.complete(start + [7] * (ANCHOR_BYTES * MAX_ANCHORS))) is History.NEW

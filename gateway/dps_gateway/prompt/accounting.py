@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from dps_gateway.prompt.boundaries import (
+    ANCHOR_BYTES,
     MAX_LOOKUPS,
     Mark,
     Prefixes,
+    anchors,
     committed_offset,
     message_boundaries,
     opening_offset,
@@ -70,8 +72,16 @@ class Prompt:
         return digest
 
     @property
+    def pointer_digest(self) -> str | None:
+        """The digest by which later prompts look this one up, or None if the prompt is too short for an anchor."""
+        if self.ends_at_boundary:
+            return self.digest
+        last = anchors(len(self.data))[-1:]
+        return self.prefixes.digest(last[0]) if last else None
+
+    @property
     def ends_at_boundary(self) -> bool:
-        """Whether the compared prefix ends at a boundary and can therefore be looked up for later prompts."""
+        """Whether the compared prefix ends at a boundary, so that no token merges across its end."""
         return bool(self.boundaries) and self.offset == self.boundaries[-1]
 
     def starts_with(self, point: Point) -> bool:
@@ -79,8 +89,10 @@ class Prompt:
         return self.prefixes.digest(point.offset) == point.digest
 
     def lookups(self) -> list[str]:
-        """The digests at the last boundaries, longest prefix first."""
+        """The digests by which an earlier prompt of the session may be found, longest prefix first."""
         recent = self.boundaries[-MAX_LOOKUPS:]
+        if not self.ends_at_boundary:
+            recent = sorted({*recent, *anchors(len(self.data))})
         digests = [digest for offset in recent if (digest := self.prefixes.digest(offset)) is not None]
         return digests[::-1]
 
@@ -185,7 +197,8 @@ class Accountant:
             data = array("I", ids).tobytes()
         except (OverflowError, TypeError) as error:
             raise Uncountable("token ids are not integers") from error
-        return Prompt(data, [], lambda offset: (len(data) - offset) // _TOKEN_ID_BYTES, root=len(data))
+        root = min(ANCHOR_BYTES, len(data))
+        return Prompt(data, [], lambda offset: (len(data) - offset) // _TOKEN_ID_BYTES, root)
 
 
 def _prefixed(message: dict[str, Any], text: str) -> dict[str, Any]:

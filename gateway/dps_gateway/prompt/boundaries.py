@@ -17,6 +17,12 @@ MAX_LOOKUPS: Final = 16
 MAX_GENERATION_PROMPT_BYTES: Final = 256
 """The maximum length of text after the last boundary that is treated as a generation prompt."""
 
+ANCHOR_BYTES: Final = 256
+"""The distance of anchors, in bytes. A prompt without a message boundary at its end is looked up at its anchors."""
+
+MAX_ANCHORS: Final = 64
+"""The maximum number of anchors, counted from the end of a prompt, that are looked up: 16 KiB of growth."""
+
 Mark = tuple[int, bytes]
 """An offset in a prompt (bytes), and a digest that is hashed into the digest of every longer prefix. It identifies
 content, such as an image, that is absent from the rendered text but affects the engine's KV cache."""
@@ -85,13 +91,23 @@ def committed_offset(size: int, boundaries: list[int]) -> int:
     return size
 
 
+def anchors(size: int) -> list[int]:
+    """The last multiples of ANCHOR_BYTES in a prompt of `size` bytes, in ascending order.
+
+    Raw text has no boundaries, and the length of the previous prompt is unknown before its record is found. A pointer
+    is therefore stored for the last anchor of a prompt, which is also an anchor of every prompt that continues it.
+    """
+    last = size // ANCHOR_BYTES
+    return [number * ANCHOR_BYTES for number in range(max(1, last - MAX_ANCHORS + 1), last + 1)]
+
+
 def opening_offset(data: bytes, boundaries: list[int], split_token: bytes | None) -> int:
     """The end of the first user message: the shortest prefix that distinguishes most conversations.
 
     It is the same for all turns of a conversation. If the chat template does not write the user's role after
-    `split_token`, the first boundary is returned; without boundaries, the end of the prompt.
+    `split_token`, the first boundary is returned; without boundaries, the first anchor, or the end of a shorter prompt.
     """
     if not boundaries or not split_token:
-        return len(data)
+        return min(ANCHOR_BYTES, len(data))
     first_user = data.find(split_token + b"user")
     return next((offset for offset in boundaries if offset > first_user >= 0), boundaries[0])

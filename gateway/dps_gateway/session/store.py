@@ -164,19 +164,20 @@ class SessionStore:
         parent: Point | None,
         *,
         span: str = "",
-        pointed: bool = False,
+        pointer_digest: str | None = None,
     ) -> None:
         """Add `point`, which grew from `parent`, to the session's record, once an engine has begun to answer it.
 
         `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. If
-        `pointed` is set, a pointer is stored as well, so that the session can be found by this point.
+        `pointer_digest` is set, a pointer to this point is stored as well, by which `find` finds the session.
         """
-        pointer = Pointer(session, point).encode() if pointed else None
         await self._update(
             record_key(scope, session),
             snapshot if snapshot.session == session else None,
             lambda record: (record or base).with_turn(point, parent, span),
-            (pointer_key(scope, session.tag, point.digest), pointer) if pointer else None,
+            (pointer_key(scope, session.tag, pointer_digest), Pointer(session, point).encode())
+            if pointer_digest
+            else None,
         )
 
     async def amend(self, scope: Scope, session: SessionId, change: Callable[[Record], Record]) -> None:
