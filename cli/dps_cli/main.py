@@ -34,6 +34,12 @@ def _session() -> Main:
     return main
 
 
+def _keys() -> Main:
+    from dps_gateway.keys_command import main
+
+    return main
+
+
 def _operator() -> Main:
     from dps_operator.app import main
 
@@ -85,6 +91,7 @@ def _reproduce() -> Main:
 COMMANDS = {
     "gateway": Command(_gateway, "gateway", "run the gateway"),
     "session": Command(_session, "gateway", "show or delete the stored record of a session"),
+    "keys": Command(_keys, "gateway", "add, list or revoke API keys"),
     "operator": Command(_operator, "operator", "run the Kubernetes operator"),
     "up": Command(_up, "local", "run Redis, two engines and a gateway on this machine"),
     "engine": Command(_engine, "local", "run an emulated SGLang server (no GPU)"),

@@ -1,47 +1,123 @@
-"""API keys, which identify the tenant of a request."""
+"""API keys, which identify the tenant of a request and limit what it may do."""
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
 from dps_gateway.config import ConfigError, read_text
 
+HASHED: Final = "sha256:"
+"""The prefix of a hashed key. A slow hash such as scrypt protects secrets that can be guessed. Generated keys have 256
+random bits, so a plain digest cannot be reversed by guessing, and checking it for every request is fast."""
+
+_DIGEST_CHARS: Final = 64
+_ID_CHARS: Final = 12
+_OPTIONS: Final = ("expires", "models", "maxInFlight")
+
 
 class Unauthorized(Exception):
-    """The request carries no API key, or an unknown one."""
+    """The request carries no API key, or one that is unknown or has expired."""
+
+
+class Forbidden(Exception):
+    """The API key does not permit the request."""
+
+
+class KeyBusy(Exception):
+    """The API key has as many requests in flight as it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One API key, kept as its SHA-256 digest."""
+
+    tenant: str
+    digest: bytes
+    hashed: bool = True
+    """Whether the file contains the digest instead of the key."""
+    expires: float | None = None
+    """When the key expires, in seconds since the epoch. If None, it does not expire."""
+    models: frozenset[str] | None = None
+    """The model names that the key may use. If None, all of them."""
+    max_in_flight: int | None = None
+    """Maximum number of the key's requests in flight, in each gateway process. If None, there is no limit."""
+
+    @property
+    def id(self) -> str:
+        """A short name for the key, from its digest."""
+        return self.digest.hex()[:_ID_CHARS]
+
+    def check_models(self, body: Mapping[str, Any], default: str) -> None:
+        """Raise Forbidden if a request with this body uses a model or an adapter that the key may not use.
+
+        A request without a `model` uses `default`. An adapter in SGLang's `lora_path` is named `MODEL:ADAPTER`.
+        """
+        if self.models is None:
+            return
+        model = body.get("model") or default
+        adapters = body.get("lora_path")
+        names = [model]
+        names += [
+            f"{model}:{each}" for each in (adapters if isinstance(adapters, list) else [adapters]) if each
+        ]
+        if refused := [str(name) for name in names if not isinstance(name, str) or name not in self.models]:
+            raise Forbidden(
+                f"the API key may not use the model '{refused[0]}'; it may use {', '.join(sorted(self.models))}"
+            )
 
 
 class Keys:
-    """The valid API keys, kept as digests. Digests are compared in constant time."""
+    """The valid API keys. Digests are compared in constant time."""
 
-    def __init__(self, tenants: Mapping[bytes, str]) -> None:
-        self._tenants = dict(tenants)
+    def __init__(self, keys: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
+        self._keys = {key.digest: key for key in keys}
+        self._clock = clock
         self._first: dict[str, bytes] = {}
-        for digest, tenant in self._tenants.items():
-            self._first.setdefault(tenant, digest)
+        for key in self._keys.values():
+            self._first.setdefault(key.tenant, key.digest)
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
-        """Read lines of the form TENANT:KEY; lines that start with `#` are comments.
+        """Read a key file (see `parse_key`); lines that start with `#` are comments.
 
         Raises ConfigError, whose message never contains a key.
         """
-        lines = read_text(path, "auth.keysFile").splitlines()
-        tenants: dict[bytes, str] = {}
-        for number, line in enumerate(lines, start=1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            tenant, colon, key = line.strip().partition(":")
-            if not (colon and tenant.strip() and key.strip()):
-                raise ConfigError(f"auth.keysFile: {path}, line {number} is not of the form TENANT:KEY")
-            tenants[_digest(key.strip())] = tenant.strip()
-        return cls(tenants)
+        keys = []
+        for number, line in enumerate(read_text(path, "auth.keysFile").splitlines(), start=1):
+            try:
+                key = parse_key(line)
+            except ValueError as error:
+                raise ConfigError(f"auth.keysFile: {path}, line {number} {error}") from error
+            if key is not None:
+                keys.append(key)
+        return cls(keys)
 
     @property
     def tenants(self) -> frozenset[str]:
         """The tenants that have a key."""
-        return frozenset(self._tenants.values())
+        return frozenset(key.tenant for key in self._keys.values())
+
+    def key(self, headers: Mapping[str, str]) -> Key:
+        """The API key in the request's headers. Raises Unauthorized."""
+        scheme, _, text = headers.get("Authorization", "").partition(" ")
+        presented = text.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not presented:
+            raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
+        digest, found = digest_of(presented), None
+        for known, key in self._keys.items():
+            if hmac.compare_digest(known, digest):
+                found = key
+        if found is None:
+            raise Unauthorized("the API key is not valid")
+        if found.expires is not None and self._clock() >= found.expires:
+            raise Unauthorized("the API key has expired")
+        return found
 
     def secret(self, tenant: str) -> bytes:
         """32 bytes that only the gateways and the tenant can compute. They change only with the tenant's first key."""
@@ -49,18 +125,88 @@ class Keys:
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of the API key in the request's headers. Raises Unauthorized."""
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        presented = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not presented:
-            raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
-        digest, tenant = _digest(presented), None
-        for known, name in self._tenants.items():
-            if hmac.compare_digest(known, digest):
-                tenant = name
-        if tenant is None:
-            raise Unauthorized("the API key is not valid")
-        return tenant
+        return self.key(headers).tenant
 
 
-def _digest(key: str) -> bytes:
+class KeyLoad:
+    """The requests in flight of each API key that has a limit."""
+
+    def __init__(self) -> None:
+        self._in_flight: Counter[bytes] = Counter()
+
+    def enter(self, key: Key) -> None:
+        """Count a request, which the caller must `leave`. Raises KeyBusy, and counts nothing, at the key's limit."""
+        if key.max_in_flight is not None and self._in_flight[key.digest] >= key.max_in_flight:
+            raise KeyBusy(f"the API key has {key.max_in_flight} requests in flight, which is its maximum")
+        self._in_flight[key.digest] += 1
+
+    def leave(self, key: Key) -> None:
+        """Stop counting a request."""
+        self._in_flight[key.digest] -= 1
+        if not self._in_flight[key.digest]:
+            del self._in_flight[key.digest]
+
+
+def parse_key(line: str) -> Key | None:
+    """Parse `TENANT:KEY` or `TENANT:sha256:DIGEST`, followed by options such as `expires=2027-01-31`.
+
+    Returns None for an empty line and a comment. Raises ValueError, whose message completes the sentence "line 7 …"
+    and never contains a key.
+    """
+    text = line.strip()
+    if not text or text.startswith("#"):
+        return None
+    words = text.split()
+    options: dict[str, str] = {}
+    while len(words) > 1 and words[-1].partition("=")[0] in _OPTIONS and "=" in words[-1]:
+        last = words.pop()
+        name, _, options[name] = last.partition("=")
+        text = text.removesuffix(last).rstrip()
+    tenant, colon, secret = (part.strip() for part in text.partition(":"))
+    if not (colon and tenant and secret):
+        raise ValueError("is not of the form TENANT:KEY")
+    hashed = secret.startswith(HASHED)
+    digest = _hex_digest(secret.removeprefix(HASHED)) if hashed else digest_of(secret)
+    return Key(
+        tenant,
+        digest,
+        hashed,
+        expires=_timestamp(options["expires"]) if "expires" in options else None,
+        models=_names(options["models"]) if "models" in options else None,
+        max_in_flight=_positive(options["maxInFlight"]) if "maxInFlight" in options else None,
+    )
+
+
+def digest_of(key: str) -> bytes:
+    """The digest of a key, as a client sends it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _hex_digest(text: str) -> bytes:
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(text) != _DIGEST_CHARS or len(digest) != _DIGEST_CHARS // 2:
+        raise ValueError(f"contains '{HASHED}' without {_DIGEST_CHARS} hexadecimal digits after it")
+    return digest
+
+
+def _timestamp(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"contains expires={text}; write a date or a time such as 2027-01-31") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _names(text: str) -> frozenset[str]:
+    if not all(text.split(",")):
+        raise ValueError(f"contains models={text}; write model names separated by commas, without spaces")
+    return frozenset(text.split(","))
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"contains maxInFlight={text}; write a number above 0")
+    return int(text)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
-from dps_gateway.auth import Keys
+from dps_gateway.auth import Key, KeyLoad, Keys
 from dps_gateway.config import ConfigError, GatewayConfig, read_text
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
@@ -94,6 +94,7 @@ class Runtime:
         self.draining = False
         self.config = config
         self.keys = loaded.keys
+        self.key_load = KeyLoad()
         self.policy = loaded.policy
         self._started_with = config
         self._set_endpoints(config)
@@ -136,9 +137,14 @@ class Runtime:
             self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
+    def key(self, headers: Mapping[str, str]) -> Key | None:
+        """The API key of a request, or None if no keys are configured. Raises Unauthorized."""
+        return self.keys.key(headers) if self.keys is not None else None
+
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of a request: the empty string if no keys are configured. Raises Unauthorized."""
-        return self.keys.tenant(headers) if self.keys is not None else ""
+        key = self.key(headers)
+        return key.tenant if key is not None else ""
 
     def cache_salt(self, tenant: str) -> CacheSalt | None:
         """The salts that separate the tenant's KV cache from those of other tenants. None if they share it."""

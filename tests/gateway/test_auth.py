@@ -1,11 +1,12 @@
-"""API keys: their validation, their tenants, and their absence from error messages."""
+"""API keys: their validation, their limits, their tenants, and their absence from error messages."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from multidict import CIMultiDict
 
-from dps_gateway.auth import Keys, Unauthorized
+from dps_gateway.auth import Forbidden, Key, KeyBusy, KeyLoad, Keys, Unauthorized, digest_of, parse_key
 from dps_gateway.config import ConfigError
 
 
@@ -50,3 +51,91 @@ def test_malformed_line_is_reported_without_its_key(tmp_path: Path, line: str) -
     with pytest.raises(ConfigError, match="line 2 is not of the form TENANT:KEY") as error:
         Keys.load(path)
     assert "sk-secret" not in str(error.value)
+
+
+SECRET = "sk-secret"
+HASH = f"sha256:{digest_of(SECRET).hex()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        pytest.param("", None, id="empty"),
+        pytest.param("  # team:sk", None, id="comment"),
+        pytest.param(f"team:{SECRET}", Key("team", digest_of(SECRET), hashed=False), id="plain text"),
+        pytest.param(f"team:{HASH}", Key("team", digest_of(SECRET)), id="hashed"),
+        pytest.param(
+            f"team:{HASH} expires=1970-01-02 models=a,b:lora maxInFlight=3",
+            Key("team", digest_of(SECRET), True, 86400.0, frozenset({"a", "b:lora"}), 3),
+            id="options",
+        ),
+        pytest.param(
+            f"team:{SECRET} expires=1970-01-01T01:00:00+01:00",
+            Key("team", digest_of(SECRET), False, 0.0),
+            id="time zone",
+        ),
+        pytest.param("team:a b=c", Key("team", digest_of("a b=c"), hashed=False), id="space in the key"),
+    ],
+)
+def test_line_of_the_key_file(line: str, key: Key | None) -> None:
+    assert parse_key(line) == key
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("team:sha256:sk-secret", "without 64 hexadecimal digits"),
+        (f"team:{HASH} expires=soon", "contains expires=soon"),
+        (f"team:{HASH} models=a,,b", "contains models=a,,b"),
+        (f"team:{HASH} maxInFlight=0", "contains maxInFlight=0"),
+        ("expires=2027-01-01", "not of the form TENANT:KEY"),
+    ],
+)
+def test_invalid_line_of_the_key_file(line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        parse_key(line)
+    assert SECRET not in str(error.value)
+
+
+def test_key_is_refused_from_its_expiry_on() -> None:
+    now = 99.9
+    keys = Keys([Key("team", digest_of(SECRET), expires=100.0)], clock=lambda: now)
+    headers = CIMultiDict({"x-api-key": SECRET})
+    assert keys.tenant(headers) == "team"
+    now = 100.0
+    with pytest.raises(Unauthorized, match="has expired"):
+        keys.tenant(headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        ({}, True),
+        ({"model": "base"}, True),
+        ({"model": "other"}, False),
+        ({"model": ["base"]}, False),
+        ({"model": "base:a"}, True),
+        ({"lora_path": "a"}, True),
+        ({"lora_path": "b"}, False),
+        ({"lora_path": ["a", "b"]}, False),
+        ({"model": "base", "lora_path": None}, True),
+    ],
+)
+def test_key_may_use_only_its_models_and_adapters(body: dict[str, Any], allowed: bool) -> None:
+    key = Key("team", b"", models=frozenset({"base", "base:a"}))
+    Key("team", b"").check_models(body, "base")
+    if allowed:
+        key.check_models(body, "base")
+    else:
+        with pytest.raises(Forbidden, match="it may use base, base:a"):
+            key.check_models(body, "base")
+
+
+def test_requests_in_flight_are_limited_for_each_key() -> None:
+    load, one, other = KeyLoad(), Key("t", b"1", max_in_flight=1), Key("t", b"2", max_in_flight=1)
+    load.enter(one)
+    with pytest.raises(KeyBusy, match="has 1 requests in flight"):
+        load.enter(one)
+    load.enter(other)
+    load.leave(one)
+    load.enter(one)

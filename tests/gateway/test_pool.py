@@ -229,3 +229,83 @@ def finished(tasks: "list[asyncio.Task[Replica]]") -> list[Replica]:
     done = [task for task in tasks if task.done()]
     tasks[:] = [task for task in tasks if not task.done()]
     return [task.result() for task in done if not task.cancelled() and task.exception() is None]
+
+
+async def finish_one(engines: EnginePool, held: Replica) -> None:
+    """Release the only place of the pool, and let the request that gets it run."""
+    engines.release(held)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def wait_of(quiet: int, bursts: dict[str, int]) -> float:
+    """The 95th percentile of the waits of `quiet` requests of one tenant, in completed requests.
+
+    They arrive after the requests of `bursts`, by tenant, at a pool in which one request is in flight at a time.
+    """
+    engines = pool("a", queue=10_000)
+    held = await engines.acquire(None, NOBODY, 60.0)
+    served: list[str] = []
+
+    async def request(tenant: str, number: int) -> None:
+        await engines.acquire(f"{tenant}-{number}", NOBODY, 3600.0, tenant)
+        served.append(tenant)
+
+    arrivals = [(tenant, number) for tenant, size in bursts.items() for number in range(size)]
+    arrivals += [("quiet", number) for number in range(quiet)]
+    async with asyncio.TaskGroup() as group:
+        for tenant, number in arrivals:
+            group.create_task(request(tenant, number))
+        await asyncio.sleep(0)
+        for _ in arrivals:
+            await finish_one(engines, held)
+    waits = [place for place, tenant in enumerate(served, start=1) if tenant == "quiet"]
+    return waits[int(0.95 * len(waits))]
+
+
+async def test_burst_of_a_tenant_does_not_lengthen_the_wait_of_another() -> None:
+    usual = await wait_of(40, {"noisy": 40})
+    burst = await wait_of(40, {"noisy": 800})
+    assert burst <= 1.2 * usual
+
+
+async def test_tenants_take_turns_and_so_do_the_sessions_of_a_tenant() -> None:
+    engines = pool("a")
+    held = await engines.acquire(None, NOBODY, 1.0)
+    served: list[str] = []
+
+    async def request(tenant: str, session: str | None, name: str) -> None:
+        await engines.acquire(session, NOBODY, 60.0, tenant)
+        served.append(name)
+
+    arrivals = [("A", "1", "A1a"), ("A", "1", "A1b"), ("A", "1", "A1c"), ("A", "2", "A2a"), ("A", None, "Ax")]
+    arrivals += [("A", None, "Ay"), ("B", "1", "B1a"), ("B", "1", "B1b")]
+    async with asyncio.TaskGroup() as group:
+        for tenant, session, name in arrivals:
+            group.create_task(request(tenant, session, name))
+        await asyncio.sleep(0)
+        for _ in arrivals:
+            await finish_one(engines, held)
+    assert served == ["A1a", "B1a", "A2a", "B1b", "Ax", "Ay", "A1b", "A1c"]
+
+
+async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longest_queue() -> None:
+    engines = pool("a", queue=3)
+    held = await engines.acquire(None, NOBODY, 1.0)
+
+    async def queued(tenant: str) -> "asyncio.Task[Replica]":
+        task = asyncio.create_task(engines.acquire(None, NOBODY, 60.0, tenant))
+        await asyncio.sleep(0)
+        return task
+
+    noisy = [await queued("noisy") for _ in range(3)]
+    first = await queued("quiet")
+    with pytest.raises(PoolFull, match="and its queue are full"):
+        await noisy[2]
+    assert engines.queued == 3
+    with pytest.raises(PoolFull, match="and its queue are full"):
+        await (await queued("quiet"))
+    for task in (noisy[0], first, noisy[1]):
+        engines.release(held)
+        assert await task is held
+    assert engines.queued == 0

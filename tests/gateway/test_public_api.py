@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from dps_gateway.api.job import LONG_BODY_BYTES
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
-from dps_gateway.auth import Keys
+from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def message_of(content: bytes) -> str:
 
 class TestOwnEndpoints:
     async def test_health_needs_no_key_and_follows_readiness(self, gateway: Gateway) -> None:
-        gateway.runtime.keys = Keys({})
+        gateway.runtime.keys = Keys()
         assert (await gateway.send("GET", "/health"))[0].status == 503
         for pool in gateway.runtime.pools.values():
             for replica in pool.replicas.values():
@@ -173,7 +173,7 @@ class TestOwnEndpoints:
         assert "POST" in response.headers["Allow"]
 
     async def test_preflight_request_needs_no_key(self, gateway: Gateway) -> None:
-        gateway.runtime.keys = Keys({})
+        gateway.runtime.keys = Keys()
         headers = {
             "Origin": "https://app.example",
             "Access-Control-Request-Method": "POST",
@@ -448,3 +448,36 @@ async def test_event_loop_runs_while_a_long_chat_is_rendered(
     await gateway.send("GET", "/version")
     other_served.set()
     assert (await long)[0].status == 200
+
+
+class TestKeyLimits:
+    async def test_key_may_use_only_its_models(self, gateway: Gateway, engine: ScriptedEngine) -> None:
+        gateway.runtime.keys = Keys([Key("team", digest_of("sk"), models=frozenset({"m"}))])
+        headers = {"Authorization": "Bearer sk"}
+        assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
+        for path in (CHAT, "/v1/embeddings"):
+            response, content = await gateway.post(path, json=chat(model="other"), headers=headers)
+            assert (response.status, json.loads(content)["error"]["code"]) == (403, "model_not_allowed")
+        assert len(engine.requests) == 1
+
+    async def test_requests_in_flight_of_a_key_are_limited(
+        self, gateway: Gateway, engine: ScriptedEngine
+    ) -> None:
+        gateway.runtime.keys = Keys([Key("team", digest_of("sk"), max_in_flight=1)])
+        received, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.Request) -> web.StreamResponse:
+            received.set()
+            await release.wait()
+            return await complete(request)
+
+        engine.answer = slow
+        headers = {"Authorization": "Bearer sk"}
+        first = asyncio.create_task(gateway.post(json=chat(), headers=headers))
+        await received.wait()
+        response, content = await gateway.post(json=chat(), headers=headers)
+        assert (response.status, json.loads(content)["error"]["code"]) == (429, "too_many_in_flight")
+        assert response.headers["Retry-After"] == "1"
+        release.set()
+        assert (await first)[0].status == 200
+        assert (await gateway.post(json=chat(), headers=headers))[0].status == 200

@@ -12,6 +12,7 @@ from opentelemetry.trace import Span
 
 from dps_gateway.api.errors import error_response
 from dps_gateway.api.request import request_id_of
+from dps_gateway.auth import Key
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import end_server_span
 
@@ -47,7 +48,26 @@ class Call:
     """The response, once its headers have been sent."""
     status: int = CLIENT_CLOSED_REQUEST
     """The HTTP status for metrics and spans."""
+    key: Key | None = None
+    """The client's API key after `authenticate`; None if no keys are configured."""
     _write_deadline: float = 0.0
+
+    def authenticate(self) -> None:
+        """Check the client's API key, and count the request as in flight for it. Raises Unauthorized and KeyBusy."""
+        key = self.runtime.key(self.request.headers)
+        if key is not None:
+            self.runtime.key_load.enter(key)
+            self.key = key
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the request after `authenticate`: the empty string if no keys are configured."""
+        return self.key.tenant if self.key is not None else ""
+
+    def ended(self) -> None:
+        """Stop counting the request as in flight for its API key."""
+        if self.key is not None:
+            self.runtime.key_load.leave(self.key)
 
     async def start(self, response: web.StreamResponse) -> None:
         """Send the response headers, including those that the gateway adds."""
@@ -134,6 +154,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
             call.status = response.status
             return response
         finally:
+            call.ended()
             runtime.metrics.requests.labels(metric_label, str(call.status)).inc()
             end_server_span(span, call.status, failure)
 

@@ -30,6 +30,8 @@ class Outbound:
     """A function from the API key of the pool's engines (None if they have none) to the request headers."""
     session: str | None
     """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
+    tenant: str
+    """The tenant, between which the queues of the pools are fair."""
     streamed: bool
     """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
     buffered: bool
@@ -84,7 +86,9 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
             queued_at = time.perf_counter()
             patience = min(timeouts.queue_seconds, deadline - time.monotonic())
             try:
-                replica = await pool.acquire(outbound.session, retries.avoid(pool.name), patience)
+                replica = await pool.acquire(
+                    outbound.session, retries.avoid(pool.name), patience, outbound.tenant
+                )
             except PoolEmpty as error:
                 failure = failure or error
                 break

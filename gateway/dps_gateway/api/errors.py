@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from dps_gateway.auth import Unauthorized
+from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
 from dps_gateway.engine.openai import error_object_of
 from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
@@ -45,9 +45,11 @@ class _Problem:
 _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     BadRequest: _Problem(400, "invalid_request_error", "bad_request"),
     Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
+    Forbidden: _Problem(403, "permission_error", "model_not_allowed"),
     NotFound: _Problem(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
+    KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
     UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),

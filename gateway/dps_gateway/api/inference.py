@@ -38,6 +38,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=job.session,
+        tenant=call.tenant,
         streamed=job.body.get("stream") is True,
         buffered=True,
     )

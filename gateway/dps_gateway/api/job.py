@@ -49,13 +49,15 @@ class Job:
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, BodyTooLarge or BadRequest.
+    Raises Unauthorized, Forbidden, KeyBusy, BodyTooLarge or BadRequest.
     """
     runtime = call.runtime
-    tenant = runtime.tenant(call.request.headers)
+    call.authenticate()
     raw = await read_body(call.request, runtime.config.limits.max_body_bytes)
     body = parse_object(raw)
-    salt = runtime.cache_salt(tenant)
+    if call.key is not None:
+        call.key.check_models(body, runtime.config.model.name)
+    salt = runtime.cache_salt(call.tenant)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
         prompts = (
@@ -67,7 +69,7 @@ async def prepare(call: Call, route: Route) -> Job:
         prompt_tokens = None
         if len(prompts) == 1:
             prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
-            turn = await runtime.turns.measure(runtime.scope(tenant), prompt, call.request.headers, body)
+            turn = await runtime.turns.measure(runtime.scope(call.tenant), prompt, call.request.headers, body)
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])

@@ -41,9 +41,12 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
 async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
     call.headers["x-dps-history"] = History.STATELESS.value
-    salt = runtime.cache_salt(runtime.tenant(request.headers))
+    call.authenticate()
+    salt = runtime.cache_salt(call.tenant)
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     body = await read_body(request, runtime.config.limits.max_body_bytes) if request.can_read_body else None
+    if body and call.key is not None and call.key.models is not None:
+        call.key.check_models(parse_object(body), runtime.config.model.name)
     if salt is not None and body is not None and unquote(request.rel_url.raw_path) == _SALTED:
         body, _ = with_salt(body, parse_object(body), ("cache_salt",), salt)
     trace = runtime.tracing.propagate(call.span, request.headers)
@@ -53,6 +56,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=None,
+        tenant=call.tenant,
         streamed=True,
         buffered=False,
     )

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.affinity import preferred
+from dps_gateway.upstream.fair_queue import Entry, FairQueue
 from dps_gateway.upstream.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class PoolEmpty(Exception):
 class _Waiter:
     """A queued request."""
 
-    session: str | None
+    affinity: str | None
     avoid: frozenset[str]
     place: "asyncio.Future[Replica | None]"
     """The replica that was assigned to the request, or None if no usable replica is left."""
@@ -42,8 +42,8 @@ class _Waiter:
 class EnginePool:
     """The replicas of one pool, and this process's observations of them.
 
-    Free replicas are assigned to queued requests as soon as they become free, in the order of arrival. A request that
-    arrives later therefore never overtakes a queued one, and no wake-up is lost.
+    Free replicas are assigned to queued requests as soon as they become free, in the order of a `FairQueue`. A request
+    that arrives later therefore never takes a free replica from a queued one, and no wake-up is lost.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EnginePool:
         """Running mean of the time to first token of recent streamed answers; None before the first answer."""
         self.time_per_output_token_seconds: float | None = None
         """Running mean of the time per output token of recent streamed answers; None before the first answer."""
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: FairQueue[_Waiter] = FairQueue()
 
     def configure(self, max_in_flight_per_replica: int, max_queued: int, api_key: str | None) -> None:
         """Apply new limits and a new API key. Requests in flight are unaffected."""
@@ -92,11 +92,14 @@ class EnginePool:
         """Whether a request would be sent without waiting."""
         return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
 
-    async def acquire(self, session: str | None, avoid: frozenset[str], timeout_seconds: float) -> Replica:
+    async def acquire(
+        self, session: str | None, avoid: frozenset[str], timeout_seconds: float, tenant: str = ""
+    ) -> Replica:
         """A replica for one request, which the caller must `release`. Waits in the queue while all are busy.
 
         `avoid` contains the URLs of replicas on which this request has failed. Raises PoolEmpty if no other replica is
-        ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`.
+        ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`. From a full queue, the newest
+        request of the tenant with the most queued requests is removed if `tenant` has fewer.
         """
         if not self._usable(avoid):
             raise self._empty()
@@ -104,10 +107,9 @@ class EnginePool:
         if replica is not None:
             return replica
         if len(self._waiting) >= self.max_queued:
-            raise PoolFull(f"the {self.name} pool and its queue are full")
-        replica = await self._wait(
-            _Waiter(session, avoid, asyncio.get_running_loop().create_future()), timeout_seconds
-        )
+            self._make_room(tenant)
+        waiter = _Waiter(session, avoid, asyncio.get_running_loop().create_future())
+        replica = await self._wait(Entry(tenant, session, waiter), timeout_seconds)
         if replica is None:
             raise self._empty()
         return replica
@@ -129,8 +131,10 @@ class EnginePool:
 
     def record_success(self, replica: Replica) -> None:
         """Record an answer that is not a server error."""
+        changed = replica.probing or not replica.available
         replica.succeeded()
-        self._assign()
+        if changed:
+            self._assign()
 
     def record_error(self, replica: Replica) -> None:
         """Record a 5xx answer or a timeout, and eject the replica after several consecutive ones."""
@@ -153,9 +157,19 @@ class EnginePool:
         self.time_to_first_token_seconds = _smoothed(self.time_to_first_token_seconds, first_token_seconds)
         self.time_per_output_token_seconds = _smoothed(self.time_per_output_token_seconds, per_token_seconds)
 
-    async def _wait(self, waiter: _Waiter, timeout_seconds: float) -> Replica | None:
-        self._waiting.append(waiter)
-        place = waiter.place
+    def _make_room(self, tenant: str) -> None:
+        """Remove a request from the full queue in favour of a new one of `tenant`. Raises PoolFull for the new one."""
+        full = f"the {self.name} pool and its queue are full"
+        displaced = self._waiting.displaced_by(tenant)
+        if displaced is None:
+            raise PoolFull(full)
+        self._waiting.remove(displaced)
+        if not displaced.item.place.done():
+            displaced.item.place.set_exception(PoolFull(full))
+
+    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float) -> Replica | None:
+        self._waiting.add(entry)
+        place = entry.item.place
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await place
@@ -164,30 +178,42 @@ class EnginePool:
                 return place.result()
             raise PoolFull(f"the {self.name} pool was busy for {timeout_seconds:g} s") from None
         except asyncio.CancelledError:
-            replica = place.result() if place.done() and not place.cancelled() else None
+            assigned = place.done() and not place.cancelled() and place.exception() is None
+            replica = place.result() if assigned else None
             if replica is not None:
                 self.release(replica)
             raise
         finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+            self._waiting.remove(entry)
 
     def _assign(self, *, only_free: bool = False) -> None:
-        """Assign free replicas to queued requests, oldest first, and reject requests without a usable replica.
+        """Assign free replicas to queued requests, and reject requests without a usable replica.
 
         With `only_free`, stop as soon as no replica is free. This is sufficient if the set of ready replicas has not
         changed, because then no request has lost its last usable replica.
         """
-        for waiter in list(self._waiting):
+        while self._assign_first(only_free):
+            pass
+
+    def _assign_first(self, only_free: bool) -> bool:
+        """Assign a replica to the first request that can use one, or reject it. Returns whether there was one."""
+        for entry in self._waiting:
+            waiter = entry.item
             if waiter.place.done():  # cancelled, and about to leave the queue
                 continue
             usable = self._usable(waiter.avoid)
-            replica = self._take(waiter.session, waiter.avoid) if usable else None
-            if replica is not None or not usable:
-                self._waiting.remove(waiter)
-                waiter.place.set_result(replica)
+            replica = self._take(waiter.affinity, waiter.avoid) if usable else None
+            if replica is not None:
+                self._waiting.serve(entry)
+            elif not usable:
+                self._waiting.remove(entry)
             elif only_free and not self.has_room:
-                return
+                return False
+            else:
+                continue
+            waiter.place.set_result(replica)
+            return True
+        return False
 
     def _usable(self, avoid: frozenset[str]) -> list[Replica]:
         return [replica for replica in self.ready if replica.url not in avoid]

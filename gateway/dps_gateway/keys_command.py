@@ -1,0 +1,164 @@
+"""`dps keys`: add, list and revoke the API keys in the gateway's key file."""
+
+import argparse
+import fcntl
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from dps_gateway.auth import HASHED, Key, digest_of, parse_key
+from dps_gateway.config import ConfigError, read_text
+
+KEY_BYTES: Final = 32
+NEW_FILE_MODE: Final = 0o600
+
+Lines = list[str]
+
+
+def main(argv: list[str]) -> int:
+    """`dps keys add|list|revoke --file FILE`. A running gateway applies a changed file within seconds.
+
+    Exit status: 0 after success, 1 if there is no key with the given id, 2 if an argument or the file is invalid.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except (ConfigError, OSError, ValueError) as error:
+        print(f"dps keys: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dps keys", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="add|list|revoke")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], description: str
+    ) -> argparse.ArgumentParser:
+        result = commands.add_parser(name, help=description, description=description)
+        result.add_argument(
+            "--file", type=Path, required=True, metavar="FILE", help="the key file (auth.keysFile)"
+        )
+        result.set_defaults(run=run)
+        return result
+
+    add = command("add", _add, "generate a key and print it; the file contains only its hash")
+    add.add_argument("tenant", help="the tenant that the key identifies")
+    add.add_argument("--expires", metavar="TIME", help="when the key expires, such as 2027-01-31 (UTC)")
+    add.add_argument("--models", metavar="NAME[,NAME]", help="the only models that the key may use")
+    add.add_argument("--max-in-flight", metavar="NUMBER", help="maximum number of its requests in flight")
+    command("list", _list, "list the keys with their ids, tenants and limits")
+    revoke = command("revoke", _revoke, "remove a key")
+    revoke.add_argument("id", help="the key's id, as printed by 'dps keys list'")
+    return parser
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    tenant: str = arguments.tenant
+    if (
+        not tenant
+        or not tenant.isprintable()
+        or ":" in tenant
+        or tenant.startswith("#")
+        or tenant.split() != [tenant]
+    ):
+        raise ValueError(f"the tenant '{tenant}' must not contain a colon or white space, or begin with '#'")
+    secret = "sk-" + secrets.token_urlsafe(KEY_BYTES)
+    options = {
+        "expires": arguments.expires,
+        "models": arguments.models,
+        "maxInFlight": arguments.max_in_flight,
+    }
+    line = f"{tenant}:{HASHED}{digest_of(secret).hex()}"
+    for name, value in options.items():
+        if value is not None:
+            if value.split() != [value]:
+                raise ValueError(f"{name}={value} must not contain white space")
+            line += f" {name}={value}"
+    try:
+        parse_key(line)
+    except ValueError as error:
+        raise ValueError(f"the new line {error}") from error
+    with _edited(arguments.file, create=True) as lines:
+        lines.append(line)
+    print(secret)
+    print("This key is not stored and cannot be shown again.", file=sys.stderr)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    rows: list[tuple[str, ...]] = [("ID", "TENANT", "EXPIRES", "MODELS", "MAX IN FLIGHT", "STORED AS")]
+    rows += [_row(key) for line in _lines(arguments.file) if (key := parse_key(line)) is not None]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    expires = "never" if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat()
+    models = "all" if key.models is None else ",".join(sorted(key.models))
+    limit = "unlimited" if key.max_in_flight is None else str(key.max_in_flight)
+    return key.id, key.tenant, expires, models, limit, "hash" if key.hashed else "plain text"
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    with _edited(arguments.file) as lines:
+        keys = [parse_key(line) for line in lines]
+        kept = [line for line, key in zip(lines, keys, strict=True) if key is None or key.id != arguments.id]
+        found = len(kept) < len(lines)
+        lines[:] = kept
+    if not found:
+        print(f"dps keys: {arguments.file} has no key with the id {arguments.id}", file=sys.stderr)
+    return 0 if found else 1
+
+
+def _lines(path: Path) -> Lines:
+    """The lines of the key file. Raises ConfigError if it cannot be read or a line is invalid."""
+    lines = read_text(path).splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            parse_key(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number} {error}") from error
+    return lines
+
+
+@contextmanager
+def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
+    """The lines of the key file, which is replaced atomically if they have changed when the block ends.
+
+    The folder is locked, so that of two commands at the same time neither loses the other's change.
+    """
+    path = path.resolve()  # a symbolic link stays one
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        exists = path.exists() or not create
+        lines = _lines(path) if exists else []
+        before = list(lines)
+        yield lines
+        if lines != before:
+            _replace(path, lines, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, lines: Lines, mode: int) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            os.fchmod(file.fileno(), mode)
+            file.write("".join(f"{line}\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
