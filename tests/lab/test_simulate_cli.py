@@ -106,7 +106,8 @@ def test_an_option_out_of_range_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "sessions", "turns"), [("bfcl", 800, 3336), ("tau-bench", 200, 2454), ("toolbench", 150, 592)]
+    ("name", "sessions", "turns"),
+    [("bfcl", 800, 3336), ("tau-bench", 200, 2454), ("mooncake", 400, 1283), ("toolbench", 150, 592)],
 )
 def test_bundled_workloads_have_their_documented_size(name: str, sessions: int, turns: int) -> None:
     workload = load_workload(name)

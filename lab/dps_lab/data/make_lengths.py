@@ -2,8 +2,10 @@
 
     python make_lengths.py bfcl OUTPUT                 # BFCL multi-turn, from its PyPI package (Apache-2.0)
     python make_lengths.py tau-bench CHECKOUT OUTPUT   # tau-bench, historical_trajectories/gpt-4o-airline.json (MIT)
+    python make_lengths.py mooncake TRACE OUTPUT       # Mooncake, FAST25-release/traces/conversation_trace.jsonl (Apache-2.0)
 
-Every prompt is rendered with Qwen2.5's chat template and counted with its tokenizer; only lengths are written.
+For the first two, every prompt is rendered with Qwen2.5's chat template and counted with its tokenizer. The third
+source has lengths in tokens of its own model. Only lengths and times are written.
 """
 
 import ast
@@ -61,6 +63,63 @@ def tau_bench_lengths(tokenizer: Tokenizer, checkout: Path) -> Iterator[dict[str
         yield lengths(tokenizer, f"airline_{run['task_id']}_{run['trial']}", "airline", tools, steps)
 
 
+BLOCK = 512
+"""Tokens of one block of the Mooncake trace. `hash_ids` has an id for each block; equal ids mean equal prefixes."""
+
+MOONCAKE_SESSIONS = 400
+
+Requests = list[dict[str, Any]]
+"""The requests of one session, as in the trace."""
+
+
+def mooncake_lengths(trace: Path) -> Iterator[dict[str, Any]]:
+    """The first MOONCAKE_SESSIONS sessions with at least two turns.
+
+    A request continues an earlier one if it begins with all of that request's complete blocks, of which there are at
+    least two, and is longer by at least its answer. Of several such requests, it continues the one with the most
+    blocks, and the latest of these. All of these sessions begin with the same block.
+    """
+    sessions: list[Requests] = []
+    newest: dict[tuple[int, ...], list[Requests]] = {}
+    for line in trace.read_text().splitlines():
+        request = json.loads(line)
+        blocks = tuple(request["hash_ids"])
+        session = _continued(request, blocks, newest)
+        if session is None:
+            session = []
+            sessions.append(session)
+        session.append(request)
+        newest.setdefault(blocks[: request["input_length"] // BLOCK], []).append(session)
+    for number, session in enumerate([s for s in sessions if len(s) > 1][:MOONCAKE_SESSIONS]):
+        assert session[0]["hash_ids"][0] == 0
+        yield {
+            "id": f"mooncake_{number}",
+            "prefix": "first block",
+            "prefix_tokens": BLOCK,
+            "arrival_seconds": session[0]["timestamp"] / 1000,
+            "turns": [
+                {"prompt_tokens": request["input_length"], "output_tokens": request["output_length"]}
+                for request in session
+            ],
+        }
+
+
+def _continued(
+    request: dict[str, Any], blocks: tuple[int, ...], newest: dict[tuple[int, ...], list[Requests]]
+) -> Requests | None:
+    """The session that a request continues, which is removed from `newest`."""
+    for length in range(len(blocks), 1, -1):
+        candidates = newest.get(blocks[:length], [])
+        for session in reversed(candidates):
+            last = session[-1]
+            grown: int = request["input_length"] - last["input_length"]
+            if grown >= last["output_length"]:
+                # By identity: different sessions may have equal requests.
+                candidates[:] = [other for other in candidates if other is not session]
+                return session
+    return None
+
+
 def _tool(path: Path) -> dict[str, Any]:
     """The tool's schema: the dictionary that its `get_info` returns."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -96,11 +155,14 @@ def _message(message: dict[str, Any]) -> Message:
 
 
 def main(kind: str, *arguments: str) -> None:
-    tokenizer = Tokenizer.load(str(qwen_tokenizer().path))
     output = Path(arguments[-1])
-    sessions = list(
-        bfcl_lengths(tokenizer) if kind == "bfcl" else tau_bench_lengths(tokenizer, Path(arguments[0]))
-    )
+    if kind == "mooncake":
+        sessions = list(mooncake_lengths(Path(arguments[0])))
+    else:
+        tokenizer = Tokenizer.load(str(qwen_tokenizer().path))
+        sessions = list(
+            bfcl_lengths(tokenizer) if kind == "bfcl" else tau_bench_lengths(tokenizer, Path(arguments[0]))
+        )
     names = {name: str(index) for index, name in enumerate(sorted({s["prefix"] for s in sessions}))}
     for session in sessions:
         session["prefix"] = f"{kind}-{names[session['prefix']]}"

@@ -10,7 +10,7 @@ from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
 from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, load_trace
 from dps_lab.workload.toolbench import toolbench_shaped
 
-LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl"}
+LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl", "mooncake": "mooncake.jsonl"}
 
 WORKLOADS: Final = (*LENGTHS, "toolbench")
 
