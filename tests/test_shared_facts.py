@@ -9,7 +9,7 @@ import yaml
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
 from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
-from dps_operator.settings import DEFAULT_GATEWAY_IMAGE
+from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_PLUGIN_IMAGE
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,11 +20,12 @@ def project_version() -> str:
     return match[1]
 
 
-def test_chart_and_default_gateway_image_have_the_version_of_the_distribution() -> None:
+def test_chart_and_default_images_have_the_version_of_the_distribution() -> None:
     version = project_version()
     chart = yaml.safe_load((ROOT / "charts/dps-router/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert DEFAULT_GATEWAY_IMAGE.rpartition(":")[2] == version
+    for image in (DEFAULT_GATEWAY_IMAGE, DEFAULT_PLUGIN_IMAGE):
+        assert image.rpartition(":")[2] == version
 
 
 def routing_schema() -> Any:

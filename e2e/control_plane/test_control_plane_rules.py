@@ -92,6 +92,35 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
         "cache.storageClassName requires cache.size; an existing claim already has a storage class",
     ),
+    "common prefix cache without a directory": (
+        {"prefixCache": {"mode": "Common", "size": "1Gi"}},
+        "mode Common requires prefixCache.file and prefixCache.size",
+    ),
+    "common prefix cache without a size": (
+        {"prefixCache": {"mode": "Common", "file": {"hostPath": "/mnt/kv"}}},
+        "mode Common requires prefixCache.file and prefixCache.size",
+    ),
+    "prefix cache of size 0": (
+        {"prefixCache": {"size": 0}},
+        "prefixCache.size must be greater than 0",
+    ),
+    "prefix cache larger than its claim": (
+        {"prefixCache": {"size": "2Gi", "file": {"claim": {"size": "1Gi"}}}},
+        "prefixCache.size must not exceed prefixCache.file.claim.size",
+    ),
+    "prefix cache in two directories": (
+        {"prefixCache": {"file": {"hostPath": "/mnt/kv", "existingClaim": "kv"}}},
+        "set exactly one of file.hostPath, file.existingClaim and file.claim",
+    ),
+    "prefix cache without a directory in file": (
+        {"prefixCache": {"file": {}}},
+        "set exactly one of file.hostPath, file.existingClaim and file.claim",
+    ),
+    "prefix cache in a relative directory": (
+        {"prefixCache": {"file": {"hostPath": "mnt/kv"}}},
+        "should match",
+    ),
+    "unknown backend of the prefix cache": ({"prefixCache": {"backend": "Mooncake"}}, "Unsupported value"),
     "zero replicas": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
     "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
     "negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
@@ -117,6 +146,18 @@ def test_violation_of_a_rule_is_rejected(kube: Kube, change: dict[str, Any], mes
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {
+    "common prefix cache": {
+        "prefixCache": {
+            "mode": "Common",
+            "file": {"claim": {"size": "500Gi"}},
+            "size": "400Gi",
+            "minFree": "10Gi",
+        }
+    },
+    "common prefix cache in a directory of the node": {
+        "prefixCache": {"mode": "Common", "file": {"hostPath": "/mnt/kv"}, "size": 1073741824}
+    },
+    "separate prefix caches": {"prefixCache": {}},
     "minimal": {},
     "Ngram": speculation(algorithm="Ngram", draftTokens=8),
     "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
@@ -165,6 +206,16 @@ IMMUTABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"sessionStore": {"managed": {}}},
         {"sessionStore": {"managed": {"storageClassName": "fast"}}},
         "sessionStore.managed.storageClassName cannot be changed",
+    ),
+    "storage class of the prefix cache": (
+        {"prefixCache": {"file": {"claim": {"size": "1Gi"}}}},
+        {"prefixCache": {"file": {"claim": {"size": "1Gi", "storageClassName": "fast"}}}},
+        "claim.storageClassName cannot be changed",
+    ),
+    "smaller volume of the prefix cache": (
+        {"prefixCache": {"file": {"claim": {"size": "2Gi"}}}},
+        {"prefixCache": {"file": {"claim": {"size": "1Gi"}}}},
+        "claim.size cannot be decreased",
     ),
 }
 

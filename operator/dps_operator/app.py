@@ -19,7 +19,12 @@ from dps_operator.health import application
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
-from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_REDIS_IMAGE, Settings
+from dps_operator.settings import (
+    DEFAULT_GATEWAY_IMAGE,
+    DEFAULT_PLUGIN_IMAGE,
+    DEFAULT_REDIS_IMAGE,
+    Settings,
+)
 from dps_operator.work_queue import WorkQueue
 
 WATCH_RETRY_SECONDS = 5.0
@@ -134,6 +139,11 @@ def settings_from(arguments: list[str]) -> Settings:
         help="image of managed Redis servers (default: %(default)s)",
     )
     parser.add_argument(
+        "--plugin-image",
+        default=environment("PLUGIN_IMAGE", DEFAULT_PLUGIN_IMAGE),
+        help="image with the SGLang plugin of the common prefix cache, the operator's own (default: %(default)s)",
+    )
+    parser.add_argument(
         "--workers",
         type=int,
         default=int(environment("WORKERS", "8")),
@@ -168,6 +178,7 @@ def settings_from(arguments: list[str]) -> Settings:
     return Settings(
         gateway_image=options.gateway_image,
         redis_image=options.redis_image,
+        plugin_image=options.plugin_image,
         namespaces=tuple(options.namespace),
         workers=options.workers,
         resync_seconds=options.resync_seconds,

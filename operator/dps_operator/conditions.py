@@ -8,6 +8,7 @@ from dps_engines.pools import POOLS
 from dps_operator.api.status import ConditionType
 from dps_operator.builders.launch import pool_of
 from dps_operator.builders.network import base_url
+from dps_operator.builders.prefix_cache import common, unshareable
 from dps_operator.builders.store import managed
 from dps_operator.diagnose import Problem, most_severe
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
@@ -89,6 +90,20 @@ def _store(router: Router, observed: Observed) -> Verdict:
     return Verdict("SessionStoreReady", "True", "External", message)
 
 
+def _prefix_cache(router: Router) -> list[Verdict]:
+    """Whether the spec lets the pools read each other's pages; empty if each engine has its own prefix cache.
+
+    Ready does not depend on it, because engines that share no pages serve requests as well.
+    """
+    if common(router.spec) is None:
+        return []
+    if found := unshareable(router.spec):
+        message = f"each engine has its own prefix cache: {found.message}"
+        return [Verdict("PrefixCacheShared", "False", found.reason, message)]
+    message = "the engines of both pools can read each other's pages"
+    return [Verdict("PrefixCacheShared", "True", "BothWays", message)]
+
+
 def _problem(observed: Observed, component: Component) -> Problem | None:
     """The most severe problem of a component's pods."""
     return most_severe([pod.problem for pod in observed.pods if pod.component == component and pod.problem])
@@ -159,7 +174,7 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     ]
     required = [valid, *components] if observed.invalid else components
     summary = _summary(required, _stalled(router, observed))
-    return [summary, _progressing(router, observed), valid, *components]
+    return [summary, _progressing(router, observed), valid, *components, *_prefix_cache(router)]
 
 
 def conditions(

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
@@ -12,6 +12,7 @@ from dps_operator import conditions
 from dps_operator.api.spec import parse
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway import config_hash
+from dps_operator.builders.prefix_cache import cache_secret, common
 from dps_operator.builders.scaling import min_replicas
 from dps_operator.builders.store import managed, redis_secret
 from dps_operator.cluster import Cluster
@@ -30,6 +31,7 @@ from dps_operator.resources import (
     COMPONENT_LABEL,
     CONFIG_HASH,
     TEMPLATE_HASH,
+    Component,
     Manifest,
     Router,
     child_name,
@@ -46,7 +48,19 @@ READY = Gauge(
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
 
+SECRETS: Mapping[Component, Callable[[Router, str], Manifest]] = {
+    "redis": redis_secret,
+    "prefix-cache": cache_secret,
+}
+"""Builders of the Secrets that contain a random value."""
+
 log = logging.getLogger(__name__)
+
+
+def _secret_components(router: Router) -> list[Component]:
+    """The components that have a Secret with a random value, which is created once and never changed."""
+    redis: list[Component] = ["redis"] if managed(router) is not None else []
+    return [*redis, "prefix-cache"] if common(router.spec) is not None else redis
 
 
 @dataclass
@@ -120,8 +134,13 @@ class Reconciler:
     async def _converge(self, router: Router, key: Key) -> _Outcome:
         outcome = _Outcome()
         try:
-            revision = await self._secret(router, key)
-            desired = children(router, self._settings, revision)
+            revisions = {
+                component: await self._secret(router, key, component)
+                for component in _secret_components(router)
+            }
+            desired = children(
+                router, self._settings, revisions.get("redis", ""), revisions.get("prefix-cache", "")
+            )
         except (SpecError, RejectedError) as error:
             outcome.invalid.append(str(error))
             return outcome
@@ -193,11 +212,9 @@ class Reconciler:
             "choose another name for the DPSRouter"
         )
 
-    async def _secret(self, router: Router, key: Key) -> str:
-        """UID of the managed Redis's Secret, which is created once; empty if the store is external."""
-        if managed(router) is None:
-            return ""
-        manifest = redis_secret(router, secrets.token_urlsafe(32))
+    async def _secret(self, router: Router, key: Key, component: Component) -> str:
+        """UID of a component's Secret, which is created once."""
+        manifest = SECRETS[component](router, secrets.token_urlsafe(32))
         found = await self._find(router, key, manifest)
         if found is None:
             try:
@@ -248,8 +265,7 @@ class Reconciler:
     async def _prune(self, router: Router, key: Key, desired: list[Manifest]) -> None:
         """Delete children that are no longer desired."""
         names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
-        if managed(router) is not None:
-            names.add(("Secret", child_name(router, "redis")))
+        names |= {("Secret", child_name(router, component)) for component in _secret_components(router)}
         for name, extra in list(self._observations.children(key).items()):
             if name not in names and extra.owner_uid == router.uid:
                 log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])

@@ -9,7 +9,7 @@ from dps_operator.api import API_VERSION, KIND
 from dps_operator.api.spec import Spec
 
 Manifest = dict[str, Any]
-Component = Literal["speculative", "greedy", "gateway", "redis", "models", "metrics"]
+Component = Literal["speculative", "greedy", "gateway", "redis", "models", "metrics", "prefix-cache"]
 
 ROUTER_LABEL = "dpsrouter.io/router"
 COMPONENT_LABEL = "dpsrouter.io/component"

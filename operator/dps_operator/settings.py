@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 DEFAULT_GATEWAY_IMAGE = "dps-router/gateway:0.1.0"
 DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
+DEFAULT_PLUGIN_IMAGE = "dps-router/operator:0.1.0"
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,8 @@ class Settings:
 
     gateway_image: str = DEFAULT_GATEWAY_IMAGE
     redis_image: str = DEFAULT_REDIS_IMAGE
+    plugin_image: str = DEFAULT_PLUGIN_IMAGE
+    """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
     namespaces: tuple[str, ...] = ()
     """Watched namespaces; empty for all namespaces."""
     workers: int = 8

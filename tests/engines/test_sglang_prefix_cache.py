@@ -195,6 +195,11 @@ def test_pools_that_cannot_share_are_reported_with_what_to_change(
     assert SGLANG.unshareable(version, speculation, arguments) == expected
 
 
+@pytest.mark.parametrize("reason", sorted({case[-1].reason for case in UNSHAREABLE.values()}))
+def test_every_reason_is_in_the_troubleshooting_page(reason: str) -> None:
+    assert f"\n| `{reason}` | " in (ROOT / "docs/troubleshooting.md").read_text()
+
+
 def test_documented_table_of_pairs_is_the_one_of_the_code() -> None:
     text = (ROOT / "docs/prefix-cache.md").read_text()
     table = re.search(r"\| written by .*?\n\n", text, re.DOTALL)

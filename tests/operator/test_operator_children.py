@@ -21,12 +21,12 @@ from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router,
 @pytest.mark.parametrize("case", CASES)
 def test_children_match_the_golden_file(case: str) -> None:
     wanted = list(yaml.safe_load_all((HERE / f"{case}.yaml").read_text()))
-    assert children(router(CASES[case]), SETTINGS, "secret-uid") == wanted
+    assert children(router(CASES[case]), SETTINGS, "secret-uid", "cache-secret-uid") == wanted
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_child_has_an_owner_a_label_and_a_watched_kind(case: str) -> None:
-    made = children(router(CASES[case]), SETTINGS, "secret-uid")
+    made = children(router(CASES[case]), SETTINGS, "secret-uid", "cache-secret-uid")
     assert len({(one["kind"], one["metadata"]["name"]) for one in made}) == len(made)
     for one in made:
         assert kind_of(one) in CHILDREN
@@ -137,8 +137,8 @@ def test_gateway_mounts_the_cache_volume_of_a_local_model() -> None:
 
 def test_replicas_are_unset_with_an_autoscaler() -> None:
     scaled = smallest(greedy={"autoscaling": {"maxReplicas": 4}})
-    assert "replicas" not in engine_deployment(scaled, "greedy")["spec"]
-    assert engine_deployment(scaled, "speculative")["spec"]["replicas"] == 1
+    assert "replicas" not in engine_deployment(scaled, "greedy", SETTINGS)["spec"]
+    assert engine_deployment(scaled, "speculative", SETTINGS)["spec"]["replicas"] == 1
 
 
 def test_replicas_are_unset_with_external_scaling() -> None:
@@ -168,7 +168,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], Manifest]] = {
 @pytest.mark.parametrize(("strategy", "wanted"), STRATEGIES.values(), ids=STRATEGIES.keys())
 def test_strategy_of_a_pool_is_that_of_its_deployment(strategy: dict[str, Any], wanted: Manifest) -> None:
     made = smallest(greedy={"strategy": strategy})
-    assert engine_deployment(made, "greedy")["spec"]["strategy"] == wanted
+    assert engine_deployment(made, "greedy", SETTINGS)["spec"]["strategy"] == wanted
 
 
 @pytest.mark.parametrize("value", [-1, "half", "25", 1.5])

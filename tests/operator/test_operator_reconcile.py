@@ -13,7 +13,7 @@ from dps_operator.reconcile import HANDOVER, Reconciler
 from dps_operator.resources import Manifest
 from dps_testkit.operator.fake_cluster import FakeCluster
 from dps_testkit.operator.objects import pod
-from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST
+from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST
 
 KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"
@@ -137,6 +137,42 @@ async def test_password_is_created_once(world: World) -> None:
     await world.reconcile()
     assert world.object("Secret", "qwen-redis")["stringData"]["password"] == first
     assert len(first) >= 32
+
+
+async def test_secret_of_the_prefix_cache_is_created_once_and_deleted_with_the_common_cache() -> None:
+    world = World(PREFIX_CACHE)
+    await world.reconcile()
+    first = world.object("Secret", "qwen-prefix-cache")["stringData"]["secret"]
+    world.restart()
+    await world.reconcile()
+    assert world.object("Secret", "qwen-prefix-cache")["stringData"]["secret"] == first
+    assert len(first) >= 32
+    world.edit({**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], "mode": "Separate"}})
+    await world.reconcile()
+    assert world.cluster.names("Secret") == {"qwen-redis"}
+    assert world.cluster.names("PersistentVolumeClaim") == set()
+
+
+async def test_secret_and_claim_of_the_prefix_cache_are_kept_while_the_pools_cannot_share() -> None:
+    world = World(PREFIX_CACHE)
+    await world.reconcile()
+    before = copy.deepcopy(world.object("Secret", "qwen-prefix-cache"))
+    world.edit({**PREFIX_CACHE, "engine": {"version": "0.5.22"}})
+    await world.reconcile()
+    assert world.condition("PrefixCacheShared")["status"] == "False"
+    assert world.object("Secret", "qwen-prefix-cache") == before
+    assert world.cluster.names("PersistentVolumeClaim") == {"qwen-prefix-cache"}
+
+
+async def test_replaced_secret_of_the_prefix_cache_restarts_the_engines() -> None:
+    world = World(PREFIX_CACHE)
+    await world.reconcile()
+    before = world.object("Deployment", "qwen-greedy")["spec"]["template"]["metadata"]["annotations"]
+    del world.cluster.objects["Secret", "serving", "qwen-prefix-cache"]
+    await world.reconcile()
+    after = world.object("Deployment", "qwen-greedy")["spec"]["template"]["metadata"]["annotations"]
+    assert set(before) == set(after) == {"dpsrouter.io/prefix-cache-secret"}
+    assert before != after
 
 
 async def test_invalid_spec_does_not_change_running_workloads(world: World) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dps_engines.pools import POOLS
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.conditions import Observed, build_status, invalid_spec_status, verdicts
 from dps_operator.diagnose import Problem
@@ -13,7 +14,7 @@ from dps_operator.observe import Child
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import pool_on_hold
 from dps_testkit.operator.objects import remembered_pod, replicas, workload
-from dps_testkit.operator.routers import SMALLEST, router, smallest
+from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router, smallest
 
 CRASH = Problem("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 
@@ -46,6 +47,23 @@ def test_healthy_router_has_all_conditions() -> None:
         "SessionStoreReady": ("True", "AllReplicasReady"),
         "GatewayReady": ("True", "AllReplicasReady"),
     }
+
+
+def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> None:
+    spec = {name: value for name, value in PREFIX_CACHE.items() if name not in SMALLEST}
+    assert condition_reasons(HEALTHY, **spec)["PrefixCacheShared"] == ("True", "BothWays")
+    old = condition_reasons(HEALTHY, **spec | {"engine": {"version": "0.5.8"}})
+    assert old["PrefixCacheShared"] == ("False", "VersionNotSupported")
+    assert old["Ready"] == ("True", "Serving")
+
+
+def test_prefix_cache_that_is_not_shared_is_reported_with_what_to_change() -> None:
+    eagle = {"speculation": {"algorithm": "Eagle", "draftModel": "m"}}
+    found = verdicts(router({**PREFIX_CACHE, "pools": {"speculative": eagle}}), HEALTHY)
+    assert found[-1].message == (
+        "each engine has its own prefix cache: Eagle engines share KV with no other engine; set "
+        "spec.pools.speculative.speculation.algorithm to Standalone or Ngram, or spec.prefixCache.mode to Separate"
+    )
 
 
 CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
@@ -327,7 +345,7 @@ ROLLOUTS: dict[str, tuple[Child | None, Child | None, str | None]] = {
 def test_only_one_pool_rolls_out_at_once(
     speculative: Child | None, greedy: Child | None, wanted: str | None
 ) -> None:
-    desired = [engine_deployment(smallest(), "speculative"), engine_deployment(smallest(), "greedy")]
+    desired = [engine_deployment(smallest(), pool, SETTINGS) for pool in POOLS]
     for manifest in desired:
         manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
     seen = {"speculative": speculative, "greedy": greedy}
@@ -352,7 +370,7 @@ def test_rollout_that_interrupts_a_pool_waits_until_the_other_one_serves(
     strategy: dict[str, Any], other: Child, wanted: str | None
 ) -> None:
     spec = smallest(greedy={"strategy": strategy})
-    desired = [engine_deployment(spec, "speculative"), engine_deployment(spec, "greedy")]
+    desired = [engine_deployment(spec, pool, SETTINGS) for pool in POOLS]
     for manifest in desired:
         manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
     assert pool_on_hold(desired, {"speculative": other, "greedy": workload("g", replicas(), OLD)}) == wanted

@@ -8,6 +8,7 @@ from dps_operator.api.gateway import Gateway
 from dps_operator.api.model import Engine, NodePool, ServedModel
 from dps_operator.api.network_policy import NetworkPolicy
 from dps_operator.api.pools import Pools
+from dps_operator.api.prefix_cache import PrefixCache
 from dps_operator.api.routing import Routing
 from dps_operator.api.session_store import SessionStore
 from dps_operator.api.telemetry import Telemetry
@@ -27,6 +28,10 @@ class Spec(APIObject):
     pools: Pools = Field(description="The two pools of engines.")
     gateway: Gateway = Field(default=Gateway(), description="The gateway pods and how clients reach them.")
     routing: Routing = Field(default=Routing(), description="The routing policy.")
+    prefix_cache: PrefixCache | None = Field(
+        default=None,
+        description="A prefix cache that the engines of both pools share; if unset, each engine has its own.",
+    )
     session_store: SessionStore = Field(
         default=SessionStore(), description="The Redis that stores session records."
     )

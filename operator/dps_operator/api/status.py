@@ -14,6 +14,7 @@ ConditionType = Literal[
     "GreedyPoolReady",
     "GatewayReady",
     "SessionStoreReady",
+    "PrefixCacheShared",
 ]
 
 

@@ -10,31 +10,35 @@ from dps_operator.builders.gateway import (
 )
 from dps_operator.builders.monitoring import service_monitor
 from dps_operator.builders.network import http_route, ingress, network_policies
+from dps_operator.builders.prefix_cache import cache_claim
 from dps_operator.builders.scaling import autoscalers, disruption_budgets
 from dps_operator.builders.store import managed, redis_service, redis_stateful_set
 from dps_operator.resources import Manifest, Router
 from dps_operator.settings import Settings
 
 
-def children(router: Router, settings: Settings, store_revision: str) -> list[Manifest]:
+def children(
+    router: Router, settings: Settings, store_revision: str, cache_revision: str = ""
+) -> list[Manifest]:
     """All objects to apply, ordered so that an object follows the objects that it refers to.
 
-    The Secret of a managed Redis is not included, because it is created once (`store.redis_secret`).
-    store_revision: UID of that Secret, or empty if the store is not managed. Raises SpecError if the spec is
-    invalid.
+    The Secrets of a managed Redis and of a common prefix cache are not included, because they are created once
+    (`store.redis_secret`, `prefix_cache.cache_secret`). store_revision, cache_revision: UIDs of these Secrets, or
+    empty if there are none. Raises SpecError if the spec is invalid.
     """
     store = managed(router)
     objects = [
         *gateway_identity(router),
         gateway_config_map(router),
         *models_claim(router),
+        *cache_claim(router),
         *network_policies(router),
         *(engine_service(router, pool) for pool in POOLS),
         *gateway_services(router),
     ]
     if store is not None:
         objects += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
-    objects += [engine_deployment(router, pool) for pool in POOLS]
+    objects += [engine_deployment(router, pool, settings, cache_revision) for pool in POOLS]
     objects.append(gateway_deployment(router, settings, store_revision))
     return [
         *objects,

@@ -8,8 +8,16 @@ from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import engine_arguments, pool_of, runtime_of
 from dps_operator.builders.node_pool import placement
-from dps_operator.builders.pods import CONTAINER_SECURITY, container_resources, pod_template, spread
+from dps_operator.builders.pods import (
+    CONTAINER_SECURITY,
+    container_resources,
+    overlay,
+    pod_template,
+    spread,
+)
+from dps_operator.builders.prefix_cache import SECRET_REVISION, pod_additions
 from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child_name, digest, selector
+from dps_operator.settings import Settings
 
 MODELS = "/models"
 DRAIN_SECONDS = 15
@@ -121,25 +129,28 @@ def _strategy(pool: PoolSpec) -> Manifest:
     }
 
 
-def engine_deployment(router: Router, name: PoolName) -> Manifest:
-    """The pool's Deployment. If another controller scales the pool, it has no `replicas`."""
+def engine_deployment(
+    router: Router, name: PoolName, settings: Settings, cache_revision: str = ""
+) -> Manifest:
+    """The pool's Deployment. If another controller scales the pool, it has no `replicas`.
+
+    cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it.
+    """
     pool = pool_of(router.spec, name)
-    template = pod_template(
-        router,
-        name,
-        {
-            "containers": [_container(router, name)],
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-            "terminationGracePeriodSeconds": 300,
-            "topologySpreadConstraints": spread(router, name),
-            "volumes": [
-                {"name": "models", **_models_volume(router)},
-                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
-            ],
-            **placement(router.spec.node_pool),
-        },
-        pool.pod_template,
-    )
+    pod: Manifest = {
+        "containers": [_container(router, name)],
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 300,
+        "topologySpreadConstraints": spread(router, name),
+        "volumes": [
+            {"name": "models", **_models_volume(router)},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
+        ],
+        **placement(router.spec.node_pool),
+    }
+    additions = pod_additions(router, name, settings)
+    annotations = {SECRET_REVISION: cache_revision} if additions else None
+    template = pod_template(router, name, overlay(pod, additions), pool.pod_template, annotations)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(pool),

@@ -6,6 +6,7 @@ from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
+from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.errors import SpecError
 
 
@@ -32,12 +33,15 @@ def _launch(spec: Spec, pool: PoolSpec) -> Launch:
         tensor_parallel=spec.engine.tensor_parallel,
         speculation=_speculation(pool),
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
+        prefix_cache=launch_settings(spec),
     )
 
 
 def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> list[str]:
     try:
-        runtime_of(spec).check_arguments(arguments, _speculation(pool))
+        runtime_of(spec).check_arguments(
+            arguments, _speculation(pool), prefix_cache=launch_settings(spec) is not None
+        )
     except EngineError as error:
         raise SpecError(f"{field}: {error}") from error
     return arguments

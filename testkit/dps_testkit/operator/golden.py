@@ -1,4 +1,4 @@
-"""The children of two DPSRouters as YAML, kept in tests/operator/fixtures.
+"""The children of some DPSRouters as YAML, kept in tests/operator/fixtures.
 
 `make generate` rewrites them. Review the difference before you commit it: running deployments will be changed in the
 same way.
@@ -9,11 +9,15 @@ from typing import Any
 import yaml
 
 from dps_operator.builders.children import children
-from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, router
 from dps_testkit.paths import ROOT
 
 HERE = ROOT / "tests/operator/fixtures"
-CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}
+CASES: dict[str, dict[str, Any]] = {
+    "smallest": SMALLEST,
+    "everything": EVERYTHING,
+    "prefix-cache": PREFIX_CACHE,
+}
 
 
 class NoAliasDumper(yaml.SafeDumper):
@@ -25,5 +29,5 @@ class NoAliasDumper(yaml.SafeDumper):
 
 def rendered(spec: dict[str, Any]) -> str:
     """All child objects of a DPSRouter with this spec, as YAML."""
-    manifests = children(router(spec), SETTINGS, "secret-uid")
+    manifests = children(router(spec), SETTINGS, "secret-uid", "cache-secret-uid")
     return yaml.dump_all(manifests, Dumper=NoAliasDumper, sort_keys=False, width=110)

@@ -6,7 +6,7 @@ from dps_operator.api.spec import parse
 from dps_operator.resources import Router
 from dps_operator.settings import Settings
 
-SETTINGS = Settings(gateway_image="gateway:1", redis_image="redis:7")
+SETTINGS = Settings(gateway_image="gateway:1", redis_image="redis:7", plugin_image="operator:1")
 SMALLEST: dict[str, Any] = {
     "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
     "pools": {
@@ -76,6 +76,16 @@ EVERYTHING: dict[str, Any] = {
         "serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}},
     },
     "networkPolicy": {"monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+}
+PREFIX_CACHE: dict[str, Any] = {
+    **SMALLEST,
+    "engine": {"version": "0.5.23"},
+    "prefixCache": {
+        "mode": "Common",
+        "file": {"claim": {"size": "500Gi", "storageClassName": "filestore"}},
+        "size": "400Gi",
+        "minFree": "20Gi",
+    },
 }
 
 

@@ -1,0 +1,138 @@
+"""The prefix cache that the engines of both pools share: its Secret and volume, and the plugin in the engine's pod."""
+
+from dps_engines import launch
+from dps_engines.launch import Unshareable
+from dps_engines.pools import PoolName
+from dps_engines.registry import RUNTIMES
+from dps_operator.api.prefix_cache import FileBackend, PrefixCache, quantity_bytes
+from dps_operator.api.spec import Spec
+from dps_operator.builders.pods import CONTAINER_SECURITY
+from dps_operator.errors import SpecError
+from dps_operator.resources import Manifest, Router, child, child_name
+from dps_operator.settings import Settings
+
+CACHE_DIR = "/prefix-cache"
+PLUGIN_DIR = "/opt/dps-plugin"
+SECRET_DIR = "/etc/dps-prefix-cache"
+SECRET_KEY = "secret"
+SECRET_REVISION = "dpsrouter.io/prefix-cache-secret"
+PLUGIN_PATH = "PYTHONPATH"
+USER = 65532
+"""UID of the operator's image."""
+RESOURCES: Manifest = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+
+
+def common(spec: Spec) -> PrefixCache | None:
+    """Settings of the common prefix cache; None if each engine has its own."""
+    cache = spec.prefix_cache
+    return cache if cache is not None and cache.mode == "Common" else None
+
+
+def _pool_arguments(spec: Spec) -> dict[PoolName, list[str]]:
+    return {
+        "speculative": [*spec.engine.args, *spec.pools.speculative.args],
+        "greedy": [*spec.engine.args, *spec.pools.greedy.args],
+    }
+
+
+def unshareable(spec: Spec) -> Unshareable | None:
+    """Why the pools cannot share a common prefix cache; None if they can."""
+    runtime = RUNTIMES[spec.engine.runtime]
+    version = runtime.version(spec.engine.image, spec.engine.version)
+    speculation = launch.Speculation(**spec.pools.speculative.speculation.model_dump())
+    return runtime.unshareable(version, speculation, _pool_arguments(spec))
+
+
+def launch_settings(spec: Spec) -> launch.PrefixCache | None:
+    """Settings of the engines' command lines; None if the engines do not share a prefix cache."""
+    cache = common(spec)
+    if cache is None or unshareable(spec) is not None:
+        return None
+    return launch.PrefixCache(
+        directory=CACHE_DIR,
+        secret_file=f"{SECRET_DIR}/{SECRET_KEY}",
+        max_bytes=quantity_bytes(cache.size or "0"),
+        min_free_bytes=quantity_bytes(cache.min_free),
+    )
+
+
+def cache_secret(router: Router, value: str) -> Manifest:
+    """The secret by which the engines authenticate pages. It is created once and never changed."""
+    return child(router, "v1", "Secret", "prefix-cache", type="Opaque", stringData={SECRET_KEY: value})
+
+
+def cache_claim(router: Router) -> list[Manifest]:
+    """The PersistentVolumeClaim of the common prefix cache; empty if there is none to create."""
+    cache = common(router.spec)
+    if cache is None or cache.file is None or cache.file.claim is None:
+        return []
+    claim: Manifest = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": cache.file.claim.size}},
+    }
+    if cache.file.claim.storage_class_name is not None:
+        claim["storageClassName"] = cache.file.claim.storage_class_name
+    return [child(router, "v1", "PersistentVolumeClaim", "prefix-cache", spec=claim)]
+
+
+def _cache_volume(router: Router, file: FileBackend) -> Manifest:
+    if file.host_path is not None:
+        return {"hostPath": {"path": file.host_path, "type": "DirectoryOrCreate"}}
+    return {"persistentVolumeClaim": {"claimName": file.existing_claim or child_name(router, "prefix-cache")}}
+
+
+def _python_path(spec: Spec, pool: PoolName) -> str:
+    """The plugin's directory, followed by the spec's own PYTHONPATH. Raises SpecError if that is not a plain value."""
+    own = spec.pools.speculative.env if pool == "speculative" else spec.pools.greedy.env
+    values = [variable for variable in (*spec.engine.env, *own) if variable.name == PLUGIN_PATH]
+    if not values:
+        return PLUGIN_DIR
+    if values[-1].value_from is not None:
+        raise SpecError(f"{PLUGIN_PATH} must be set by value with spec.prefixCache, not by valueFrom")
+    return f"{PLUGIN_DIR}:{values[-1].value or ''}".rstrip(":")
+
+
+def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifest:
+    """What to merge into the pod spec of a pool's engines; empty if the engines do not share a prefix cache.
+
+    An init container copies the plugin from the operator's image to a volume, so that it works with any engine image.
+    The Secret is readable by every user, because the engine's user is that of its image. Raises SpecError if the
+    spec's PYTHONPATH cannot be extended.
+    """
+    cache = common(router.spec)
+    if cache is None or cache.file is None or launch_settings(router.spec) is None:
+        return {}
+    plugin = {"name": "prefix-cache-plugin", "mountPath": PLUGIN_DIR}
+    return {
+        "initContainers": [
+            {
+                "name": "prefix-cache-plugin",
+                "image": settings.plugin_image,
+                "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
+                "resources": RESOURCES,
+                "securityContext": CONTAINER_SECURITY
+                | {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": USER},
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [plugin],
+            }
+        ],
+        "containers": [
+            {
+                "name": "engine",
+                "env": [{"name": PLUGIN_PATH, "value": _python_path(router.spec, pool)}],
+                "volumeMounts": [
+                    plugin | {"readOnly": True},
+                    {"name": "prefix-cache-secret", "mountPath": SECRET_DIR, "readOnly": True},
+                    {"name": "prefix-cache", "mountPath": CACHE_DIR},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "prefix-cache-plugin", "emptyDir": {}},
+            {
+                "name": "prefix-cache-secret",
+                "secret": {"secretName": child_name(router, "prefix-cache"), "defaultMode": 0o444},
+            },
+            {"name": "prefix-cache", **_cache_volume(router, cache.file)},
+        ],
+    }
