@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.policies import DeltaPrefill, TotalLength
+from dps_gateway.routing.policies import POLICIES, DeltaPrefill, TotalLength
 from dps_lab.calibrate.goal import Goal
 from dps_lab.calibrate.result import Calibration, conclude
 from dps_lab.calibrate.search import Search, Thresholds, roundest
@@ -66,13 +67,23 @@ def test_choice_is_within_2_percent_of_an_exhaustive_search(
     workload: str, count: int, load: Load, fleet: FleetSpec
 ) -> None:
     chosen = load_workload(workload)[:count]
-    conditions = Conditions(chosen, load, fleet)
-    results: list[float] = []
-    for exhaustive in (False, True):
-        search = Search(conditions.measure, Thresholds.of(chosen), Goal(), seeds=(0,))
-        found = search.run_exhaustively([0, 1, 2], 2, 24) if exhaustive else search.run([0, 1, 2], 2)
-        results.append(next(iter(found.values())).session_median)
-    assert results[0] <= results[1] * 1.02
+    measure = cache(Conditions(chosen, load, fleet).measure)
+    for splits in ([0, 1, 2], [1]):
+        results: list[float] = []
+        for exhaustive in (False, True):
+            search = Search(measure, Thresholds.of(chosen), Goal(), seeds=(0,))
+            found = search.run_exhaustively(splits, 2, 24) if exhaustive else search.run(splits, 2)
+            results.append(next(iter(found.values())).session_median)
+        assert results[0] <= results[1] * 1.02, splits
+
+
+def test_exhaustive_search_tries_every_split_and_every_policy_but_random() -> None:
+    search = search_with(lambda setup: 1.0)
+    search.run_exhaustively([0, 1, 2], 2, 5)
+    tried = {(setup.speculative, setup.policy) for setup in search.explored}
+    mixed = {(1, policy) for policy in POLICIES if policy != "Random"}
+    assert tried == {(0, "AlwaysGreedy"), (2, "AlwaysSpeculative")} | mixed
+    assert search.run([0, 1, 2], 2).keys() <= search.explored.keys()
 
 
 def test_search_finds_the_split_of_many_engines_without_trying_every_split() -> None:

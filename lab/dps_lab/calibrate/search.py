@@ -125,6 +125,8 @@ class Search:
     def run_exhaustively(self, splits: Sequence[int], engines: int, count: int) -> dict[Setup, Measurement]:
         """Simulate every split, policy and up to `count` thresholds per policy. Otherwise like `run`."""
         for split in splits:
+            for setup in self._fixed(split, engines):
+                self._try(setup)
             for policy in self._policies(split, engines):
                 for position in self._thresholds.coarse(policy, count + 1):
                     self._try(self._setup(split, engines, policy, position))
@@ -142,7 +144,7 @@ class Search:
         def attempt(selected: Iterable[int]) -> None:
             for split in sorted({*selected} - tried):
                 tried.add(split)
-                for setup in self._single(split, engines):
+                for setup in self._fixed(split, engines):
                     self._try(setup)
                 for policy in self._policies(split, engines):
                     branches.append((split, policy))
@@ -186,7 +188,8 @@ class Search:
         means = {setup: self.mean(setup) for setup in finalists}
         return dict(sorted(means.items(), key=lambda item: (self._goal.score(item[1]), item[0])))
 
-    def _single(self, split: int, engines: int) -> list[Setup]:
+    def _fixed(self, split: int, engines: int) -> list[Setup]:
+        """The set-ups of a split whose policy has no threshold."""
         greedy = engines - split
         if not split:
             return [Setup(0, greedy, "AlwaysGreedy")]
