@@ -4,11 +4,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from pydantic import BaseModel, ValidationError
 
+from dps_gateway.config import Limits, Listen, Timeouts
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
 from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
+from dps_operator.api.gateway import POSITIVE
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_PLUGIN_IMAGE
 
 ROOT = Path(__file__).parent.parent
@@ -28,10 +32,38 @@ def test_chart_and_default_images_have_the_version_of_the_distribution() -> None
         assert image.rpartition(":")[2] == version
 
 
-def routing_schema() -> Any:
+def spec_schema(field: str) -> Any:
     crd = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
     (version,) = crd["spec"]["versions"]
-    return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["routing"]
+    return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][field]
+
+
+def routing_schema() -> Any:
+    return spec_schema("routing")
+
+
+PASSED: list[tuple[str, type[BaseModel], str, Any]] = [
+    (section, model, name, field)
+    for section, model in (("limits", Limits), ("timeouts", Timeouts))
+    for name, field in spec_schema("gateway")["properties"][section]["properties"].items()
+] + [
+    ("listen", Listen, "workers", spec_schema("gateway")["properties"]["workers"]),
+    ("timeouts", Timeouts, "drainSeconds", spec_schema("gateway")["properties"]["drainSeconds"]),
+]
+"""The fields of spec.gateway that are keys of the gateway's configuration: section, its model, key and schema."""
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "field"), [row[1:] for row in PASSED], ids=[f"{row[0]}.{row[2]}" for row in PASSED]
+)
+def test_crd_accepts_only_values_that_the_gateway_accepts(
+    model: type[BaseModel], name: str, field: dict[str, Any]
+) -> None:
+    smallest, below = (0.001, 0) if name in POSITIVE else (field["minimum"], field["minimum"] - 1)
+    model.model_validate({name: smallest})
+    model.model_validate({name: field["maximum"]})
+    with pytest.raises(ValidationError):
+        model.model_validate({name: below})
 
 
 def test_crd_offers_the_policies_of_the_gateway() -> None:

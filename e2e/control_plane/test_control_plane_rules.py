@@ -121,6 +121,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "should match",
     ),
     "unknown backend of the prefix cache": ({"prefixCache": {"backend": "Mooncake"}}, "Unsupported value"),
+    "timeout of zero": (
+        {"gateway": {"timeouts": {"queueSeconds": 0}}},
+        "timeouts.queueSeconds and timeouts.healthIntervalSeconds must be greater than 0",
+    ),
+    "no requests in flight": (
+        {"gateway": {"limits": {"maxInFlightPerReplica": 0}}},
+        "should be greater than or equal to 1",
+    ),
     "zero replicas": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
     "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
     "negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
@@ -167,6 +175,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "external scaling": {"pools": {"speculative": {"scaling": "External"}}},
     "size as an integer": {"sessionStore": {"managed": {"size": 1073741824}}},
     "resources as numbers": {"pools": {"greedy": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}}}},
+    "gateway limits and timeouts": {
+        "gateway": {
+            "limits": {"maxQueued": 0},
+            "timeouts": {"queueSeconds": 2.5, "totalSeconds": 60},
+            "workers": 2,
+            "drainSeconds": 30,
+        }
+    },
     "sample ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},
 }
 

@@ -5,11 +5,17 @@ from typing import Any
 import pytest
 import yaml
 
-from dps_gateway.config import GatewayConfig
+from dps_gateway.config import GatewayConfig, Timeouts
 from dps_gateway.runtime import FIXED_SECTIONS
 from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.gateway import READ_AT_START, config_hash, gateway_config, gateway_deployment
+from dps_operator.builders.gateway import (
+    DRAIN_DELAY_SECONDS,
+    READ_AT_START,
+    config_hash,
+    gateway_config,
+    gateway_deployment,
+)
 from dps_operator.builders.store import redis_secret
 from dps_operator.errors import SpecError
 from dps_operator.kinds import CHILDREN, kind_of
@@ -58,6 +64,27 @@ def test_gateway_configuration_matches_the_contract() -> None:
             "serviceName": "qwen-gateway",
         },
     }
+
+
+def test_limits_timeouts_and_workers_are_passed_to_the_gateway() -> None:
+    gateway = {
+        "limits": {"maxInFlightPerReplica": 48, "maxQueued": 0},
+        "timeouts": {"queueSeconds": 2.5, "drainDelaySeconds": 10.5},
+        "workers": 4,
+        "drainSeconds": 60,
+    }
+    made = router({**SMALLEST, "gateway": gateway})
+    config = gateway_config(made)
+    assert config["listen"]["workers"] == 4
+    assert config["limits"] == {"maxInFlightPerReplica": 48, "maxQueued": 0}
+    assert config["timeouts"] == {"drainSeconds": 60, "queueSeconds": 2.5, "drainDelaySeconds": 10.5}
+    GatewayConfig.model_validate(config)
+    pod = gateway_deployment(made, SETTINGS, "s")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 11 + 60 + 25
+
+
+def test_grace_period_covers_the_gateways_default_delay() -> None:
+    assert Timeouts().drain_delay_seconds == DRAIN_DELAY_SECONDS
 
 
 @pytest.mark.parametrize("case", CASES)

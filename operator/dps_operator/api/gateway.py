@@ -1,6 +1,6 @@
 """`spec.gateway`: the gateway pods and how clients reach them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -41,6 +41,68 @@ class GatewayService(APIObject):
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the Service.")
     annotations: dict[str, str] = Field(
         default={}, description="Annotations of the Service, for example for a load balancer."
+    )
+
+
+class GatewayLimits(APIObject):
+    """`limits` of the gateway's configuration. The gateway's default applies to a field that is unset."""
+
+    max_body_bytes: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="Maximum size of a request body in bytes."
+    )
+    max_in_flight_per_replica: int | None = Field(
+        default=None,
+        ge=1,
+        le=100000,
+        description="Maximum number of requests in flight from one gateway pod to one engine.",
+    )
+    max_queued: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000000,
+        description="Maximum number of requests that wait in one gateway pod for a free engine of a pool.",
+    )
+
+
+def _seconds(description: str) -> Any:
+    return Field(default=None, ge=0, le=86400, description=f"{description}, in seconds; more than 0.")
+
+
+POSITIVE = (
+    "connectSeconds",
+    "firstByteSeconds",
+    "idleSeconds",
+    "totalSeconds",
+    "queueSeconds",
+    "healthIntervalSeconds",
+)
+"""Timeouts that must not be 0. A fractional `minimum` does not express this, because the API server rounds it down if
+the value is a whole number."""
+
+
+class GatewayTimeouts(APIObject):
+    """`timeouts` of the gateway's configuration. The gateway's default applies to a field that is unset."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                " && ".join(f"(!has(self.{name}) || self.{name} > 0.0)" for name in POSITIVE),
+                f"timeouts.{', timeouts.'.join(POSITIVE[:-1])} and timeouts.{POSITIVE[-1]} must be greater than 0",
+            )
+        )
+    )
+
+    connect_seconds: float | None = _seconds("Time limit for connecting to an engine")
+    first_byte_seconds: float | None = _seconds("Time limit for the first byte of an engine's answer")
+    idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")
+    total_seconds: float | None = _seconds("Time limit for a request")
+    queue_seconds: float | None = _seconds("Time limit for waiting in the queue of a pool")
+    health_interval_seconds: float | None = _seconds("Time between two health checks of an engine")
+    drain_delay_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="Time between reporting not-ready and refusing connections when a gateway stops, in seconds.",
     )
 
 
@@ -124,6 +186,20 @@ class Gateway(APIObject):
     )
     auth: GatewayAuth | None = Field(
         default=None, description="Client authentication; if unset, the gateway accepts every client."
+    )
+    limits: GatewayLimits = Field(default=GatewayLimits(), description="Limits on requests and queues.")
+    timeouts: GatewayTimeouts = Field(default=GatewayTimeouts(), description="Time limits for requests.")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes per gateway pod, each of which uses at most about one CPU core. They share the limits.",
+    )
+    drain_seconds: int = Field(
+        default=300,
+        ge=1,
+        le=86400,
+        description="Time that requests in flight have to finish when a gateway pod is deleted, in seconds.",
     )
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Pod template to merge into the gateway's generated one."

@@ -1,5 +1,6 @@
 """The gateway: its configuration file, Deployment, Services, and permissions."""
 
+import math
 from typing import Any
 
 import yaml
@@ -21,8 +22,10 @@ CONFIG_FILE = "config.yaml"
 KEYS_DIR = "/etc/dps-keys"
 CACHE_DIR = "/var/cache/dps"
 USER = 65532
-DRAIN_SECONDS = 300
-"""Time limit for in-flight streams to finish after SIGTERM, in seconds."""
+DRAIN_DELAY_SECONDS = 5
+"""The gateway's default of timeouts.drainDelaySeconds."""
+EXIT_SECONDS = 25
+"""Time that a gateway has to exit after it has drained, before it is killed, in seconds."""
 SETTLE_SECONDS = 5
 """minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
 REDIS_TIMEOUT_SECONDS = 0.25
@@ -40,7 +43,12 @@ def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
     spec = router.spec
     config: dict[str, Any] = {
-        "listen": {"host": "0.0.0.0", "port": PORT, "adminPort": ADMIN_PORT},
+        "listen": {
+            "host": "0.0.0.0",
+            "port": PORT,
+            "adminPort": ADMIN_PORT,
+            **({"workers": spec.gateway.workers} if spec.gateway.workers > 1 else {}),
+        },
         "model": {"name": spec.model.served_name or spec.model.name, "tokenizer": spec.model.name},
         "pools": {
             pool: {
@@ -65,8 +73,10 @@ def gateway_config(router: Router) -> dict[str, Any]:
                 }
             },
         },
-        "timeouts": {"drainSeconds": DRAIN_SECONDS},
+        "timeouts": {"drainSeconds": spec.gateway.drain_seconds, **to_wire(spec.gateway.timeouts)},
     }
+    if limits := to_wire(spec.gateway.limits):
+        config["limits"] = limits
     if spec.routing.session_keys:
         config["session"]["keys"] = list(spec.routing.session_keys)
     if spec.gateway.auth is not None:
@@ -92,6 +102,14 @@ def gateway_config_map(router: Router) -> Manifest:
     """The ConfigMap with the configuration file."""
     text = yaml.safe_dump(gateway_config(router), sort_keys=False)
     return child(router, "v1", "ConfigMap", "gateway", data={CONFIG_FILE: text})
+
+
+def _grace_seconds(router: Router) -> int:
+    """Time between SIGTERM and SIGKILL for a gateway pod, in seconds."""
+    gateway = router.spec.gateway
+    delay = gateway.timeouts.drain_delay_seconds
+    delay = DRAIN_DELAY_SECONDS if delay is None else delay
+    return math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS
 
 
 def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
@@ -166,7 +184,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
             "containers": [_container(router, settings, mounts)],
             "securityContext": restricted(USER)[0],
             "serviceAccountName": child_name(router, "gateway"),
-            "terminationGracePeriodSeconds": DRAIN_SECONDS + 30,
+            "terminationGracePeriodSeconds": _grace_seconds(router),
             "topologySpreadConstraints": spread(router, "gateway"),
             "volumes": volumes,
         },
