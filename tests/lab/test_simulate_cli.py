@@ -48,7 +48,9 @@ def test_json_has_exactly_the_documented_keys(trace_file: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "load", [["--rate", "3"], ["--concurrency", "3"], []], ids=lambda load: " ".join(load)
+    "load",
+    [["--rate", "3"], ["--rate", "3", "--arrivals", "daily"], ["--concurrency", "3"], []],
+    ids=" ".join,
 )
 def test_every_kind_of_load_prints_a_table(
     load: list[str], trace_file: Path, capsys: pytest.CaptureFixture[str]
@@ -71,6 +73,10 @@ def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.Captur
         (["--workload", "nothing.jsonl"], "there is no workload and no file 'nothing.jsonl'; choose bfcl"),
         (["--workload", "toolbench"], "give --concurrency C or --rate R"),
         (["--workload", "toolbench", "--concurrency", "1", "--fleet", "x=1"], "'x' is not a kind of engine"),
+        (
+            ["--workload", "toolbench", "--concurrency", "1", "--arrivals", "bursts"],
+            "--arrivals bursts needs a mean rate; add --rate R",
+        ),
         (
             ["--workload", "toolbench", "--concurrency", "1", "--acceptance-length", "9"],
             "an acceptance length of 9 is impossible with STANDALONE",

@@ -11,6 +11,7 @@ from itertools import count
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation
+from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
@@ -21,10 +22,11 @@ from dps_local.emulated_sglang.scheduler import Sequence
 
 @dataclass(frozen=True)
 class Load:
-    """How sessions arrive: closed loop (`concurrency`), Poisson (`rate` per second), or as recorded."""
+    """How sessions arrive: closed loop (`concurrency`), open loop (`rate` per second, by a pattern), or as recorded."""
 
     concurrency: int | None = None
     rate: float | None = None
+    pattern: Pattern = "poisson"
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,14 @@ class _Simulation:
                 self._at(0.0, self._start_next)
             return
         rng = random.Random(f"{self._seed}/arrivals")
-        now = 0.0
-        first = min(session.trace.arrival_seconds or 0.0 for session in self._sessions)
-        for session in self._sessions:
-            if self._load.rate is not None:
-                now += rng.expovariate(self._load.rate)
-            else:
-                now = (session.trace.arrival_seconds or 0.0) - first
-            self._at(now, partial(self._start, session))
+        if self._load.rate is not None:
+            times = arrival_times(self._load.pattern, self._load.rate, len(self._sessions), rng)
+        else:
+            recorded = [session.trace.arrival_seconds or 0.0 for session in self._sessions]
+            first = min(recorded)
+            times = (time - first for time in recorded)
+        for session, time in zip(self._sessions, times, strict=True):
+            self._at(time, partial(self._start, session))
 
     def _start_next(self, now: float) -> None:
         session = next(self._waiting, None)
