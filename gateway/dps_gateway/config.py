@@ -53,6 +53,10 @@ class Model(_Section):
     name: str
     tokenizer: str
     """A directory that contains tokenizer.json and tokenizer_config.json, or a Hugging Face Hub id."""
+    aliases: dict[str, str] = {}
+    """Other names for the model, and the names that replace them in requests."""
+    strict: bool = False
+    """Whether requests for a model that is neither `name`, an adapter of it, nor an alias are refused."""
 
 
 class ServiceRef(_Section):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,6 +11,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from dps_gateway.api.public import public_app
+from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.config import parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer
@@ -54,10 +55,13 @@ class Site:
         """Requests that any engine has received."""
         return sum(engine.requests for engine in self._engines)
 
-    async def post(self, number: int = 0, **fields: Any) -> ClientResponse:
+    async def post(
+        self, number: int = 0, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> ClientResponse:
         """One chat request of session `number`."""
         body = {"messages": [{"role": "user", "content": "hello"}], **fields}
-        response = await self._client.post(CHAT, json=body, headers={"x-session-id": str(number)})
+        headers = {"x-session-id": str(number), **(headers or {})}
+        response = await self._client.post(CHAT, json=body, headers=headers)
         await response.read()
         return response
 
@@ -155,6 +159,37 @@ async def test_non_streaming_request_is_not_retried_after_the_total_timeout(star
     site = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
     assert (await site.post()).status == 502
     assert site.attempts == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_time_that_the_client_allows_bounds_all_attempts_and_ejects_no_replica(
+    start: Start, stream: bool
+) -> None:
+    site = await start(engines(2, delay=30.0), engines(2, delay=30.0))
+    for number in range(2 * ERRORS_TO_EJECT):
+        response = await site.post(number, headers={TIMEOUT_HEADER: "100"}, stream=stream)
+        assert response.status == 504
+        assert (await response.json())["error"][
+            "message"
+        ] == f"no engine answered within 0.1 s ({TIMEOUT_HEADER})"
+    assert [len(pool.ready) for pool in site.runtime.pools.values()] == [2, 2]
+
+
+async def test_time_that_the_client_allows_cannot_exceed_the_total_timeout(start: Start) -> None:
+    site = await start(engines(1, delay=30.0), engines(1, delay=30.0), "{totalSeconds: 0.3}")
+    assert (await site.post(headers={TIMEOUT_HEADER: "60000"})).status == 502
+
+
+@pytest.mark.parametrize("sent", ["-1", "1.5", "soon", ""])
+async def test_malformed_time_limit_is_refused(start: Start, sent: str) -> None:
+    site = await start(engines(1), engines(1))
+    assert (await site.post(headers={TIMEOUT_HEADER: sent})).status == 400
+    assert site.attempts == 0
+
+
+async def test_time_limit_of_zero_means_none(start: Start) -> None:
+    site = await start(engines(1), engines(1))
+    assert (await site.post(headers={TIMEOUT_HEADER: "0"})).status == 200
 
 
 async def test_replica_that_keeps_failing_is_ejected(start: Start) -> None:

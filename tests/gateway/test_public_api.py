@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer, unused_port
 
 from dps_gateway.api.job import LONG_BODY_BYTES
 from dps_gateway.api.public import public_app
+from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.api.server import Runner
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
@@ -481,3 +482,74 @@ class TestKeyLimits:
         release.set()
         assert (await first)[0].status == 200
         assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
+
+
+class TestModels:
+    @pytest.fixture(autouse=True)
+    def model(self, gateway: Gateway) -> None:
+        config = gateway.runtime.config
+        model = config.model.model_copy(update={"aliases": {"gpt": "m", "tuned": "m:lora"}, "strict": True})
+        gateway.runtime.config = config.model_copy(update={"model": model})
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+    @pytest.mark.parametrize(
+        ("asked", "forwarded"),
+        [
+            ({"model": "m"}, {"model": "m"}),
+            ({"model": "m:lora"}, {"model": "m:lora"}),
+            ({"model": "gpt"}, {"model": "m"}),
+            ({"model": "gpt:lora"}, {"model": "m:lora"}),
+            ({"model": "tuned"}, {"model": "m:lora"}),
+            ({"model": ""}, {"model": ""}),
+            ({}, {}),
+        ],
+    )
+    async def test_alias_is_replaced(
+        self,
+        gateway: Gateway,
+        engine: ScriptedEngine,
+        path: str,
+        asked: dict[str, str],
+        forwarded: dict[str, str],
+    ) -> None:
+        rest = {"messages": [{"role": "user", "content": "hello"}]}
+        assert (await gateway.post(path, json=rest | asked))[0].status == 200
+        assert json.loads(engine.requests[0][2]) == rest | forwarded
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+    @pytest.mark.parametrize("asked", ["other", "mm", "other:lora", ["m"], 1])
+    async def test_unknown_model_is_not_found(
+        self, gateway: Gateway, engine: ScriptedEngine, path: str, asked: Any
+    ) -> None:
+        response, content = await gateway.post(path, json=chat(model=asked))
+        assert (response.status, json.loads(content)["error"]["code"]) == (404, "model_not_found")
+        assert (
+            message_of(content) == f"the model '{asked}' is not served; the served models are m, gpt, tuned"
+        )
+        assert engine.requests == []
+
+    async def test_body_that_is_not_json_is_relayed(self, gateway: Gateway, engine: ScriptedEngine) -> None:
+        audio = {"Content-Type": "audio/wav"}
+        response, _ = await gateway.post("/v1/audio/transcriptions", data=b"RIFF", headers=audio)
+        assert (response.status, engine.requests[0][2]) == (200, b"RIFF")
+
+    async def test_alias_and_model_are_one_session(self, gateway: Gateway) -> None:
+        for model, history in (("gpt", "new"), ("m", "grown")):
+            response, _ = await gateway.post(json=chat(model=model), headers={"x-session-id": "s"})
+            assert response.headers["x-dps-history"] == history
+
+
+async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_over(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(CHUNK)
+        await asyncio.sleep(60)
+        return response
+
+    engine.answer = stall
+    _, content = await gateway.post(json=chat(stream=True), headers={TIMEOUT_HEADER: "4000"})
+    assert content.startswith(CHUNK)
+    assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the answer took longer than 4 s"

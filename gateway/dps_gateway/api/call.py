@@ -11,7 +11,7 @@ from aiohttp import web
 from opentelemetry.trace import Span
 
 from dps_gateway.api.errors import error_response
-from dps_gateway.api.request import request_id_of
+from dps_gateway.api.request import request_id_of, timeout_seconds_of
 from dps_gateway.auth import Key
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import end_server_span
@@ -48,6 +48,8 @@ class Call:
     """The response, once its headers have been sent."""
     status: int = CLIENT_CLOSED_REQUEST
     """The HTTP status for metrics and spans."""
+    timeout_seconds: float | None = None
+    """The time that the client allows for the whole request, in seconds, or None."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
     _write_deadline: float = 0.0
@@ -71,8 +73,10 @@ class Call:
 
     async def start(self, response: web.StreamResponse) -> None:
         """Send the response headers, including those that the gateway adds."""
-        timeouts = self.runtime.config.timeouts
-        self._write_deadline = asyncio.get_running_loop().time() + timeouts.total_seconds
+        seconds = self.runtime.config.timeouts.total_seconds
+        if self.timeout_seconds is not None:
+            seconds = min(seconds, self.timeout_seconds - (time.perf_counter() - self.started))
+        self._write_deadline = asyncio.get_running_loop().time() + seconds
         response.headers.update(self.headers)
         self.response = response
         await response.prepare(self.request)
@@ -137,6 +141,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
         call = Call(runtime, request, request_id, span, time.perf_counter(), {"x-request-id": request_id})
         failure: Exception | None = None
         try:
+            call.timeout_seconds = timeout_seconds_of(request)
             return await serve(call)
         except ConnectionResetError as error:
             if isinstance(error, ClientStalled):

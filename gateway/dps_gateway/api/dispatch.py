@@ -8,6 +8,8 @@ from typing import Final
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
+from dps_gateway.api.errors import DeadlineExceeded
+from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
@@ -66,16 +68,56 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of the time in which a request must be answered."""
+
+    seconds: float
+    """The time limit, from the request's arrival if the client has set it."""
+    at: float
+    """When it ends (`time.monotonic()`)."""
+    of_client: bool
+    """Whether the client has set the limit."""
+
+    @classmethod
+    def of(cls, call: Call) -> "Deadline":
+        """timeouts.totalSeconds, or the time that the client allows if it is shorter."""
+        now, total, allowed = (
+            time.monotonic(),
+            call.runtime.upstream.timeouts.total_seconds,
+            call.timeout_seconds,
+        )
+        if allowed is None or allowed > total:
+            return cls(total, now + total, of_client=False)
+        return cls(allowed, now + allowed - (time.perf_counter() - call.started), of_client=True)
+
+    @property
+    def passed_for_client(self) -> bool:
+        """Whether the client's time is over. The failure of an attempt may then not be the replica's."""
+        return self.of_client and time.monotonic() >= self.at
+
+
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
     """Send the request to one replica after another until one begins to answer.
 
     Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the other
-    pool. timeouts.totalSeconds bounds all attempts together. Raises the last failure: PoolFull, PoolEmpty or
-    UpstreamFailed.
+    pool. One deadline bounds all attempts together. Raises DeadlineExceeded if the client's time is over, else the last
+    failure: PoolFull, PoolEmpty or UpstreamFailed.
     """
+    deadline = Deadline.of(call)
+    try:
+        return await _dispatch(call, decision, outbound, deadline)
+    except (PoolFull, UpstreamFailed) as error:
+        if deadline.passed_for_client:
+            raise DeadlineExceeded(
+                f"no engine answered within {deadline.seconds:g} s ({TIMEOUT_HEADER})"
+            ) from error
+        raise
+
+
+async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline: Deadline) -> Placed:
     runtime = call.runtime
     timeouts = runtime.upstream.timeouts
-    deadline = time.monotonic() + timeouts.total_seconds
     retries = Retries(runtime.retry_budget, streamed=outbound.streamed)
     failure: Exception | None = None
     started = False
@@ -84,7 +126,7 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
             if not retries.may_stay(pool.name):
                 break
             queued_at = time.perf_counter()
-            patience = min(timeouts.queue_seconds, deadline - time.monotonic())
+            patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
             try:
                 replica = await pool.acquire(
                     outbound.session, retries.avoid(pool.name), patience, outbound.tenant
@@ -104,12 +146,15 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
             except UpstreamFailed as error:
                 failure = error
                 runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
-                if retries.record(pool.name, replica.url, error):
+                down = retries.record(pool.name, replica.url, error)
+                if deadline.passed_for_client:
+                    pass
+                elif down:
                     pool.mark_unavailable(replica)
                 elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
                     pool.record_error(replica)
                 pool.release(replica)
-                if time.monotonic() >= deadline or not retries.allowed_after(error):
+                if time.monotonic() >= deadline.at or not retries.allowed_after(error):
                     raise
                 continue
             except BaseException:
@@ -138,7 +183,7 @@ async def _send(
     replica: Replica,
     reason: Reason,
     outbound: Outbound,
-    deadline: float,
+    deadline: Deadline,
     fresh_connection: bool,
 ) -> Placed:
     """Send the request to one replica. Raises UpstreamFailed."""
@@ -148,7 +193,8 @@ async def _send(
         outbound.body,
         outbound.headers(pool.api_key),
         outbound.method,
-        deadline=deadline,
+        total_seconds=deadline.seconds,
+        deadline=deadline.at,
         streamed=outbound.streamed,
         fresh_connection=fresh_connection,
     )

@@ -30,6 +30,14 @@ class NotFound(Exception):
     """The gateway has no such endpoint."""
 
 
+class ModelNotFound(Exception):
+    """The request is for a model that is not served. The message names those that are."""
+
+
+class DeadlineExceeded(Exception):
+    """No engine has answered within the time that the client allows."""
+
+
 class MethodNotAllowed(Exception):
     """The endpoint does not support the request's method."""
 
@@ -46,6 +54,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     BadRequest: _Problem(400, "invalid_request_error", "bad_request"),
     Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: _Problem(403, "permission_error", "model_not_allowed"),
+    ModelNotFound: _Problem(404, "invalid_request_error", "model_not_found"),
     NotFound: _Problem(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
@@ -53,6 +62,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
     UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
+    DeadlineExceeded: _Problem(504, "server_error", "deadline_exceeded"),
     PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
 }
 _UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")

@@ -12,6 +12,7 @@ from dps_gateway.api.cache_salt import with_salt
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
+from dps_gateway.api.models import resolve_model
 from dps_gateway.api.request import parse_object, read_body
 from dps_gateway.prompt.accounting import Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Reason
@@ -49,12 +50,12 @@ class Job:
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, Forbidden, KeyBusy, BodyTooLarge or BadRequest.
+    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, BodyTooLarge or BadRequest.
     """
     runtime = call.runtime
     call.authenticate()
     raw = await read_body(call.request, runtime.config.limits.max_body_bytes)
-    body = parse_object(raw)
+    raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)
     salt = runtime.cache_salt(call.tenant)

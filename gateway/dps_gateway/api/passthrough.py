@@ -10,6 +10,7 @@ from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import BadRequest, error_event
+from dps_gateway.api.models import resolve_model
 from dps_gateway.api.request import parse_object, read_body
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.routing.decision import Decision, Reason
@@ -45,8 +46,8 @@ async def _forward(call: Call) -> web.StreamResponse:
     salt = runtime.cache_salt(call.tenant)
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     body = await read_body(request, runtime.config.limits.max_body_bytes) if request.can_read_body else None
-    if body and call.key is not None and call.key.models is not None:
-        call.key.check_models(parse_object(body), runtime.config.model.name)
+    if body:
+        body = _checked_model(call, body)
     if salt is not None and body is not None and unquote(request.rel_url.raw_path) == _SALTED:
         body, _ = with_salt(body, parse_object(body), ("cache_salt",), salt)
     trace = runtime.tracing.propagate(call.span, request.headers)
@@ -65,6 +66,24 @@ async def _forward(call: Call) -> web.StreamResponse:
         return await _relay(call, placed)
     finally:
         placed.close()
+
+
+def _checked_model(call: Call, body: bytes) -> bytes:
+    """The body with its model's alias replaced. Raises ModelNotFound, Forbidden and BadRequest.
+
+    A body that is not JSON, such as an audio file, names no model, and is refused only if the API key is limited to
+    some models.
+    """
+    model, key = call.runtime.config.model, call.key
+    limited = key is not None and key.models is not None
+    if not limited and (
+        call.request.content_type != "application/json" or not (model.aliases or model.strict)
+    ):
+        return body
+    body, document = resolve_model(model, body, parse_object(body))
+    if key is not None:
+        key.check_models(document, model.name)
+    return body
 
 
 async def _relay(call: Call, placed: Placed) -> web.StreamResponse:

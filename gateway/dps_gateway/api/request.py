@@ -11,12 +11,31 @@ from dps_gateway.api.errors import BadRequest, BodyTooLarge
 
 MAX_REQUEST_ID_CHARS: Final = 255
 
+TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
+"""Limits the duration of a request including its retries, as in Envoy."""
+
+MAX_TIMEOUT_DIGITS: Final = 12
+"""Longer numbers are cut off; timeouts.totalSeconds is shorter in any case."""
+
 
 def request_id_of(request: web.Request) -> str:
     """The client's x-request-id, or a new id if it sends none that is usable in a header and a log line."""
     sent = request.headers.get("x-request-id", "")
     usable = 0 < len(sent) <= MAX_REQUEST_ID_CHARS and sent.isascii() and sent.isprintable()
     return sent if usable else uuid.uuid4().hex
+
+
+def timeout_seconds_of(request: web.Request) -> float | None:
+    """The time that the client allows for the whole request, in seconds, or None. Raises BadRequest.
+
+    Envoy's header is in milliseconds, and 0 means no limit.
+    """
+    sent = request.headers.get(TIMEOUT_HEADER)
+    if sent is None:
+        return None
+    if not sent.isascii() or not sent.isdecimal():
+        raise BadRequest(f"{TIMEOUT_HEADER} must be a number of milliseconds")
+    return int(sent[:MAX_TIMEOUT_DIGITS]) / 1000 or None
 
 
 async def read_body(request: web.Request, max_bytes: int) -> bytes:

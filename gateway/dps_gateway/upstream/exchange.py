@@ -1,5 +1,6 @@
 """One HTTP exchange with one replica: send the request, wait for the first bytes, stream the rest."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -65,10 +66,16 @@ class Answer:
     """An answer that a replica has begun: its status, its headers, and its body as a stream."""
 
     def __init__(
-        self, response: aiohttp.ClientResponse, first: bytes, timeouts: Timeouts, deadline: float
+        self,
+        response: aiohttp.ClientResponse,
+        first: bytes,
+        timeouts: Timeouts,
+        total_seconds: float,
+        deadline: float,
     ) -> None:
         self._response = response
         self._timeouts = timeouts
+        self._total_seconds = total_seconds
         self._deadline = deadline
         self.first = first
         self.status = response.status
@@ -95,22 +102,33 @@ class Answer:
         """The chunks after the first.
 
         Raises UpstreamBroken if the replica closes the connection, sends nothing for timeouts.idleSeconds, or does
-        not finish within timeouts.totalSeconds.
+        not finish by the deadline.
         """
         content = self._response.content
         try:
-            while chunk := await content.readany():
+            while chunk := await self._next_chunk(content):
                 yield chunk
                 if time.monotonic() > self._deadline:
-                    raise UpstreamBroken(
-                        f"the answer took longer than {self._timeouts.total_seconds:g} s", timed_out=True
-                    )
+                    raise self._too_slow()
         except TimeoutError as error:
+            if time.monotonic() >= self._deadline:
+                raise self._too_slow() from error
             raise UpstreamBroken(
                 f"the engine sent nothing for {self._timeouts.idle_seconds:g} s", timed_out=True
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
+
+    async def _next_chunk(self, content: aiohttp.StreamReader) -> bytes:
+        """The next chunk; empty at the end. The deadline needs a timer only if it ends before the idle timer."""
+        remaining = self._deadline - time.monotonic()
+        if remaining > self._timeouts.idle_seconds:
+            return await content.readany()
+        async with asyncio.timeout(max(0.001, remaining)):
+            return await content.readany()
+
+    def _too_slow(self) -> UpstreamBroken:
+        return UpstreamBroken(f"the answer took longer than {self._total_seconds:g} s", timed_out=True)
 
     async def body(self) -> bytes:
         """The complete body. Raises UpstreamBroken."""
@@ -155,14 +173,16 @@ class Upstream:
         headers: CIMultiDict[str],
         method: str = "POST",
         *,
+        total_seconds: float,
         deadline: float,
         streamed: bool,
         fresh_connection: bool = False,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
 
-        `deadline` (`time.monotonic()`) bounds the whole exchange. timeouts.firstByteSeconds applies only if the answer
-        is `streamed`: otherwise its first byte is sent when it is complete.
+        `deadline` (`time.monotonic()`), the end of `total_seconds`, bounds the whole exchange.
+        timeouts.firstByteSeconds applies only if the answer is `streamed`: otherwise its first byte is sent when it is
+        complete.
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
@@ -198,7 +218,7 @@ class Upstream:
         except BaseException:
             response.close()
             raise
-        answer = Answer(response, first, self.timeouts, deadline)
+        answer = Answer(response, first, self.timeouts, total_seconds, deadline)
         if response.status in RETRYABLE_STATUSES:
             raise UpstreamFailed(
                 f"status_{response.status}",
