@@ -5,6 +5,8 @@ ARG BASE=dps-router/gateway:0.1.0
 FROM ${BASE}
 COPY local/dps_local/data/tokenizer /opt/model
 COPY local/dps_local /opt/emulated/dps_local
+# The gateway's image does not contain these two packages.
+COPY engines /opt/emulated
 COPY local/sglang_launcher /opt/emulated
 ENV PYTHONPATH=/opt/emulated
 EXPOSE 30000
