@@ -83,6 +83,7 @@ class Unshareable:
 class Launch:
     """One engine process.
 
+    tokenizer: None for the model's. revision: branch, tag or commit of the model; None for its default branch.
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
     the engine shares no pages.
     """
@@ -95,3 +96,5 @@ class Launch:
     speculation: Speculation | None = None
     traces: Traces | None = None
     prefix_cache: PrefixCache | None = None
+    tokenizer: str | None = None
+    revision: str | None = None

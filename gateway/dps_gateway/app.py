@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
 
 def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
     """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
-    tokenizer = Tokenizer.load(config.model.tokenizer)
+    tokenizer = Tokenizer.load(config.model.tokenizer, config.model.revision)
     # The tokenizer holds about a million objects that are never freed; exclude them from garbage collection.
     gc.collect()
     gc.freeze()

@@ -57,6 +57,8 @@ class Model(_Section):
     """Other names for the model, and the names that replace them in requests."""
     strict: bool = False
     """Whether requests for a model that is neither `name`, an adapter of it, nor an alias are refused."""
+    revision: str | None = None
+    """Branch, tag or commit of a tokenizer on the Hub; its default branch if null."""
 
 
 class ServiceRef(_Section):

@@ -30,6 +30,7 @@ class SGLangOptions:
     model, draft_model: hub ids or folders.
     steps, top_k, draft_tokens: settings of speculative decoding; None selects the operator's default.
     tensor_parallel: GPUs per server.
+    tokenizer, revision: those of the model if None.
     arguments: appended to both command lines.
     python: an interpreter that has SGLang installed.
     version: the version of that SGLang; None skips the check that it is supported.
@@ -42,6 +43,8 @@ class SGLangOptions:
     top_k: int | None = None
     draft_tokens: int | None = None
     tensor_parallel: int = 1
+    tokenizer: str | None = None
+    revision: str | None = None
     arguments: Sequence[str] = ()
     python: str = "python3"
     version: str | None = None
@@ -134,6 +137,8 @@ def _launch(
         host="127.0.0.1",
         port=port,
         tensor_parallel=options.tensor_parallel,
+        tokenizer=options.tokenizer,
+        revision=options.revision,
         speculation=speculation if pool == "speculative" else None,
         traces=Traces(otlp_endpoint) if otlp_endpoint else None,
     )

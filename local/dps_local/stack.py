@@ -180,6 +180,13 @@ class LocalStack:
         admin_url = f"http://127.0.0.1:{admin_port}"
         return self._child(name, command, lambda: _both_pools_are_ready(admin_url))
 
+    def _revision(self) -> dict[str, str]:
+        """The revision of the model's own tokenizer; empty for the default."""
+        sglang = self.options.sglang
+        if sglang is None or sglang.revision is None or sglang.tokenizer is not None:
+            return {}
+        return {"revision": sglang.revision}
+
     def _configuration(self, port: int, admin_port: int) -> dict[str, dict[str, Any]]:
         options = self.options
         return gateway_config(
@@ -196,6 +203,7 @@ class LocalStack:
                 },
                 "timeouts": {"drainDelaySeconds": 0},
                 "telemetry": {"otlpEndpoint": options.otlp_endpoint},
+                "model": self._revision(),
             },
         )
 

@@ -115,6 +115,11 @@ def parser() -> argparse.ArgumentParser:
         help="tokens verified per verification step (default: steps * top-k + 1, or 12 for Ngram)",
     )
     sglang.add_argument(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a model on the hub (default: its default branch)",
+    )
+    sglang.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per server (default: 1)"
     )
     sglang.add_argument(
@@ -173,6 +178,8 @@ async def _engines(arguments: argparse.Namespace) -> Engines:
             top_k=arguments.top_k,
             draft_tokens=arguments.draft_tokens,
             tensor_parallel=arguments.tensor_parallel,
+            tokenizer=arguments.tokenizer,
+            revision=arguments.revision,
             arguments=arguments.engine_arguments,
             python=arguments.engine_python,
             version=version,

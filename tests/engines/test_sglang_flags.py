@@ -111,7 +111,14 @@ def test_every_argument_is_accepted_by_every_supported_version(
     draft = None if algorithm == "Ngram" else "d"
     speculation = Speculation(algorithm, draft) if algorithm else None
     launch = Launch(
-        "m", "served", 30000, tensor_parallel=2, speculation=speculation, traces=Traces("http://c:4317")
+        "m",
+        "served",
+        30000,
+        tensor_parallel=2,
+        speculation=speculation,
+        traces=Traces("http://c:4317"),
+        tokenizer="t",
+        revision="main",
     )
     check_accepted(options, SGLANG.arguments(launch))
 

@@ -66,6 +66,42 @@ def test_gateway_configuration_matches_the_contract() -> None:
     }
 
 
+SECTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "revision of the model": ({"revision": "v2"}, {"name": "m", "tokenizer": "m", "revision": "v2"}),
+    "tokenizer of another model": ({"tokenizer": "t"}, {"name": "m", "tokenizer": "t"}),
+    "revision that is not the tokenizer's": (
+        {"revision": "v2", "tokenizer": "t"},
+        {"name": "m", "tokenizer": "t"},
+    ),
+    "model in an object store": (
+        {"name": "s3://models/m", "servedName": "m", "tokenizer": "t"},
+        {"name": "m", "tokenizer": "t"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "wanted"), SECTIONS.values(), ids=SECTIONS.keys())
+def test_gateway_counts_with_the_engines_tokenizer(model: dict[str, Any], wanted: dict[str, str]) -> None:
+    config = gateway_config(router({**SMALLEST, "model": {"name": "m", **model}}))
+    assert config["model"] == wanted
+    GatewayConfig.model_validate(config)
+
+
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "object store": ({"name": "s3://models/m"}, "cannot load a tokenizer from s3://models/m"),
+    "volume of each engine pod": (
+        {"name": "/models/m", "cache": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+        "/models/m is on a volume that each engine pod creates for itself",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_tokenizer_that_the_gateway_cannot_read_is_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        gateway_config(router({**SMALLEST, "model": model}))
+
+
 def test_limits_timeouts_and_workers_are_passed_to_the_gateway() -> None:
     gateway = {
         "limits": {"maxInFlightPerReplica": 48, "maxQueued": 0},

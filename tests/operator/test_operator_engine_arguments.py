@@ -80,3 +80,14 @@ def test_refused_engine_is_reported_with_its_field(changed: dict[str, Any], mess
     with pytest.raises(SpecError) as refused:
         engine_arguments(router({**SMALLEST, **changed}).spec, "greedy")
     assert str(refused.value) == message
+
+
+def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
+    model = {**SMALLEST["model"], "tokenizer": "org/tokenizer", "revision": "v2"}
+    line = engine_arguments(router({**SMALLEST, "model": model}).spec, "greedy")
+    assert line[line.index("--tokenizer-path") :][:4] == [
+        "--tokenizer-path",
+        "org/tokenizer",
+        "--revision",
+        "v2",
+    ]

@@ -89,6 +89,8 @@ _SPECULATION = "spec.pools.speculative.speculation"
 FLAGS: tuple[Flag, ...] = (
     Flag("--model-path", "spec.model.name", lambda launch: launch.model, ("--model",)),
     Flag("--served-model-name", "spec.model.servedName", lambda launch: launch.served_name),
+    Flag("--tokenizer-path", "spec.model.tokenizer", lambda launch: launch.tokenizer),
+    Flag("--revision", "spec.model.revision", lambda launch: launch.revision),
     Flag("--host", "the operator", lambda launch: launch.host),
     Flag("--port", "the operator", lambda launch: launch.port),
     Flag(

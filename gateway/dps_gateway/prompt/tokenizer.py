@@ -32,6 +32,9 @@ _PROBES: Final = (
 )
 
 
+DEFAULT_REVISION: Final = "main"
+
+
 class TokenizerError(Exception):
     """The tokenizer cannot be used. The message states what to change."""
 
@@ -61,8 +64,11 @@ class Tokenizer:
         self.split_token: bytes | None = _split_token(self) if self.chat_template else None
 
     @classmethod
-    def load(cls, source: str) -> "Tokenizer":
-        """Load from a folder or a hub id. Raises TokenizerError if neither can be loaded."""
+    def load(cls, source: str, revision: str | None = None) -> "Tokenizer":
+        """Load from a folder or a hub id. Raises TokenizerError if neither can be loaded.
+
+        revision: branch, tag or commit of a hub id; its default branch if None.
+        """
         folder = Path(source)
         looks_like_a_path = source.startswith((".", "/", "~")) or folder.exists()
         if looks_like_a_path and not folder.expanduser().is_dir():
@@ -71,7 +77,10 @@ class Tokenizer:
                 "tokenizer_config.json, or a hub id"
             )
         try:
-            hf = AutoTokenizer.from_pretrained(str(folder.expanduser()) if looks_like_a_path else source)
+            if looks_like_a_path:
+                hf = AutoTokenizer.from_pretrained(str(folder.expanduser()))
+            else:
+                hf = AutoTokenizer.from_pretrained(source, revision=revision or DEFAULT_REVISION)
         except Exception as error:  # transformers has no common base class for loading errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise TokenizerError(

@@ -84,6 +84,21 @@ class ServedModel(APIObject):
         max_length=512,
         description="Name that clients send as `model`; model.name if unset.",
     )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Branch, tag or commit of the model on the Hub; its default branch if unset.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description=(
+            "Tokenizer of the engines and the gateway: a model id or a path, as in model.name; the model's if unset. "
+            "Required if model.name is a URL, such as s3://…."
+        ),
+    )
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Secret key with a Hugging Face token, for gated and private models."
     )

@@ -7,11 +7,13 @@ import yaml
 
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
+from dps_operator.api.model import ServedModel
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
 from dps_operator.builders.launch import runtime_of
 from dps_operator.builders.pods import container_resources, pod_template, restricted, spread
 from dps_operator.builders.store import redis_url_source
+from dps_operator.errors import SpecError
 from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
 from dps_operator.settings import Settings
 
@@ -39,6 +41,31 @@ READ_AT_START = ("listen", "model", "telemetry")
 """Sections that a gateway reads only at startup. A change in them restarts it; all others are hot-reloaded."""
 
 
+def _model(model: ServedModel) -> dict[str, Any]:
+    """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
+    tokenizer = model.tokenizer or model.name
+    if "://" in tokenizer:
+        raise SpecError(
+            f"spec.model.tokenizer: the gateway cannot load a tokenizer from {tokenizer}; set it to a model id on the "
+            f"Hub or a path under {MODELS}"
+        )
+    cache = model.cache
+    if (
+        tokenizer.startswith(f"{MODELS}/")
+        and cache is not None
+        and cache.size
+        and cache.access_mode == "ReadWriteOnce"
+    ):
+        raise SpecError(
+            f"spec.model.tokenizer: {tokenizer} is on a volume that each engine pod creates for itself, which the "
+            "gateway cannot mount; set it to a model id, or use model.cache.existingClaim or ReadWriteMany"
+        )
+    section = {"name": model.served_name or model.name, "tokenizer": tokenizer}
+    if model.revision is not None and tokenizer == model.name:
+        section["revision"] = model.revision
+    return section
+
+
 def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
     spec = router.spec
@@ -49,7 +76,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
             "adminPort": ADMIN_PORT,
             **({"workers": spec.gateway.workers} if spec.gateway.workers > 1 else {}),
         },
-        "model": {"name": spec.model.served_name or spec.model.name, "tokenizer": spec.model.name},
+        "model": _model(spec.model),
         "pools": {
             pool: {
                 "service": {
@@ -129,7 +156,7 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         mounts.append({"name": "keys", "mountPath": KEYS_DIR, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
     cache = spec.model.cache
-    if cache is not None and spec.model.name.startswith(f"{MODELS}/"):
+    if cache is not None and (spec.model.tokenizer or spec.model.name).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})

@@ -29,6 +29,8 @@ def _launch(spec: Spec, pool: PoolSpec) -> Launch:
     return Launch(
         model=spec.model.name,
         served_name=spec.model.served_name or spec.model.name,
+        tokenizer=spec.model.tokenizer,
+        revision=spec.model.revision,
         port=runtime_of(spec).port,
         tensor_parallel=spec.engine.tensor_parallel,
         speculation=_speculation(pool),
