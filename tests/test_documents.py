@@ -244,9 +244,14 @@ def test_configuration_reference_has_every_key_and_the_defaults_it_claims() -> N
     }
     defaults = GatewayConfig.model_validate({"model": document["model"], "pools": document["pools"]})
     default_of = defaults.model_dump(by_alias=True, mode="json")
-    claimed = ("listen", "routing", "limits", "timeouts")
+    claimed = ("routing", "limits", "timeouts")
     assert {name: every_key[name] for name in claimed} == {name: default_of[name] for name in claimed}
-    unset = {"session": {"redisUrl", "peers"}, "telemetry": {"otlpEndpoint"}, "auth": {"keysFile"}}
+    unset = {
+        "listen": {"tls", "adminHost", "adminTokenFile"},
+        "session": {"redisUrl", "peers"},
+        "telemetry": {"otlpEndpoint"},
+        "auth": {"keysFile"},
+    }
     for section, keys in unset.items():
         assert {default_of[section][key] for key in keys} == {None}
         equal = set(every_key[section]) - keys - {"keys"}

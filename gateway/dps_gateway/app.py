@@ -53,8 +53,12 @@ async def serve(
         if worker_socket is not None:
             await web.UnixSite(workers, str(worker_socket)).start()
         async with background(runtime, config_file):
-            await web.TCPSite(admin, listen.host, listen.admin_port, reuse_port=reuse_port).start()
-            await web.TCPSite(public, listen.host, listen.port, reuse_port=reuse_port, backlog=1024).start()
+            admin_host = listen.admin_host or listen.host
+            await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
+            tls = runtime.tls.context if runtime.tls is not None else None
+            await web.TCPSite(
+                public, listen.host, listen.port, reuse_port=reuse_port, backlog=1024, ssl_context=tls
+            ).start()
             log.info("listening on %s:%d, admin on :%d", listen.host, listen.port, listen.admin_port)
             await stop.wait()
             log.info("draining")

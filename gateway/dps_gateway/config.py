@@ -42,10 +42,22 @@ def _session_key(key: str) -> str:
     return key
 
 
+class TlsFiles(_Section):
+    cert_file: Path
+    """The certificate and its intermediate certificates, in PEM format."""
+    key_file: Path
+
+
 class Listen(_Section):
     host: str = "0.0.0.0"
     port: Port = 8000
+    tls: TlsFiles | None = None
+    """If null, the public port serves HTTP without TLS."""
+    admin_host: str | None = None
+    """The address of the admin port. If null, it is `host`."""
     admin_port: Port = 9090
+    admin_token_file: Path | None = None
+    """A file with the token that protects sessions on the admin port. If null, they are not protected."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
 
 
@@ -82,6 +94,14 @@ class Servers(_Section):
 
 class PoolConfig(Servers):
     api_key_file: Path | None = None
+    ca_file: Path | None = None
+    """The certificate authorities that sign the certificates of https:// endpoints. If null, those of the system."""
+
+    @model_validator(mode="after")
+    def _ca_of_endpoints(self) -> Self:
+        if self.ca_file is not None and not any(url.startswith("https://") for url in self.endpoints):
+            raise ValueError("'caFile' has no effect: none of 'endpoints' is an https:// URL")
+        return self
 
 
 class Pools(_Section):

@@ -1,4 +1,4 @@
-"""Reloading the configuration, and the key files that it names, when their content changes."""
+"""Reloading the configuration, and the files with keys and certificates that it names, when their content changes."""
 
 import asyncio
 import hashlib
@@ -38,7 +38,7 @@ class Watch:
 
     def _digests(self, config: GatewayConfig) -> dict[Path, str]:
         found = {}
-        for path in (self._path, *_key_files(config)):
+        for path in (self._path, *_named_files(config)):
             try:
                 found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError:
@@ -46,12 +46,14 @@ class Watch:
         return found
 
 
-def _key_files(config: GatewayConfig) -> Iterator[Path]:
-    if config.auth.keys_file is not None:
-        yield config.auth.keys_file
-    for pool in Pool:
-        if (path := config.pools[pool].api_key_file) is not None:
-            yield path
+def _named_files(config: GatewayConfig) -> Iterator[Path]:
+    """The files with keys, tokens and certificates that the configuration names."""
+    listen, pools = config.listen, [config.pools[pool] for pool in Pool]
+    paths = [config.auth.keys_file, listen.admin_token_file]
+    paths += [path for pool in pools for path in (pool.api_key_file, pool.ca_file)]
+    if listen.tls is not None:
+        paths += [listen.tls.cert_file, listen.tls.key_file]
+    yield from (path for path in paths if path is not None)
 
 
 async def watch_config(path: Path, runtime: Runtime) -> None:

@@ -1,6 +1,7 @@
 """The gateway's parts, constructed from a configuration and updated when it is reloaded."""
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,7 @@ from dps_gateway.session.store import SessionStore
 from dps_gateway.telemetry.decision_log import DecisionLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
+from dps_gateway.tls import ServerTls, certificate_context, trust
 from dps_gateway.turn import Turns
 from dps_gateway.upstream.exchange import Upstream
 from dps_gateway.upstream.pool import EnginePool
@@ -41,6 +43,9 @@ class _Reloadable:
 
     keys: Keys | None
     engine_keys: Mapping[Pool, str | None]
+    trust: Mapping[Pool, ssl.SSLContext | bool]
+    certificate: ssl.SSLContext | None
+    admin_token: str | None
     policy: Policy
     session_keys: tuple[SessionKey, ...]
 
@@ -49,7 +54,13 @@ class _Reloadable:
         """Raises ConfigError if a file that the configuration names cannot be used."""
         return cls(
             keys=Keys.load(config.auth.keys_file) if config.auth.keys_file else None,
-            engine_keys={pool: _engine_key(config, pool) for pool in Pool},
+            engine_keys={
+                pool: _secret(config.pools[pool].api_key_file, f"pools.{pool}.apiKeyFile", "API key")
+                for pool in Pool
+            },
+            trust={pool: trust(config.pools[pool].ca_file, f"pools.{pool}.caFile") for pool in Pool},
+            certificate=certificate_context(config.listen.tls) if config.listen.tls else None,
+            admin_token=_secret(config.listen.admin_token_file, "listen.adminTokenFile", "token"),
             policy=config.routing.build(),
             session_keys=tuple(parse_session_key(key) for key in config.session.keys),
         )
@@ -87,12 +98,15 @@ class Runtime:
                 worker_share(limits.max_in_flight_per_replica, count),
                 worker_share(limits.max_queued, count),
                 loaded.engine_keys[pool],
+                loaded.trust[pool],
             )
             for pool in Pool
         }
         self.retry_budget = RetryBudget()
         self.draining = False
         self.config = config
+        self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
+        self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
         self.key_load = KeyLoad()
         self.policy = loaded.policy
@@ -104,12 +118,15 @@ class Runtime:
 
         Raises ConfigError, and changes nothing, if the configuration cannot be used.
         """
-        loaded = _Reloadable.load(config)
+        loaded = _Reloadable.load(_in_effect(config, self._started_with))
         started, current = _read_at_start(self._started_with), _read_at_start(config)
         for key, value in current.items():
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
         self.config = config = _in_effect(config, self._started_with)
+        if self.tls is not None and loaded.certificate is not None:
+            self.tls.apply(loaded.certificate)
+        self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
         self.policy = loaded.policy
         self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
@@ -120,6 +137,7 @@ class Runtime:
                 worker_share(limits.max_in_flight_per_replica, count),
                 worker_share(limits.max_queued, count),
                 loaded.engine_keys[name],
+                loaded.trust[name],
             )
         self._set_endpoints(config)
 
@@ -172,6 +190,12 @@ class Runtime:
         if self.decision_log is not None:
             await self.decision_log.flush()
         self.tracing.shutdown()
+
+    def _set_admin_token(self, token: str | None) -> None:
+        self.admin_token = token
+        """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
+        if self.peers is not None:
+            self.peers.set_token(token)
 
     def _set_endpoints(self, config: GatewayConfig) -> None:
         """Apply endpoints that are listed in the configuration; those of a Service come from discovery."""
@@ -243,13 +267,11 @@ def _decision_log(config: GatewayConfig, metrics: Metrics) -> DecisionLog | None
     return None if path is None else DecisionLog(path, metrics.decision_log_dropped.inc)
 
 
-def _engine_key(config: GatewayConfig, pool: Pool) -> str | None:
-    """The API key of the pool's engines. Raises ConfigError if the file does not hold exactly one key."""
-    path = config.pools[pool].api_key_file
+def _secret(path: Path | None, key: str, what: str) -> str | None:
+    """The content of a file that `key` of the configuration names. Raises ConfigError if it is not a single line."""
     if path is None:
         return None
-    name = f"pools.{pool}.apiKeyFile"
-    key = read_text(path, name).strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{name}: {path} must contain a single line with one API key in printable ASCII")
-    return key
+    text = read_text(path, key).strip()
+    if not text or not text.isascii() or not text.isprintable():
+        raise ConfigError(f"{key}: {path} must contain a single line with one {what} in printable ASCII")
+    return text

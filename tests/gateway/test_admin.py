@@ -1,19 +1,22 @@
-"""The admin port: the entries that a peer may write to the mirror."""
+"""The admin port: the entries that a peer may write to the mirror, and the token that protects sessions."""
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_gateway.api.admin import admin_app
+from dps_gateway.api.admin import admin_app, worker_app
 from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
+from dps_gateway.session.peers import HttpPeers, WorkerPeers
 from dps_gateway.session.record import Point, Record
 from dps_local.assets import bundled_tokenizer
 
@@ -74,3 +77,55 @@ async def test_other_entries_are_refused(runtime: Runtime, key: str, value: str)
 async def test_oversized_body_is_refused(runtime: Runtime) -> None:
     assert await put(runtime, json.dumps({RECORD_KEY: RECORD + " " * 900_000})) == 413
     assert len(runtime.mirror) == 0
+
+
+PROTECTED = [("GET", "/sessions/s"), ("DELETE", "/sessions/s"), ("POST", "/mirror"), ("PUT", "/mirror")]
+OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]
+
+
+@pytest.mark.parametrize("sent", [{}, {"Authorization": "Bearer other"}, {"Authorization": "Basic token"}])
+async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[str, str]) -> None:
+    runtime.admin_token = "token"
+    async with TestServer(admin_app(runtime)) as server, aiohttp.ClientSession() as client:
+
+        async def status(method: str, path: str, headers: dict[str, str]) -> int:
+            async with client.request(method, server.make_url(path), headers=headers, data=b"[]") as response:
+                return response.status
+
+        assert {await status(*each, sent) for each in PROTECTED} == {401}
+        assert {await status(*each, sent) for each in OPEN} == {200}
+        with_token = {"Authorization": "Bearer token"}
+        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 200, 400]
+
+
+async def test_peers_send_the_token(runtime: Runtime) -> None:
+    runtime.admin_token = "token"
+    async with TestServer(admin_app(runtime)) as server:
+        peers = HttpPeers()
+        peers.set_endpoints([str(server.make_url("")).rstrip("/")])
+        for token, known in ((None, [{}]), ("token", [{RECORD_KEY: RECORD.encode()}])):
+            peers.set_token(token)
+            await peers.publish({RECORD_KEY: RECORD.encode()})
+            assert await peers.values([RECORD_KEY]) == known
+        await peers.close()
+
+
+async def test_workers_of_one_replica_answer_for_each_other(runtime: Runtime, tmp_path: Path) -> None:
+    """Each worker has a socket; the admin port, which a worker picked by the kernel serves, answers for all."""
+    sibling = Runtime(runtime.config, Tokenizer.load(str(bundled_tokenizer())), tmp_path / "2.sock")
+    runtime.workers = WorkerPeers(tmp_path / "1.sock")
+    runner = web.AppRunner(worker_app(sibling))
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "2.sock")).start()
+    (tmp_path / "3.sock").touch()  # of a worker that has died
+    assert await put(runtime, json.dumps({RECORD_KEY: RECORD})) == 204
+    assert sibling.mirror.get(RECORD_KEY) == RECORD.encode()
+    sibling.mirror.put(POINTER_KEY, POINTER.encode(), None, 60, written=True)
+    async with (
+        TestServer(admin_app(runtime)) as server,
+        aiohttp.ClientSession() as client,
+        client.post(server.make_url("/mirror"), json=[RECORD_KEY, POINTER_KEY]) as response,
+    ):
+        assert await response.json() == {RECORD_KEY: RECORD, POINTER_KEY: POINTER}
+    await runner.cleanup()
+    await sibling.close()

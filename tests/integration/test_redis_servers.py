@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_local.processes import free_ports
 from dps_local.redis_server import REDIS_SERVER
+from dps_testkit.certificates import certify
 from dps_testkit.processes import RedisServer, Site
 from dps_testkit.waiting import wait_until
 
@@ -154,14 +154,6 @@ async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, t
             await client.config_set("maxmemory", 0)
             await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
             assert not store.degraded
-
-
-def certify(certificate: Path, key: Path) -> None:
-    """Create a self-signed certificate for localhost."""
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is needed to create a certificate")

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from aiohttp import web
 
+from dps_gateway.api.admin_auth import protected
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.mirror import MAX_BODY_BYTES, add_mirror_routes
 from dps_gateway.pool import Pool
@@ -28,8 +29,8 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/pools", _pools)
     app.router.add_get("/config", _config)
-    app.router.add_get("/sessions/{id}", _session)
-    app.router.add_delete("/sessions/{id}", _delete_session)
+    app.router.add_get("/sessions/{id}", protected(_session))
+    app.router.add_delete("/sessions/{id}", protected(_delete_session))
     add_mirror_routes(app, whole_replica=True)
     return app
 

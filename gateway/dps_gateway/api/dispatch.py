@@ -197,6 +197,7 @@ async def _send(
         deadline=deadline.at,
         streamed=outbound.streamed,
         fresh_connection=fresh_connection,
+        trust=pool.trust,
     )
     placed = Placed(pool, replica, reason, answer)
     if outbound.buffered and not answer.streams:

@@ -1,7 +1,8 @@
 """The mirror's endpoints, through which gateway replicas and workers share cached session state during a Redis outage.
 
 Replicas use them on the admin port. The workers of one replica share that port, so any of them may serve a request; it
-includes the others, each of which serves the endpoints on its own Unix socket as well.
+includes the others, each of which serves the endpoints on its own Unix socket as well. Only processes of the same user
+can reach the sockets, so they require no token.
 """
 
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from dps_gateway.api.admin_auth import protected
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.session.keys import is_valid_entry
 from dps_gateway.session.peers import PATH
@@ -23,8 +25,8 @@ WHOLE_REPLICA: Final = web.AppKey("whole_replica", bool)
 def add_mirror_routes(app: web.Application, *, whole_replica: bool) -> None:
     """Add the mirror's endpoints to an application."""
     app[WHOLE_REPLICA] = whole_replica
-    app.router.add_post(PATH, _read)
-    app.router.add_put(PATH, _write)
+    app.router.add_post(PATH, protected(_read) if whole_replica else _read)
+    app.router.add_put(PATH, protected(_write) if whole_replica else _write)
 
 
 async def _read(request: web.Request) -> web.Response:

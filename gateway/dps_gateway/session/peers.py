@@ -1,9 +1,10 @@
 """Exchange cached session state with the other gateway replicas and worker processes while Redis is unavailable."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import aiohttp
@@ -17,6 +18,7 @@ object and caches its values."""
 TIMEOUT_SECONDS: Final = 0.25
 """The maximum time for which a request waits for a dead peer whose endpoint has not been removed yet."""
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
 _UNIX_URL: Final = "http://worker"
 """The base URL of requests on a Unix socket; the host is ignored."""
@@ -30,7 +32,12 @@ class HttpPeers:
 
     def __init__(self) -> None:
         self._urls: tuple[str, ...] = ()
+        self._headers: dict[str, str] = {}
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+
+    def set_token(self, token: str | None) -> None:
+        """Set the token of the peers' admin ports, None if they require none."""
+        self._headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
         """Set the peers' admin base URLs, as found by discovery."""
@@ -38,11 +45,11 @@ class HttpPeers:
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
-        return await asyncio.gather(*(_fetch(self._session, url, keys) for url in self._urls))
+        return await asyncio.gather(*(_fetch(self._session, url, keys, self._headers) for url in self._urls))
 
     async def publish(self, entries: dict[str, bytes]) -> None:
         """Push entries to every peer's mirror. Peers that time out are skipped. Never raises."""
-        await asyncio.gather(*(_push(self._session, url, entries) for url in self._urls))
+        await asyncio.gather(*(_push(self._session, url, entries, self._headers) for url in self._urls))
 
     async def close(self) -> None:
         await self._session.close()
@@ -92,16 +99,23 @@ class AllPeers:
         await asyncio.gather(*(group.publish(entries) for group in self._groups))
 
 
-async def _push(session: aiohttp.ClientSession, url: str, entries: dict[str, bytes]) -> None:
+async def _push(
+    session: aiohttp.ClientSession,
+    url: str,
+    entries: dict[str, bytes],
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> None:
     body = orjson.dumps({key: value.decode() for key, value in entries.items()})
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with session.put(url + PATH, data=body) as response:
+        async with session.put(url + PATH, data=body, headers=headers) as response:
             await response.read()
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str, keys: list[str]) -> dict[str, bytes]:
+async def _fetch(
+    session: aiohttp.ClientSession, url: str, keys: list[str], headers: Mapping[str, str] = NO_HEADERS
+) -> dict[str, bytes]:
     try:
-        async with session.post(url + PATH, data=orjson.dumps(keys)) as response:
+        async with session.post(url + PATH, data=orjson.dumps(keys), headers=headers) as response:
             values = orjson.loads(await response.read()) if response.status == 200 else {}
             return {key: value.encode() for key, value in values.items()}
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError):

@@ -89,6 +89,7 @@ def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options:
     ]
     timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
     sentinel_password = query.pop("sentinel_password", None)
+    authorities = {name: query.pop(name) for name in ("ssl_ca_certs",) if name in query}
     if query:
         raise ValueError(f"session.redisUrl: unknown option {urlencode(query)}")
     sentinel: Any = Sentinel  # the library leaves its constructor untyped
@@ -99,6 +100,7 @@ def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options:
         username=username or None,
         password=password or None,
         ssl=tls,
+        **authorities,
         **options,
     )
     return master

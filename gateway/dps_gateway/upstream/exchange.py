@@ -1,6 +1,7 @@
 """One HTTP exchange with one replica: send the request, wait for the first bytes, stream the rest."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -177,12 +178,14 @@ class Upstream:
         deadline: float,
         streamed: bool,
         fresh_connection: bool = False,
+        trust: ssl.SSLContext | bool = True,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
 
         `deadline` (`time.monotonic()`), the end of `total_seconds`, bounds the whole exchange.
         timeouts.firstByteSeconds applies only if the answer is `streamed`: otherwise its first byte is sent when it is
         complete.
+        `trust` is the `ssl` argument of the request.
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
@@ -200,6 +203,7 @@ class Upstream:
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
+                ssl=trust,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamFailed("connect", "the engine cannot be reached") from error

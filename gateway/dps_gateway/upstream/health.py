@@ -37,7 +37,9 @@ async def _check(
 ) -> None:
     headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
     try:
-        async with session.get(replica.url + path, headers=headers, timeout=limits) as response:
+        async with session.get(
+            replica.url + path, headers=headers, timeout=limits, ssl=pool.trust
+        ) as response:
             healthy = response.status < 500
     except (aiohttp.ClientError, OSError, TimeoutError):
         healthy = False

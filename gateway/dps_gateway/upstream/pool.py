@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -47,12 +48,19 @@ class EnginePool:
     """
 
     def __init__(
-        self, name: Pool, max_in_flight_per_replica: int, max_queued: int, api_key: str | None = None
+        self,
+        name: Pool,
+        max_in_flight_per_replica: int,
+        max_queued: int,
+        api_key: str | None = None,
+        trust: ssl.SSLContext | bool = True,
     ) -> None:
         self.name = name
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.max_queued = max_queued
         self.api_key = api_key
+        self.trust = trust
+        """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
         self.time_to_first_token_seconds: float | None = None
         """Running mean of the time to first token of recent streamed answers; None before the first answer."""
@@ -60,11 +68,18 @@ class EnginePool:
         """Running mean of the time per output token of recent streamed answers; None before the first answer."""
         self._waiting: FairQueue[_Waiter] = FairQueue()
 
-    def configure(self, max_in_flight_per_replica: int, max_queued: int, api_key: str | None) -> None:
-        """Apply new limits and a new API key. Requests in flight are unaffected."""
+    def configure(
+        self,
+        max_in_flight_per_replica: int,
+        max_queued: int,
+        api_key: str | None,
+        trust: ssl.SSLContext | bool = True,
+    ) -> None:
+        """Apply new limits, a new API key and new trusted authorities. Requests in flight are unaffected."""
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.max_queued = max_queued
         self.api_key = api_key
+        self.trust = trust
         self._assign()
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
