@@ -2,6 +2,7 @@
 
 import math
 from itertools import islice
+from pathlib import Path
 from statistics import NormalDist
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
+from dps_lab.simulate.ablations import without_prefix_cache
+from dps_lab.simulate.cells import Cell
 from dps_lab.simulate.paper import BENCHMARKS, TABLE_1, TABLE_2, TABLE_3, benchmark_sessions, scenario
 from dps_lab.simulate.rank_test import mann_whitney
-from dps_lab.simulate.reproduce import RUNS, Cell, Reproduction, reproduce
+from dps_lab.simulate.reproduce import RUNS, Reproduction, reproduce
+from dps_lab.simulate.reproduce_plots import draw_reproduction
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,53 @@ def test_every_cell_of_the_three_tables_is_simulated_once(small: tuple[Reproduct
     assert len({(cell.table, cell.row, cell.column) for cell in cells}) == len(cells)
     by_table = [sum(cell.table == number for cell in cells) for number in (1, 2, 3)]
     assert by_table == [3 * len(TABLE_1), 3 * len(TABLE_2), 4 * len(TABLE_3)]
+
+
+def test_ablations_and_other_engines_have_the_papers_values(small: tuple[Reproduction, list[str]]) -> None:
+    papers = {(c.table, c.row, c.column): c.paper for c in small[0].cells if c.table > 3}
+    assert papers == {
+        (4, "L-switch, τ = 6144", "Med (s)"): 2.842,
+        (4, "L-switch, τ = 6144", "Spec %"): 99.7,
+        (4, "DPS, τ = 8192", "Med (s)"): 2.886,
+        (5, "ToolBench, ΔL", "shortest"): 58,
+        (5, "ToolBench, ΔL", "longest"): 4026,
+        (5, "ToolBench, L", "shortest"): 808,
+        (5, "ToolBench, L", "longest"): 8192,
+        (5, "ToolBench", "sessions"): 150,
+        (5, "ToolBench", "turns"): 592,
+        (5, "BFCL", "sessions"): 994,
+        (5, "BFCL", "turns"): 4522,
+        (6, "ToolBench, D: Transformers", "Med (s)"): 18.928,
+        (6, "ToolBench, D: Transformers", "p95 (s)"): 36.363,
+        (6, "ToolBench, D: Transformers", "TPS"): 29.8,
+        (6, "ToolBench, E: vLLM", "Med (s)"): 4.455,
+        (6, "ToolBench, E: vLLM", "p95 (s)"): 8.895,
+        (6, "ToolBench, E: vLLM", "TPS"): 123.6,
+        (6, "BFCL, D: Transformers", "Med (s)"): 7.752,
+        (6, "BFCL, D: Transformers", "p95 (s)"): 15.246,
+        (6, "BFCL, D: Transformers", "TPS"): 13.6,
+        (6, "BFCL, E: vLLM", "Med (s)"): 1.106,
+        (6, "BFCL, E: vLLM", "p95 (s)"): 2.702,
+        (6, "BFCL, E: vLLM", "TPS"): 87.0,
+        (6, "ToolBench, DPS on vLLM, τ = 8192 against 256", "Med, gap %"): 3.03,
+    }
+
+
+def test_an_engine_without_prefix_cache_computes_every_prompt_and_keeps_the_sessions() -> None:
+    sessions = benchmark_sessions("ToolBench")[:5]
+    results = without_prefix_cache(sessions, scenario("Greedy", 1, None))
+    assert {result.session for result in results} == {session.id for session in sessions}
+    assert all(result.cached_tokens == 0 for result in results)
+    lengths = [turn.prompt_tokens for session in sessions for turn in session.turns]
+    assert [result.prompt_tokens for result in results] == lengths
+
+
+def test_plots_are_png_files(small: tuple[Reproduction, list[str]], tmp_path: Path) -> None:
+    sessions = {name: list(islice(benchmark_sessions(name), 12)) for name in BENCHMARKS}
+    draw_reproduction(small[0].cells, sessions, tmp_path / "plots")
+    written = sorted((tmp_path / "plots").iterdir())
+    assert [path.name for path in written] == ["concurrency.png", "lengths.png", "threshold.png"]
+    assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in written)
 
 
 def test_progress_names_every_run(small: tuple[Reproduction, list[str]]) -> None:

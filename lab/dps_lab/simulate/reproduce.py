@@ -1,9 +1,10 @@
 """Simulates the paper's tables. Every cell has the paper's value and the simulated one. This module performs no I/O."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from dps_lab.simulate.ablations import ABLATION_RUNS, ablations
+from dps_lab.simulate.cells import Cell, Progress, Role, sequential_columns
 from dps_lab.simulate.paper import (
     CONCURRENCIES,
     TABLE_1,
@@ -20,27 +21,8 @@ from dps_lab.simulate.report import Report, session_seconds, summarize
 from dps_lab.simulate.run import simulate
 from dps_lab.simulate.trace import SessionTrace
 
-RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3)
+RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3) + ABLATION_RUNS
 """Number of simulated runs, each of which `reproduce` reports to `progress`."""
-
-Role = Literal["fitted", "predicted"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One value of the paper and its simulation. `role`: whether the time model was fitted to it."""
-
-    table: int
-    row: str
-    column: str
-    paper: float
-    simulated: float
-    role: Role
-
-    @property
-    def error(self) -> float | None:
-        """The simulated value's relative error; None where the paper's is 0."""
-        return self.simulated / self.paper - 1 if self.paper else None
 
 
 @dataclass(frozen=True)
@@ -55,13 +37,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Every cell of Tables 1, 2 and 3, and the tests of section 4.2."""
+    """Every cell of Tables 1, 2 and 3 and of the ablations, and the tests of section 4.2."""
 
     cells: tuple[Cell, ...]
     comparisons: tuple[Comparison, ...]
-
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +50,7 @@ class _Run:
 
 
 def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Progress) -> Reproduction:
-    """Simulate every run of the three tables; `progress` is called with a description before each."""
+    """Simulate every run of the tables and of the ablations; `progress` is called with a description before each."""
 
     def run(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> _Run:
         suffix = f", τ = {'∞' if threshold is None else threshold}" if method == "DPS" else ""
@@ -97,6 +76,7 @@ def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Pr
             *_table_1({key: value.report for key, value in sequential.items()}),
             *_table_2({key: value.report for key, value in table_2.items()}),
             *_table_3({key: value.report for key, value in table_3.items()}),
+            *ablations(sessions, sequential["ToolBench", "DPS"].report, progress),
         ),
         comparisons=tuple(
             Comparison(
@@ -117,7 +97,7 @@ _BASELINES: tuple[Method, ...] = ("Greedy", "Always-Spec")
 def _table_1(reports: dict[tuple[Benchmark, Method], Report]) -> Iterator[Cell]:
     for (benchmark, method), values in TABLE_1.items():
         role: Role = "predicted" if method == "DPS" else "fitted"
-        for column, paper, simulated in _sequential_columns(values, reports[benchmark, method]):
+        for column, paper, simulated in sequential_columns(values, reports[benchmark, method]):
             yield Cell(1, f"{benchmark}, {method}", column, paper, simulated, _role(benchmark, column, role))
 
 
@@ -133,16 +113,9 @@ def _table_3(reports: dict[int | None, Report]) -> Iterator[Cell]:
     for threshold, (*values, share) in TABLE_3.items():
         row = f"τ = {'∞' if threshold is None else threshold}"
         report = reports[threshold]
-        for column, paper, simulated in _sequential_columns(values, report):
+        for column, paper, simulated in sequential_columns(values, report):
             yield Cell(3, row, column, paper, simulated, "predicted")
         yield Cell(3, row, "Spec %", share, 100 * report.speculative_share, "predicted")
-
-
-def _sequential_columns(values: Sequence[float], report: Report) -> Iterator[tuple[str, float, float]]:
-    median, p95, rate = values
-    yield "Med (s)", median, report.session_seconds.median
-    yield "p95 (s)", p95, report.session_seconds.p95
-    yield "TPS", rate, report.tokens_per_second
 
 
 def _role(benchmark: Benchmark, column: str, role: Role) -> Role:

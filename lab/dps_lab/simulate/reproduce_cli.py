@@ -1,37 +1,44 @@
-"""`dps reproduce`: simulate the results in the paper's Tables 1, 2 and 3, and print them beside the published ones."""
+"""`dps reproduce`: simulate the results in the paper, and print them beside the published ones."""
 
 import argparse
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dps_lab.simulate.cells import Cell
 from dps_lab.simulate.paper import BENCHMARKS, benchmark_sessions
-from dps_lab.simulate.reproduce import RUNS, Cell, Comparison, reproduce
+from dps_lab.simulate.reproduce import RUNS, Comparison, reproduce
+from dps_lab.simulate.reproduce_plots import draw_reproduction
 
 TITLES = {
     1: "Table 1: sequential runs (c = 1)",
     2: "Table 2: batch time by concurrency, τ = 128, serialized speculation",
     3: "Table 3: ToolBench by threshold (c = 1)",
+    4: "Section 4.4: the total length L as the routing signal (ToolBench, c = 1)",
+    5: "Sections 4.1 and 4.4: the workloads",
+    6: "Table 1, D and E, and section 4.4: other engines (c = 1)",
 }
 
 
 def main(argv: list[str]) -> int:
-    """Simulate the paper's tables and print them. Always returns 0."""
+    """Simulate the paper's tables and print them. Returns 0."""
     parser = argparse.ArgumentParser(
         prog="dps reproduce",
         description=(
-            "Simulate the results in the paper's Tables 1, 2 and 3, and print them beside the published ones. "
+            "Simulate the results in the paper's tables and ablations, and print them beside the published ones. "
             "Takes minutes."
         ),
         epilog="docs/simulate.md explains the time model and which cells it was fitted to.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots of the results as PNG files")
     options = parser.parse_args(argv)
     messages = Console(stderr=True)
     done = 0
@@ -41,7 +48,10 @@ def main(argv: list[str]) -> int:
         done += 1
         messages.print(f"[{done}/{RUNS}] {description}", markup=False, highlight=False)
 
-    outcome = reproduce({name: benchmark_sessions(name) for name in BENCHMARKS}, progress)
+    sessions = {name: benchmark_sessions(name) for name in BENCHMARKS}
+    outcome = reproduce(sessions, progress)
+    if options.plots is not None:
+        draw_reproduction(outcome.cells, sessions, options.plots)
     if options.json:
         print(json.dumps({**asdict(outcome), "cells": [_as_json(cell) for cell in outcome.cells]}))
         return 0

@@ -1,0 +1,179 @@
+"""Simulates the paper's section 4.4 besides Table 3, and the rows D and E of Table 1. This module performs no I/O.
+
+Table 4 is the L-switch ablation, table 5 the distributions of ΔL and L, and table 6 the other engines. Method D is
+Transformers with a draft model and a confidence threshold, method E vLLM with suffix decoding.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import AlwaysSpeculative, DeltaPrefill, TotalLength
+from dps_lab.simulate.cells import Cell, Progress, Role, sequential_columns
+from dps_lab.simulate.fleet import FleetSpec
+from dps_lab.simulate.paper import BENCHMARKS, TABLE_1_THRESHOLD, Benchmark, scenario
+from dps_lab.simulate.prompts import plan_sessions
+from dps_lab.simulate.report import Report, summarize
+from dps_lab.simulate.roofline import FITTED, FITTED_ACCEPTANCE, Efficiency
+from dps_lab.simulate.run import Load, Scenario, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace
+from dps_local.emulated_sglang.time_model import Speculation
+
+OtherMethod = Literal["D: Transformers", "E: vLLM"]
+
+L_SWITCH_THRESHOLD: Final = 6144
+L_SWITCH: Final = (2.842, 99.7)
+"""τ_L* of the L-switch ablation; its median session latency (s) and its speculative turns (%)."""
+
+L_SWITCH_DPS: Final = 2.886
+"""Median session latency (s) of DPS in the same comparison."""
+
+LENGTHS: Final = {"ΔL": (58, 4026), "L": (808, 8192)}
+"""Shortest and longest on ToolBench, in tokens."""
+
+SIZES: Final[dict[Benchmark, tuple[int, int]]] = {"ToolBench": (150, 592), "BFCL": (994, 4522)}
+"""Sessions and turns."""
+
+TABLE_1_OTHERS: Final[dict[tuple[Benchmark, OtherMethod], tuple[float, float, float]]] = {
+    ("ToolBench", "D: Transformers"): (18.928, 36.363, 29.8),
+    ("ToolBench", "E: vLLM"): (4.455, 8.895, 123.6),
+    ("BFCL", "D: Transformers"): (7.752, 15.246, 13.6),
+    ("BFCL", "E: vLLM"): (1.106, 2.702, 87.0),
+}
+"""Sequential runs on other engines: median and p95 of the session latency (s), and tokens per second."""
+
+TRANSFER_THRESHOLD: Final = 256
+TRANSFER_GAP: Final = 3.03
+"""τ* on vLLM, and by how much τ* of SGLang increases the median session latency there (%)."""
+
+ABLATION_RUNS: Final = 1 + len(TABLE_1_OTHERS) + 2
+
+
+@dataclass(frozen=True)
+class OtherEngine:
+    """The time model of another engine. `fitted` are the cells from which its pass time was chosen."""
+
+    efficiency: Efficiency
+    speculation: Speculation
+    prefix_cache: bool
+    fitted: frozenset[tuple[Benchmark, str]]
+
+
+OTHER_ENGINES: Final[dict[OtherMethod, OtherEngine]] = {
+    # Eager PyTorch: the launches of a pass take longer than its work, for the draft as well. No KV cache is kept
+    # between requests.
+    "D: Transformers": OtherEngine(
+        efficiency=replace(FITTED, pass_seconds=0.024, draft_pass_seconds=0.024),
+        speculation=Speculation("STANDALONE", 3, 1, 4, 0.0, FITTED_ACCEPTANCE),
+        prefix_cache=False,
+        fitted=frozenset({("ToolBench", "Med (s)")}),
+    ),
+    # Drafts come from a suffix tree on the CPU, between the passes.
+    "E: vLLM": OtherEngine(
+        efficiency=replace(FITTED, pass_seconds=0.0053),
+        speculation=Speculation("NGRAM", 0, 1, 12, 0.0, 1.2),
+        prefix_cache=True,
+        fitted=frozenset({("ToolBench", "Med (s)"), ("BFCL", "Med (s)")}),
+    ),
+}
+
+
+def ablations(
+    sessions: Mapping[Benchmark, Sequence[SessionTrace]], dps: Report, progress: Progress
+) -> Iterator[Cell]:
+    """The cells of the tables 4 to 6. `dps` is the sequential run of DPS on ToolBench."""
+    yield from _l_switch(sessions["ToolBench"], dps, progress)
+    yield from _distributions(sessions)
+    yield from _other_engines(sessions, progress)
+    yield _transfer(sessions["ToolBench"], progress)
+
+
+def _l_switch(sessions: Sequence[SessionTrace], dps: Report, progress: Progress) -> Iterator[Cell]:
+    progress(f"ToolBench, L-switch, c = 1, τ = {L_SWITCH_THRESHOLD}")
+    chosen = replace(scenario("DPS", 1, None), policy=TotalLength(L_SWITCH_THRESHOLD))
+    report = summarize(simulate(sessions, chosen), chosen.fleet.gpus, 0.0)
+    median, share = L_SWITCH
+    row = f"L-switch, τ = {L_SWITCH_THRESHOLD}"
+    yield Cell(4, row, "Med (s)", median, report.session_seconds.median, "predicted")
+    yield Cell(4, row, "Spec %", share, 100 * report.speculative_share, "predicted")
+    yield Cell(
+        4, f"DPS, τ = {TABLE_1_THRESHOLD}", "Med (s)", L_SWITCH_DPS, dps.session_seconds.median, "predicted"
+    )
+
+
+def turn_lengths(sessions: Sequence[SessionTrace]) -> dict[str, list[int]]:
+    """ΔL and L of every turn of a workload, in tokens, sorted."""
+    turns = [turn for session in plan_sessions(sessions) for turn in session.turns()]
+    return {
+        "ΔL": sorted(turn.delta_tokens for turn in turns),
+        "L": sorted(len(turn.prompt) for turn in turns),
+    }
+
+
+def _distributions(sessions: Mapping[Benchmark, Sequence[SessionTrace]]) -> Iterator[Cell]:
+    for name, (shortest, longest) in LENGTHS.items():
+        values = turn_lengths(sessions["ToolBench"])[name]
+        yield Cell(5, f"ToolBench, {name}", "shortest", shortest, values[0], "constructed")
+        yield Cell(5, f"ToolBench, {name}", "longest", longest, values[-1], "constructed")
+    for benchmark in BENCHMARKS:
+        count, turns = SIZES[benchmark]
+        found = sum(len(session.turns) for session in sessions[benchmark])
+        yield Cell(5, benchmark, "sessions", count, len(sessions[benchmark]), "constructed")
+        yield Cell(5, benchmark, "turns", turns, found, "constructed")
+
+
+def _other_engines(
+    sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Progress
+) -> Iterator[Cell]:
+    for (benchmark, method), values in TABLE_1_OTHERS.items():
+        progress(f"{benchmark}, {method}, c = 1")
+        report = _run_other(sessions[benchmark], method)
+        for column, paper, simulated in sequential_columns(values, report):
+            fitted = (benchmark, column) in OTHER_ENGINES[method].fitted
+            role: Role = "fitted" if fitted else "predicted"
+            yield Cell(6, f"{benchmark}, {method}", column, paper, simulated, role)
+
+
+def _run_other(sessions: Sequence[SessionTrace], method: OtherMethod) -> Report:
+    engine = OTHER_ENGINES[method]
+    chosen = Scenario(
+        FleetSpec(
+            {Pool.SPECULATIVE: 1, Pool.GREEDY: 0},
+            serialized=True,
+            speculation=engine.speculation,
+            efficiency=engine.efficiency,
+        ),
+        AlwaysSpeculative(),
+        Load(concurrency=1),
+    )
+    if engine.prefix_cache:
+        return summarize(simulate(sessions, chosen), chosen.fleet.gpus, 0.0)
+    return summarize(without_prefix_cache(sessions, chosen), chosen.fleet.gpus, 0.0)
+
+
+def without_prefix_cache(sessions: Sequence[SessionTrace], chosen: Scenario) -> list[TurnResult]:
+    """Simulate every turn as a session of its own, so that none finds its prefix cached, and join the results."""
+    owner = {
+        f"{session.id}/{index}": session.id for session in sessions for index in range(len(session.turns))
+    }
+    turns = [
+        SessionTrace(id=f"{session.id}/{index}", turns=[turn])
+        for session in sessions
+        for index, turn in enumerate(session.turns)
+    ]
+    return [replace(result, session=owner[result.session]) for result in simulate(turns, chosen)]
+
+
+def _transfer(sessions: Sequence[SessionTrace], progress: Progress) -> Cell:
+    engine = OTHER_ENGINES["E: vLLM"]
+    medians = []
+    for threshold in (TABLE_1_THRESHOLD, TRANSFER_THRESHOLD):
+        progress(f"ToolBench, DPS on vLLM, c = 1, τ = {threshold}")
+        chosen = scenario("DPS", 1, threshold)
+        fleet = replace(chosen.fleet, speculation=engine.speculation, efficiency=engine.efficiency)
+        results = simulate(sessions, replace(chosen, fleet=fleet, policy=DeltaPrefill(threshold)))
+        medians.append(summarize(results, fleet.gpus, 0.0).session_seconds.median)
+    gap = 100 * (medians[0] / medians[1] - 1)
+    row = f"ToolBench, DPS on vLLM, τ = {TABLE_1_THRESHOLD} against {TRANSFER_THRESHOLD}"
+    return Cell(6, row, "Med, gap %", TRANSFER_GAP, gap, "predicted")
