@@ -14,6 +14,9 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds` of emulated time."""
 
+    async def wait(self, seconds: float) -> None:
+        """Wait for `seconds` of emulated time while the engine executes steps."""
+
     def idle(self) -> None:
         """Record that the engine was idle until now."""
 
@@ -44,6 +47,9 @@ class ScaledClock:
         left = self._deadline - real_now
         await asyncio.sleep(left if left >= self.SHORTEST_SLEEP_SECONDS else 0)
 
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._speed)
+
     def idle(self) -> None:
         """Drop the previous deadline, so that later sleeps do not make up for idle time."""
         self._deadline = max(self._deadline, time.perf_counter())
@@ -61,6 +67,9 @@ class VirtualClock:
     async def sleep(self, seconds: float) -> None:
         self._now += seconds
         await asyncio.sleep(0)
+
+    async def wait(self, seconds: float) -> None:
+        await self.sleep(seconds)
 
     def idle(self) -> None:
         """Do nothing: virtual time has no deadlines."""

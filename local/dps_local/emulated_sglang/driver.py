@@ -12,7 +12,8 @@ from dps_local.emulated_sglang.clock import Clock
 from dps_local.emulated_sglang.generation import AnswerPlanner, SamplingParams
 from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.radix import SHARED, Namespace
-from dps_local.emulated_sglang.scheduler import Scheduler, Sequence
+from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, StepKind
+from dps_local.emulated_sglang.storage import Storage
 
 
 class RequestError(ValueError):
@@ -44,11 +45,13 @@ class Engine:
         metrics: EngineMetrics,
         context_length: int,
         draft_tokens: int,
+        storage: Storage | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
         self.context_length = context_length
         self.draft_tokens = draft_tokens
+        self.storage = storage
         self.epoch = time.time()
         self._planner = planner
         self._clock = clock
@@ -95,6 +98,7 @@ class Engine:
         if stream:
             self._streaming.add(sequence.rid)
         try:
+            await self._fetch(sequence)
             self.scheduler.submit(sequence)
             self._work.set()
             while True:
@@ -148,6 +152,19 @@ class Engine:
         plan = self._planner.plan(prompt, params, room, choice)
         return Sequence(rid, prompt, plan, self._clock.now(), random.Random(plan.text), namespace)
 
+    async def _fetch(self, sequence: Sequence) -> None:
+        """Fetch the part of the prompt that other engines have computed."""
+        if self.storage is None:
+            return
+        cached = self.scheduler.cached(sequence)
+        fetch = self.storage.fetch(sequence.prompt, sequence.namespace, cached)
+        if fetch is None:
+            return
+        await self._clock.wait(fetch.seconds)
+        sequence.fetch_seconds = fetch.seconds
+        if self.scheduler.insert(sequence.prompt[: fetch.tokens], sequence.namespace):
+            sequence.fetched_from = cached
+
     async def _run(self) -> None:
         while True:
             step = self.scheduler.next_step(self._clock.now())
@@ -160,6 +177,8 @@ class Engine:
             self.metrics.observe_load(self.scheduler)
             await self._clock.sleep(step.seconds)
             for sequence in self.scheduler.complete(step, self._clock.now()):
+                if self.storage and (step.kind is StepKind.PREFILL or sequence.finished is not None):
+                    self.storage.write(sequence.computed, sequence.namespace)
                 self._publish(sequence, aborted=False)
             tokens = sum(sequence.generated for sequence in step.sequences) - sum(before)
             self.metrics.step_done(step, tokens, self.scheduler)

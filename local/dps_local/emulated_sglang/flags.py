@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.storage import TOKENS_PER_SECOND
+from dps_local.emulated_sglang.storage_flags import page_tokens, storage_options
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, Speculation, TimeModel
 
 MAX_RUNNING_SPECULATIVE = 48
@@ -81,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FACTOR",
         help="emulated seconds per real second",
     )
+    own.add_argument(
+        "--emulate-storage-tokens-per-second",
+        type=_positive,
+        default=TOKENS_PER_SECOND,
+        metavar="RATE",
+        help="transfer rate of the shared prefix cache (default: %(default)s)",
+    )
     _accept_other_flags(parser)
     return parser
 
@@ -141,6 +150,8 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         speed=options.emulate_speed,
         seed=options.random_seed,
         mean_answer_tokens=options.emulate_answer_tokens,
+        page_tokens=page_tokens(options),
+        storage=storage_options(options),
         arguments=arguments,
     )
 

@@ -85,7 +85,10 @@ class EngineMetrics:
         self._requests.labels(**labels).inc()
         self._prompt.labels(**labels).inc(len(sequence.prompt))
         self._generated.labels(**labels).inc(sequence.generated)
-        self._cached.labels(**engine, cache_source="device").inc(sequence.cached_tokens)
+        stored = sequence.storage_tokens
+        self._cached.labels(**engine, cache_source="device").inc(sequence.cached_tokens - stored)
+        if stored:
+            self._cached.labels(**engine, cache_source="storage").inc(stored)
         if aborted:
             self._aborted.labels(**engine).inc()
         if sequence.first_token is not None and sequence.finished is not None:

@@ -162,6 +162,8 @@ class OpenAIEndpoints:
                     sent[index] = len(output.text)
         for index, output in last.items():
             await send(rid, index, {}, _ending(output))
+        if extension := self._extension(last[0], request):
+            await stream.send(_envelope(rid, "chat.completion.chunk", created, request, []) | extension)
         if request.include_usage:
             await self._send_usage(stream, last, request, "chat.completion.chunk", created, rid)
         return await stream.close()
@@ -192,6 +194,9 @@ class OpenAIEndpoints:
                 await stream.send(
                     chunk | {"usage": self._usage([output]) if request.continuous_usage else None}
                 )
+        if extension := self._extension(last[0], request):
+            chunk = _envelope(rid, "text_completion", created, request, [])
+            await stream.send(chunk | {"usage": None} | extension)
         if request.include_usage:
             await self._send_usage(stream, last, request, "text_completion", created, rid)
         return await stream.close()
@@ -217,7 +222,14 @@ class OpenAIEndpoints:
         versions = results.weight_versions(finals[0].tokens)
         metadata = {"weight_version": "default", "weight_versions": versions}
         tail = {"usage": self._usage(finals, request.n), "metadata": metadata}
-        return json_response(envelope | tail)
+        return json_response(envelope | tail | self._extension(finals[0], request))
+
+    def _extension(self, output: Output, request: OpenAIRequest) -> dict[str, Any]:
+        """The field `sglext` with the sources of the cached tokens, if the request asks for it and there are any."""
+        details = results.cached_tokens_details(output.sequence, self._engine)
+        if not request.return_cached_tokens_details or details is None:
+            return {}
+        return {"sglext": {"cached_tokens_details": details}}
 
     def _usage(self, outputs: list[Output], n: int = 1) -> dict[str, Any]:
         return results.usage(outputs, n, self._cache_report)

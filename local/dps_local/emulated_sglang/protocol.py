@@ -161,6 +161,7 @@ class OpenAIRequest(CacheFields):
     no_stop_trim: bool = False
     ignore_eos: bool = False
     rid: str | None = None
+    return_cached_tokens_details: bool = False
 
     @property
     def include_usage(self) -> bool:

@@ -1,7 +1,8 @@
 """Run the prompts of a request, and describe the answers in SGLang's terms (`meta_info`, `usage`)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Many
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 from dps_local.emulated_sglang.driver import Engine, Output
 from dps_local.emulated_sglang.generation import SamplingParams
 from dps_local.emulated_sglang.radix import SHARED, Namespace
+from dps_local.emulated_sglang.scheduler import Sequence
 
 Prompt = tuple[int, ...]
 
 
 async def outputs(
     engine: Engine,
-    prompts: Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams],
+    prompts: Many[Prompt],
+    params: SamplingParams | Many[SamplingParams],
     stream: bool,
-    rids: Sequence[str | None] = (),
-    namespaces: Sequence[Namespace] = (),
+    rids: Many[str | None] = (),
+    namespaces: Many[Namespace] = (),
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """Yield the index and the outputs of every choice. Indexes count `n` choices per prompt, prompt by prompt.
 
@@ -74,10 +76,10 @@ async def outputs(
 
 async def final_outputs(
     engine: Engine,
-    prompts: Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams],
-    rids: Sequence[str | None] = (),
-    namespaces: Sequence[Namespace] = (),
+    prompts: Many[Prompt],
+    params: SamplingParams | Many[SamplingParams],
+    rids: Many[str | None] = (),
+    namespaces: Many[Namespace] = (),
 ) -> list[Output]:
     """The final outputs of all choices, in order."""
     finals: dict[int, Output] = {}
@@ -92,10 +94,20 @@ def weight_versions(tokens: int) -> list[dict[str, Any]]:
     return [{"version": "default", "start": 0, "end": tokens}]
 
 
+def cached_tokens_details(sequence: Sequence, engine: Engine) -> dict[str, Any] | None:
+    """The cached tokens by where they were found; None if there are none."""
+    if not sequence.cached_tokens:
+        return None
+    stored = sequence.storage_tokens
+    details: dict[str, Any] = {"device": sequence.cached_tokens - stored, "host": 0}
+    if engine.storage is not None:
+        details |= {"storage": stored, "storage_backend": engine.storage.options.backend}
+    return details
+
+
 def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
     """SGLang's `meta_info` of one sequence. Durations and timestamps are in emulated time."""
     sequence = output.sequence
-    cached = sequence.cached_tokens
     info: dict[str, Any] = {
         "id": sequence.rid,
         "finish_reason": sequence.finish_reason if output.finished else None,
@@ -104,13 +116,13 @@ def meta_info(output: Output, engine: Engine) -> dict[str, Any]:
         "num_retractions": 0,
         "reasoning_tokens": 0,
         "completion_tokens": output.tokens,
-        "cached_tokens": cached,
-        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        "cached_tokens": sequence.cached_tokens,
+        "cached_tokens_details": cached_tokens_details(sequence, engine),
         "dp_rank": None,
     }
     if sequence.admitted is not None and sequence.first_token is not None:
         info |= {
-            "storage_prefetch_wait": 0.0,
+            "storage_prefetch_wait": sequence.fetch_seconds,
             "storage_staging_wait": 0.0,
             "forward_entry_time": engine.epoch + sequence.admitted,
             "prefill_finished_time": engine.epoch + sequence.first_token,
@@ -153,7 +165,7 @@ def _final_info(output: Output, engine: Engine) -> dict[str, Any]:
     return info
 
 
-def usage(finals: Sequence[Output], n: int, cache_report: bool) -> dict[str, Any]:
+def usage(finals: Many[Output], n: int, cache_report: bool) -> dict[str, Any]:
     """OpenAI `usage` of all choices. A prompt counts once for its `n` choices."""
     prompts = [output.sequence for output in finals[::n]]
     prompt_tokens = sum(len(sequence.prompt) for sequence in prompts)

@@ -34,11 +34,24 @@ class Sequence:
     finished: float | None = None
     finish_reason: dict[str, Any] | None = None
     cached_tokens: int = 0
+    fetched_from: int | None = None
+    """The tokens that were cached before others were fetched from the storage; None if none were fetched."""
+    fetch_seconds: float = 0.0
     generated: int = 0
     verify_steps: int = 0
     accepted: list[int] = field(default_factory=list)
     node: Node | None = None
     reserved: int = 0
+
+    @property
+    def storage_tokens(self) -> int:
+        """The part of `cached_tokens` that was fetched from the storage."""
+        return 0 if self.fetched_from is None else max(0, self.cached_tokens - self.fetched_from)
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The tokens whose KV has been computed. The last token was sampled but not fed back."""
+        return self.prompt + self.plan.token_ids[: self.generated - 1] if self.generated else ()
 
     @property
     def accepted_drafts(self) -> int:
@@ -70,11 +83,19 @@ class Scheduler:
     """Tokens after which a prefill pass admits no further request: SGLang's --max-prefill-tokens."""
 
     def __init__(
-        self, time_model: TimeModel, capacity: int, max_running: int, serialized: bool = False
+        self,
+        time_model: TimeModel,
+        capacity: int,
+        max_running: int,
+        serialized: bool = False,
+        page_tokens: int = 1,
+        draft_refill: bool = False,
     ) -> None:
         self.cache = RadixCache()
         self.capacity = capacity
         self.max_running = 1 if serialized else max_running
+        self.page_tokens = page_tokens
+        self._draft_refill = draft_refill
         self._time_model = time_model
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
@@ -126,12 +147,28 @@ class Scheduler:
         self.cache = RadixCache()
         return True
 
+    def cached(self, sequence: Sequence) -> int:
+        """The tokens of a sequence's prompt that it would find in the cache now."""
+        return self._whole_pages(self.cache.match(sequence.prompt[:-1], sequence.namespace).length)
+
+    def insert(self, tokens: tuple[int, ...], namespace: Namespace = SHARED) -> bool:
+        """Cache tokens that were fetched, and evict others for them. Returns False if there is no room."""
+        if len(tokens) > self.capacity - self.used_tokens:
+            return False
+        match = self.cache.match(tokens, namespace)
+        self.cache.lock(match.node)
+        self.cache.evict(len(tokens) - match.length - (self.capacity - self._reserved - self.cache.size))
+        self.cache.insert(tokens, namespace)
+        self.cache.unlock(match.node)
+        return True
+
     def next_step(self, now: float) -> Step | None:
         """The next forward pass, or None if there is nothing to do."""
         admitted = self._admit(now)
         if admitted:
             uncached = sum(len(sequence.prompt) - sequence.cached_tokens for sequence in admitted)
-            seconds = self._time_model.prefill_seconds(uncached)
+            refilled = sum(sequence.storage_tokens for sequence in admitted) if self._draft_refill else 0
+            seconds = self._time_model.prefill_seconds(uncached, refilled)
             return Step(StepKind.PREFILL, tuple(admitted), seconds, uncached)
         if self._running:
             batch = tuple(self._running.values())
@@ -169,12 +206,16 @@ class Scheduler:
             self.cache.evict(needed - free)
             self._waiting.popitem(last=False)
             self._running[sequence.rid] = sequence
-            sequence.node, sequence.reserved, sequence.cached_tokens = match.node, needed, match.length
+            sequence.node, sequence.reserved = match.node, needed
+            sequence.cached_tokens = self._whole_pages(match.length)
             sequence.admitted = now
             self._reserved += needed
-            uncached += len(sequence.prompt) - match.length
+            uncached += len(sequence.prompt) - sequence.cached_tokens
             admitted.append(sequence)
         return admitted
+
+    def _whole_pages(self, tokens: int) -> int:
+        return tokens // self.page_tokens * self.page_tokens
 
     def _cache_prompt(self, sequence: Sequence) -> None:
         """Cache the computed prompt, so that other sequences can share it while this one decodes."""
@@ -198,9 +239,7 @@ class Scheduler:
             return
         node = sequence.node
         if sequence.generated:
-            # The last token was sampled but not fed back, so it is not in the KV cache.
-            computed = sequence.prompt + sequence.plan.token_ids[: sequence.generated - 1]
-            node = self.cache.insert(computed, sequence.namespace)
+            node = self.cache.insert(sequence.computed, sequence.namespace)
         assert node is not None
         self._move(sequence, node, 0)
         self.cache.unlock(node)

@@ -18,6 +18,7 @@ from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.scheduler import Scheduler
 from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.storage import Storage
 
 ENGINE = web.AppKey("engine", Engine)
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -39,12 +40,15 @@ def create_app(
             settings.max_total_tokens,
             settings.max_running_requests,
             serialized=settings.serialized_speculation and speculation is not None,
+            page_tokens=settings.page_tokens,
+            draft_refill=settings.storage is not None and settings.storage.draft_refill,
         ),
         AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
         clock or ScaledClock(settings.speed),
         EngineMetrics(settings.served_model_name, settings.max_total_tokens),
         settings.context_length,
         speculation.draft_tokens if speculation else 1,
+        Storage(settings.storage) if settings.storage else None,
     )
     faults = FaultInjection()
     keys = [require_api_key(settings.api_key)] if settings.api_key else []

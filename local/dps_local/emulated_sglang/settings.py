@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dps_local.emulated_sglang.storage import StorageOptions
 from dps_local.emulated_sglang.time_model import TimeModel
 
 VERSION = "0.5.23+emulated"
@@ -16,6 +17,8 @@ class EngineSettings:
     max_total_tokens: capacity of the KV cache, including running requests.
     speed: emulated seconds per real second.
     mean_answer_tokens: mean length of an answer that no limit cuts short.
+    page_tokens: tokens per page of the KV cache; only whole pages are found in it.
+    storage: the storage level of the prefix cache; None if the engine shares no pages.
     arguments: SGLang's flags from the command line, for /server_info.
     """
 
@@ -34,4 +37,6 @@ class EngineSettings:
     speed: float = 1.0
     seed: int = 0
     mean_answer_tokens: float = 96.0
+    page_tokens: int = 1
+    storage: StorageOptions | None = None
     arguments: Mapping[str, object] = field(default_factory=dict)

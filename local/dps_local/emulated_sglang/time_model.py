@@ -43,11 +43,15 @@ class TimeModel:
     decode_seconds_per_request: float = 0.00012
     speculation: Speculation | None = None
 
-    def prefill_seconds(self, uncached_tokens: int) -> float:
-        """A prefill pass over `uncached_tokens`. With speculation, the draft model prefills them as well."""
+    def prefill_seconds(self, uncached_tokens: int, refilled_tokens: int = 0) -> float:
+        """A prefill pass over `uncached_tokens`. With speculation, the draft model prefills them as well.
+
+        refilled_tokens: tokens that only the draft model prefills.
+        """
         seconds = self.decode_base_seconds + uncached_tokens / self.prefill_tokens_per_second
         if self.speculation:
-            seconds *= 1 + self.speculation.draft_step_seconds / self.decode_base_seconds
+            draft_share = self.speculation.draft_step_seconds / self.decode_base_seconds
+            seconds += draft_share * (seconds + refilled_tokens / self.prefill_tokens_per_second)
         return seconds
 
     def decode_seconds(self, batch: int) -> float:
