@@ -1,11 +1,14 @@
-"""Command lines and GPUs of two SGLang servers on one machine. This module performs no I/O."""
+"""Command lines and GPUs of two SGLang servers on one machine."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.launch import Algorithm, EngineError, Launch, PrefixCache, Speculation, Traces
 from dps_engines.pools import POOLS, PoolName
 from dps_engines.registry import RUNTIMES
+from dps_sglang.compatibility import VERSIONS
 
 SGLANG = RUNTIMES["SGLang"]
 
@@ -96,15 +99,21 @@ def sglang_command(
     port: int,
     served_name: str,
     otlp_endpoint: str | None = None,
+    prefix_cache: PrefixCache | None = None,
+    plugin: Path | None = None,
 ) -> EngineCommand:
-    """The command that starts a pool's server on 127.0.0.1. otlp_endpoint: OTLP/gRPC receiver of its spans.
+    """The command that starts a pool's server on 127.0.0.1.
 
-    Raises EngineError if the options are invalid.
+    otlp_endpoint: OTLP/gRPC receiver of its spans. prefix_cache: the cache that it shares with the other server; it
+    requires `plugin`, the folder in which the plugin is installed. Raises EngineError if the options are invalid.
     """
     for argument in options.arguments:
-        _check_argument(argument)
-    SGLANG.check_version(SGLANG.version(None, options.version))
-    launch = _launch(options, pool, port, served_name, otlp_endpoint)
+        _check_argument(argument, prefix_cache=prefix_cache is not None)
+    version = SGLANG.version(None, options.version)
+    SGLANG.check_version(version)
+    if prefix_cache is not None:
+        _check_shareable(options, version)
+    launch = _launch(options, pool, port, served_name, otlp_endpoint, prefix_cache)
     # If an argument occurs twice, the last one applies, so the user's arguments come last.
     arguments = [*SGLANG.arguments(launch), *_placement_args(pool, placement), *options.arguments]
     environment = {**SGLANG.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.gpus)}
@@ -112,12 +121,27 @@ def sglang_command(
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     if otlp_endpoint is not None:
         environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "grpc"
+    if prefix_cache is not None:
+        inherited = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{plugin}{os.pathsep}{inherited}" if inherited else str(plugin)
     return EngineCommand([options.python, "-m", SGLANG.module, *arguments], environment)
 
 
-def _check_argument(argument: str) -> None:
+def _check_shareable(options: SGLangOptions, version: str) -> None:
+    problem = SGLANG.unshareable(version, _speculation(options), dict.fromkeys(POOLS, options.arguments))
+    if problem is None:
+        return
+    messages = {
+        "AlgorithmNotSupported": f"{options.algorithm} engines share no pages; use --algorithm Standalone or Ngram",
+        "VersionNotSupported": f"the plugin does not support SGLang {version}; install SGLang "
+        f"{' or '.join(sorted(VERSIONS))}",
+    }
+    raise EngineError(f"--prefix-cache common: {messages.get(problem.reason, problem.message)}")
+
+
+def _check_argument(argument: str, *, prefix_cache: bool) -> None:
     try:
-        SGLANG.check_arguments([argument], None)
+        SGLANG.check_arguments([argument], None, prefix_cache=prefix_cache)
     except EngineError as error:
         name = argument.split("=", 1)[0]
         raise EngineError(
@@ -125,12 +149,20 @@ def _check_argument(argument: str) -> None:
         ) from error
 
 
-def _launch(
-    options: SGLangOptions, pool: PoolName, port: int, served_name: str, otlp_endpoint: str | None
-) -> Launch:
-    speculation = Speculation(
+def _speculation(options: SGLangOptions) -> Speculation:
+    return Speculation(
         options.algorithm, options.draft_model, options.steps, options.top_k, options.draft_tokens
     )
+
+
+def _launch(
+    options: SGLangOptions,
+    pool: PoolName,
+    port: int,
+    served_name: str,
+    otlp_endpoint: str | None,
+    prefix_cache: PrefixCache | None,
+) -> Launch:
     return Launch(
         model=options.model,
         served_name=served_name,
@@ -139,8 +171,9 @@ def _launch(
         tensor_parallel=options.tensor_parallel,
         tokenizer=options.tokenizer,
         revision=options.revision,
-        speculation=speculation if pool == "speculative" else None,
+        speculation=_speculation(options) if pool == "speculative" else None,
         traces=Traces(otlp_endpoint) if otlp_endpoint else None,
+        prefix_cache=prefix_cache,
     )
 
 

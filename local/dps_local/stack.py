@@ -14,9 +14,12 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from dps_engines.launch import EngineError, PrefixCache
 from dps_engines.pools import POOLS, PoolName
+from dps_engines.sglang.prefix_cache import arguments as prefix_cache_arguments
 from dps_local.gateway_config import gateway_config, write_gateway_config
 from dps_local.machine import gpus
+from dps_local.prefix_cache import Sharing, plugin_folder, prepare, shared_cache
 from dps_local.processes import Child, ChildError, free_ports
 from dps_local.redis_server import IN_MEMORY, answers_ping, redis_command
 from dps_local.sglang import SGLANG, EngineCommand, Placement, SGLangOptions, place, sglang_command
@@ -38,6 +41,7 @@ class StackOptions:
     threshold_tokens: τ. None sends every turn to the speculative pool.
     engine_urls: URLs of engines that are already running, by pool.
     sglang: start SGLang servers. If neither `sglang` nor `engine_urls` is set, engines are emulated.
+    prefix_cache: whether the engines that this stack starts share a prefix cache.
     speed: emulated seconds per real second.
     serialized_speculation: the emulated speculative engine processes one request at a time, as in the paper's
     Table 2.
@@ -57,6 +61,7 @@ class StackOptions:
     threshold_tokens: int | None = 128
     engine_urls: Mapping[PoolName, str] | None = None
     sglang: SGLangOptions | None = None
+    prefix_cache: Sharing = "separate"
     speed: float = 1.0
     serialized_speculation: bool = False
     seed: int = 0
@@ -86,11 +91,17 @@ class LocalStack:
         if options.sglang is not None:
             self.placements = place(gpus(), options.sglang.tensor_parallel)
         running = options.engine_urls
-        commands = (
-            {} if running else {name: self._engine_command(name, port) for name, port in engines.items()}
-        )
         self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
-        """Holds the logs, the gateways' configuration files and Redis' working directory."""
+        """Holds the logs, the gateways' configuration files, Redis' working directory and the common prefix cache."""
+        try:
+            commands = (
+                {} if running else {name: self._engine_command(name, port) for name, port in engines.items()}
+            )
+        except EngineError:
+            self.folder.rmdir()
+            raise
+        if options.prefix_cache == "common":
+            prepare(self.folder)
         self.redis_url = f"redis://127.0.0.1:{redis}/0"
         self.engine_urls = running or {name: f"http://127.0.0.1:{port}" for name, port in engines.items()}
         self.urls = [f"http://127.0.0.1:{port}/v1" for port in listen]
@@ -161,8 +172,9 @@ class LocalStack:
 
     def _engine_command(self, name: PoolName, port: int) -> EngineCommand:
         options = self.options
+        cache = shared_cache(self.folder) if options.prefix_cache == "common" else None
         if options.sglang is None:
-            return EngineCommand(_emulated(options, name, port), {})
+            return EngineCommand(_emulated(options, name, port, cache), {})
         return sglang_command(
             options.sglang,
             name,
@@ -170,6 +182,8 @@ class LocalStack:
             port=port,
             served_name=options.model,
             otlp_endpoint=options.otlp_endpoint,
+            prefix_cache=cache,
+            plugin=plugin_folder(self.folder),
         )
 
     def _gateway(self, index: int, port: int, admin_port: int) -> Child:
@@ -208,7 +222,7 @@ class LocalStack:
         )
 
 
-def _emulated(options: StackOptions, name: PoolName, port: int) -> list[str]:
+def _emulated(options: StackOptions, name: PoolName, port: int, cache: PrefixCache | None) -> list[str]:
     command = [*options.command, "engine", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model-path", options.model, "--served-model-name", options.model]
     command += ["--tokenizer-path", str(options.tokenizer), "--seed", str(options.seed)]
@@ -217,7 +231,7 @@ def _emulated(options: StackOptions, name: PoolName, port: int) -> list[str]:
         command += ["--speculative-algorithm", "STANDALONE"]
         if options.serialized_speculation:
             command.append("--emulate-serialized-speculation")
-    return command
+    return command if cache is None else [*command, *prefix_cache_arguments(cache)]
 
 
 async def _is_ok(url: str) -> bool:

@@ -66,6 +66,12 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--otlp-endpoint", metavar="URL", help="send traces to this OTLP/gRPC receiver")
     result.add_argument(
+        "--prefix-cache",
+        choices=("separate", "common"),
+        default="separate",
+        help="whether the engines that dps up starts share cached prefixes (default: separate)",
+    )
+    result.add_argument(
         "--engine",
         choices=("emulated", "sglang"),
         default="emulated",
@@ -141,6 +147,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     sglang = arguments.engine == "sglang"
     if any(running) and not all(running):
         known.error("--speculative-url and --greedy-url must be used together")
+    if any(running) and arguments.prefix_cache == "common":
+        known.error("--prefix-cache common cannot be combined with --speculative-url and --greedy-url")
     if any(running) and sglang:
         known.error("--engine sglang cannot be combined with --speculative-url and --greedy-url")
     if sglang and arguments.model is None:
@@ -204,6 +212,7 @@ async def _up(arguments: argparse.Namespace) -> int:
             threshold_tokens=arguments.threshold,
             engine_urls=engines.urls,
             sglang=engines.sglang,
+            prefix_cache=arguments.prefix_cache,
             speed=arguments.speed,
             serialized_speculation=arguments.serialized_speculation,
             otlp_endpoint=arguments.otlp_endpoint,

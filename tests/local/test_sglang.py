@@ -1,11 +1,13 @@
 """The command lines of two SGLang servers on one machine."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps_engines.launch import EngineError
+from dps_engines.launch import EngineError, PrefixCache
 from dps_local.sglang import Placement, SGLangOptions, place, sglang_command
 
 OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
@@ -93,6 +95,63 @@ def test_spans_are_exported_to_the_otlp_endpoint() -> None:
 def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
+
+
+CACHE = PrefixCache("/stack/prefix-cache", "/stack/secret", 2**30)
+SHARED = replace(OPTIONS, version="0.5.23")
+
+
+@pytest.mark.parametrize(("inherited", "path"), [(None, "/stack/plugin"), ("/more", "/stack/plugin:/more")])
+def test_servers_with_a_common_prefix_cache_load_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, inherited: str | None, path: str
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if inherited is not None:
+        monkeypatch.setenv("PYTHONPATH", inherited)
+    start = sglang_command(
+        SHARED,
+        "greedy",
+        Placement(["1"]),
+        port=31000,
+        served_name="m",
+        prefix_cache=CACHE,
+        plugin=Path("/stack/plugin"),
+    )
+    added = list(start.command[len(MANAGED) + 3 :])
+    config = json.loads(added.pop())
+    assert added == [
+        *("--page-size", "64", "--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
+        *("--hicache-storage-prefetch-policy", "timeout", "--hicache-storage-backend", "dynamic"),
+        "--hicache-storage-backend-extra-config",
+    ]
+    settings = {key: config[key] for key in ("directory", "secret_file", "max_gib")}
+    assert settings == {"directory": "/stack/prefix-cache", "secret_file": "/stack/secret", "max_gib": 1}
+    assert start.environment == {**ON_GPU_1, "PYTHONPATH": path}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(SHARED, version="0.5.9"), r"does not support SGLang 0\.5\.9; install SGLang 0\.5\.23"),
+        (
+            replace(SHARED, algorithm="Eagle"),
+            "Eagle engines share no pages; use --algorithm Standalone or Ngram",
+        ),
+        (replace(SHARED, arguments=["--enable-lora"]), "remove --enable-lora"),
+        (replace(SHARED, arguments=["--page-size=16"]), "-- --page-size: dps up sets this argument"),
+    ],
+)
+def test_servers_that_cannot_share_a_prefix_cache_are_refused(options: SGLangOptions, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        sglang_command(
+            options,
+            "speculative",
+            Placement(["0"]),
+            port=31000,
+            served_name="m",
+            prefix_cache=CACHE,
+            plugin=Path("/p"),
+        )
 
 
 PLACES: dict[str, tuple[list[str], int, list[str]]] = {

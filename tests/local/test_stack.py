@@ -2,9 +2,12 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
+import aiohttp
 import pytest
 
+from dps_engines.launch import EngineError
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import PromptCounter, expected_by_session
 from dps_lab.replay.records import TurnRecord
@@ -14,6 +17,7 @@ from dps_lab.workload.assets import bundled_sessions
 from dps_lab.workload.sessions import load_sessions
 from dps_local.assets import bundled_tokenizer
 from dps_local.processes import ChildError
+from dps_local.sglang import SGLangOptions
 from dps_local.stack import LocalStack, StackOptions
 
 OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_tokens=64, speed=50.0)
@@ -55,3 +59,35 @@ async def test_failed_start_is_an_error_with_the_log_and_leaves_no_process() -> 
     for child in [stack.redis, *stack.engines.values(), *stack.gateways]:
         with pytest.raises(ChildError, match="is not running"):
             _ = child.pid
+
+
+PROMPT = list(range(1000))
+
+
+async def cached_by_the_second_engine(stack: LocalStack) -> int:
+    """The tokens that the greedy engine finds cached after the speculative one has computed a prompt."""
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    answer: Any = None
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        for pool in ("speculative", "greedy"):
+            async with http.post(f"{stack.engine_urls[pool]}/generate", json=body) as response:
+                answer = await response.json()
+    return int(answer["meta_info"]["cached_tokens"])
+
+
+@pytest.mark.parametrize(("sharing", "cached"), [("separate", 0), ("common", 960)])
+async def test_engines_share_cached_prefixes_only_with_a_common_cache(sharing: Any, cached: int) -> None:
+    async with LocalStack(replace(OPTIONS, gateways=1, prefix_cache=sharing)) as stack:
+        assert await cached_by_the_second_engine(stack) == cached
+        secret = stack.folder / "prefix-cache-secret"
+        assert secret.exists() == (sharing == "common")
+        assert sharing == "separate" or secret.stat().st_mode & 0o077 == 0
+    assert not stack.folder.exists()
+
+
+def test_stack_that_is_refused_leaves_no_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sglang = SGLangOptions(model="m", draft_model="d", version="0.5.9")
+    with pytest.raises(EngineError, match="--prefix-cache common"):
+        LocalStack(replace(OPTIONS, sglang=sglang, prefix_cache="common"))
+    assert list(tmp_path.iterdir()) == []

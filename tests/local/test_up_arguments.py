@@ -10,6 +10,10 @@ URLS = ["--speculative-url", "http://a:1", "--greedy-url", "http://b:1"]
 INVALID = {
     "one URL": (URLS[:2], "--speculative-url and --greedy-url must be used together"),
     "URLs and engines to start": ([*URLS, *SGLANG], "cannot be combined with --speculative-url"),
+    "URLs and a common prefix cache": (
+        [*URLS, "--prefix-cache", "common"],
+        "--prefix-cache common cannot be combined with --speculative-url",
+    ),
     "no URL": (["--speculative-url", "a:1", "--greedy-url", "b:1"], "a:1 is not a URL such as http://"),
     "no model": (["--engine", "sglang"], "--engine sglang requires --model, a hub id or folder"),
     "no draft model": (SGLANG, "--algorithm Standalone requires --draft-model; only Ngram works without"),

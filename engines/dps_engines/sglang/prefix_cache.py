@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from dps_engines.launch import PrefixCache, Speculation, Unshareable
+from dps_engines.launch import Launch, PrefixCache, Speculation, Unshareable
 from dps_engines.pools import PoolName
+from dps_engines.sglang import flags
 from dps_engines.sglang.flags import LORA, Flag
 from dps_sglang.compatibility import VERSIONS
 
@@ -98,6 +99,11 @@ FLAGS: Final[tuple[Flag, ...]] = (
 
 MANAGED: Final = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
 """Flags that a user may not pass to an engine with a shared prefix cache, and the field that sets each."""
+
+
+def arguments(cache: PrefixCache) -> list[str]:
+    """The part of an engine's command line that makes it share the cache."""
+    return flags.arguments(Launch("", "", 0, prefix_cache=cache), FLAGS)
 
 
 def unshareable(
