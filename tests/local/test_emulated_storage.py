@@ -178,6 +178,15 @@ async def test_engines_with_another_secret_do_not_share_pages(
     assert await cached(await start(*plugin(extra_config)), PROMPT) == 0
 
 
+async def test_engine_without_the_secret_serves_without_sharing(
+    start: Start, extra_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = await start(*plugin(extra_config | {"secret_file": "/no/such/file"}))
+    assert "dps prefix cache: not shared: prefix cache: secret_file /no/such/file" in capsys.readouterr().err
+    details = [(await generate(engine, PROMPT))["meta_info"]["cached_tokens_details"] for _ in range(2)]
+    assert details == [None, {"device": 1999, "host": 0}]
+
+
 async def test_deleted_directory_means_misses_until_pages_are_written_again(
     start: Start, tmp_path: Path
 ) -> None:

@@ -91,10 +91,11 @@ class Storage:
     def _stored(self, prompt: Sequence[int], namespace: Namespace) -> int:
         """The length in tokens of the longest stored prefix."""
         pages = 0
-        for name in self._names(prompt, namespace):
-            if not all((self.options.folder / (name + suffix)).exists() for suffix in self._suffixes):
-                break
-            pages += 1
+        with suppress(OSError):  # of a directory that may not be read
+            for name in self._names(prompt, namespace):
+                if not all((self.options.folder / (name + suffix)).exists() for suffix in self._suffixes):
+                    break
+                pages += 1
         return pages * self.options.page_tokens
 
     def _names(self, tokens: Sequence[int], namespace: Namespace) -> Iterator[str]:

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,13 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
         return StorageOptions("HiCacheFile", folder, draft_pages=speculative, **common)
     try:
         settings = Settings.parse(extra)
-        secret = settings.secret()
     except SettingsError as error:
         raise ValueError(f"--hicache-storage-backend-extra-config: {error}") from error
+    try:
+        secret = settings.secret()
+    except SettingsError as error:
+        print(f"dps prefix cache: not shared: {error}", file=sys.stderr, flush=True)
+        return None
     folder = settings.directory / _digest(*_geometry(options.model_path, flags), common["page_tokens"])
     key = hashlib.sha256(secret).digest()
     return StorageOptions("SharedPrefixCache", folder, key=key, draft_refill=speculative, **common)
