@@ -85,7 +85,7 @@ class Launch:
 
     tokenizer: None for the model's. revision: branch, tag or commit of the model; None for its default branch.
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
-    the engine shares no pages.
+    the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown.
     """
 
     model: str
@@ -98,3 +98,4 @@ class Launch:
     prefix_cache: PrefixCache | None = None
     tokenizer: str | None = None
     revision: str | None = None
+    gpu_bytes: int | None = None

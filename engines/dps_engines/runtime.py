@@ -60,5 +60,11 @@ class EngineRuntime(Protocol):
         speculation: of the speculative pool. arguments: the user's arguments of each pool.
         """
 
+    def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
+        """Flags that limit the engine's GPU memory, if the version's own default is not right for the launch.
+
+        arguments: a user's arguments, which take precedence. Raises EngineError if the models cannot fit.
+        """
+
     def arguments(self, launch: Launch) -> list[str]:
         """The server's command line. Raises EngineError if the launch is incomplete."""

@@ -11,7 +11,7 @@ from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
-from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
+from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router, smallest
 
 
 def test_spec_is_mapped_to_the_engines_command_line() -> None:
@@ -91,3 +91,23 @@ def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
         "--revision",
         "v2",
     ]
+
+
+def test_default_pair_leaves_memory_for_the_draft_only_on_gpus_of_known_size() -> None:
+    fraction = ["--mem-fraction-static", "0.59"]
+    assert engine_arguments(router(SMALLEST).spec, "speculative")[-2:] == fraction
+    other = router({**SMALLEST, "nodePool": {"profile": "None"}}).spec
+    assert "--mem-fraction-static" not in engine_arguments(other, "speculative")
+    slices = {"limits": {"nvidia.com/gpu": 0, "nvidia.com/mig-3g.40gb": 1}}
+    assert "--mem-fraction-static" not in engine_arguments(
+        smallest(speculative={**SMALLEST["pools"]["speculative"], "resources": slices}).spec, "speculative"
+    )
+
+
+def test_model_that_does_not_fit_is_refused() -> None:
+    large = {**SMALLEST, "model": {"name": "Qwen/Qwen2.5-72B-Instruct"}}
+    with pytest.raises(
+        SpecError, match=r"^spec\.engine\.tensorParallel: 135\.4 GiB .* do not fit into 80\.0 GiB"
+    ):
+        engine_arguments(router(large).spec, "greedy")
+    assert engine_arguments(router({**large, "engine": {"tensorParallel": 4}}).spec, "greedy")

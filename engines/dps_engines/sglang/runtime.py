@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.launch import EngineError, Launch, Speculation, Unshareable
 from dps_engines.pools import PoolName
-from dps_engines.sglang import flags
+from dps_engines.sglang import flags, memory
 from dps_engines.sglang import prefix_cache as cache_flags
 
 DEFAULT_VERSION = "0.5.8.post1"
 REPOSITORY = "lmsysorg/sglang"
 OLDEST_SUPPORTED = (0, 5, 8)
 """The oldest supported version. The tests compare the flags with its parser and with newer ones."""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 class SGLang:
@@ -41,7 +45,7 @@ class SGLang:
 
     def check_version(self, version: str) -> None:
         """See EngineRuntime."""
-        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST_SUPPORTED:
+        if _numbers(version) < OLDEST_SUPPORTED:
             oldest = ".".join(map(str, OLDEST_SUPPORTED))
             raise EngineError(f"SGLang {version} is not supported; use {oldest} or newer")
 
@@ -65,6 +69,10 @@ class SGLang:
                 source = flags.managed_by(argument, managed)
             if source:
                 raise EngineError(f"{name} is set by {source}; remove it")
+
+    def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
+        """See EngineRuntime."""
+        return memory.memory_arguments(launch, _numbers(version), arguments)
 
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""

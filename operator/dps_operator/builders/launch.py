@@ -6,6 +6,7 @@ from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
+from dps_operator.builders.node_pool import GPU_BYTES
 from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.errors import SpecError
 
@@ -24,6 +25,13 @@ def _speculation(pool: PoolSpec) -> Speculation | None:
     return Speculation(**pool.speculation.model_dump()) if isinstance(pool, SpeculativePoolSpec) else None
 
 
+def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
+    """Memory of one GPU; None if it is unknown, as with other resources than whole GPUs."""
+    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
+        return None
+    return GPU_BYTES.get(spec.node_pool.profile)
+
+
 def _launch(spec: Spec, pool: PoolSpec) -> Launch:
     telemetry = spec.telemetry
     return Launch(
@@ -36,6 +44,7 @@ def _launch(spec: Spec, pool: PoolSpec) -> Launch:
         speculation=_speculation(pool),
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
         prefix_cache=launch_settings(spec),
+        gpu_bytes=_gpu_bytes(spec, pool),
     )
 
 
@@ -52,19 +61,22 @@ def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> li
 def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
-    Raises SpecError if the version is not supported, or if the spec has an argument that the operator sets or that
-    is not supported.
+    Raises SpecError if the version is not supported, if the spec has an argument that the operator sets or that is
+    not supported, or if the models do not fit into the GPUs.
     """
     runtime, pool = runtime_of(spec), pool_of(spec, name)
+    version = runtime.version(spec.engine.image, spec.engine.version)
     try:
-        runtime.check_version(runtime.version(spec.engine.image, spec.engine.version))
+        runtime.check_version(version)
     except EngineError as error:
         raise SpecError(f"spec.engine: {error}") from error
     additional = [
         *_checked(spec, pool, spec.engine.args, "spec.engine.args"),
         *_checked(spec, pool, pool.args, f"spec.pools.{name}.args"),
     ]
+    launch = _launch(spec, pool)
     try:
-        return [*runtime.arguments(_launch(spec, pool)), *additional]
+        memory = runtime.memory_arguments(launch, version, additional)
+        return [*runtime.arguments(launch), *memory, *additional]
     except EngineError as error:
         raise SpecError(str(error)) from error

@@ -68,6 +68,9 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
     "None": (),
 }
 
+GPU_BYTES = {"A100-80GB": 80 * 2**30, "A100-40GB": 40 * 2**30}
+"""Memory of one GPU of each profile."""
+
 GPU_TOLERATIONS: tuple[Manifest, ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"},
