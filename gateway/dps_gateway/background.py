@@ -8,14 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dps_gateway.learning import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
 from dps_gateway.reload import watch_config
+from dps_gateway.routing.learning import LearningPolicy
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.write_behind import write_behind
 from dps_gateway.telemetry.decision_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
+from dps_gateway.upstream.load import watch_load
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +67,19 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
             runtime.pools.values(),
             runtime.engine.health_path,
             lambda: runtime.config.timeouts.health_interval_seconds,
-        )
+        ),
+        "engine-load": lambda: watch_load(
+            runtime.pools.values(),
+            runtime.engine.load_path,
+            runtime.engine.load_of,
+            lambda: isinstance(runtime.policy, LearningPolicy),
+        ),
     }
     if runtime.redis is not None:
         tasks["write-behind"] = lambda: write_behind(runtime.turns.store)
+        tasks["learning"] = lambda: exchange_periodically(
+            runtime.learning, lambda: runtime.policy, lambda: learned_key(runtime.config)
+        )
     if (decisions := runtime.decision_log) is not None:
         tasks["decision-log"] = lambda: flush_periodically(decisions)
     tasks |= _discovery(runtime)

@@ -12,6 +12,7 @@ from dps_gateway.auth import Key, KeyLoad, Keys
 from dps_gateway.config import ConfigError, GatewayConfig, read_text
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.learning import SharedLearning
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.separation import CacheSalt
@@ -102,6 +103,7 @@ class Runtime:
             )
             for pool in Pool
         }
+        self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
         self.draining = False
         self.config = config
@@ -123,12 +125,14 @@ class Runtime:
         for key, value in current.items():
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
+        previous = self.config.routing
         self.config = config = _in_effect(config, self._started_with)
+        if config.routing != previous:  # otherwise, keep what a learning policy has learned
+            self.policy = loaded.policy
         if self.tls is not None and loaded.certificate is not None:
             self.tls.apply(loaded.certificate)
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.policy = loaded.policy
         self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
         self.upstream.configure(config.timeouts)
         limits, count = config.limits, config.listen.workers

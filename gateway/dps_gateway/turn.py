@@ -1,14 +1,14 @@
 """The life of one turn: identify its session, measure its growth, choose its pool, commit it, correct its record."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
-from dps_gateway.routing.decision import Decision, Policy, PoolView, Turn
+from dps_gateway.routing.decision import PoolView, Turn
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Point, Record
@@ -181,33 +181,33 @@ class Turns:
         return Session(fork, scope, snapshot, growth, base)
 
 
-def decide(policy: Policy, turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Decision:
-    """The policy's decision for a measured turn."""
+def policy_input(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Turn:
+    """The policy's input for a measured turn, with the present state of the pools."""
+    return Turn(
+        prompt_tokens=turn.prompt_tokens,
+        delta_tokens=turn.delta_tokens,
+        draw=random.random(),
+        number=turn.number,
+        last_pool=_last_pool(turn),
+        pools=dict(_views(turn, pools)),
+    )
+
+
+def _last_pool(turn: MeasuredTurn) -> Pool | None:
+    """The pool that served the turn that the prompt grew from.
+
+    None if there is no such turn, or if both pools have served it, for example after a retry.
+    """
     base = turn.session.growth.base
-    served = base.pools if base is not None else frozenset[Pool]()
-    return policy.decide(
-        Turn(
-            prompt_tokens=turn.prompt_tokens,
-            delta_tokens=turn.delta_tokens,
-            draw=random.random(),
-            number=turn.number,
-            # If both pools have served the prompt, for example after a retry, both have it cached.
-            last_pool=next(iter(served)) if len(served) == 1 else None,
-            pools={name: _view(turn, pool) for name, pool in pools.items()},
-        )
-    )
+    return next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None
 
 
-def _view(turn: MeasuredTurn, pool: EnginePool) -> PoolView:
-    ready = len(pool.ready)
-    return PoolView(
-        ready_replicas=ready,
-        in_flight=pool.in_flight / max(1, ready),
-        queued=pool.queued / max(1, ready),
-        queued_prefill_tokens=0.0,
-        uncached_tokens=turn.session.growth.uncached_tokens(turn.prompt_tokens, pool.name),
-        fetchable_tokens=0,
-    )
+def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
+    for name, pool in pools.items():
+        uncached = turn.session.growth.uncached_tokens(turn.prompt_tokens, name)
+        view = pool.view(turn.session.affinity, uncached, fetchable_tokens=0)
+        if view is not None:
+            yield name, view
 
 
 def _number(session: Session, prompt: Prompt, counted: int) -> int:

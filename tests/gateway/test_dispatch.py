@@ -12,13 +12,16 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from dps_gateway.api.public import public_app
 from dps_gateway.api.request import TIMEOUT_HEADER
-from dps_gateway.config import parse_config
+from dps_gateway.config import Limits, Routing, parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.routing.learning import LearningPolicy
+from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT
 from dps_gateway.upstream.retries import RETRY_BURST, RETRY_RATIO
 from dps_local.assets import bundled_tokenizer
+from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 ANSWER = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
@@ -74,7 +77,11 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def started(
-            speculative: list[ScriptedEngine], greedy: list[ScriptedEngine], timeouts: str = "{}"
+            speculative: list[ScriptedEngine],
+            greedy: list[ScriptedEngine],
+            timeouts: str = "{}",
+            policy: str = "DeltaPrefill",
+            limits: str = "{}",
         ) -> Site:
             urls: list[list[str]] = []
             for pool in (speculative, greedy):
@@ -87,7 +94,8 @@ async def start() -> AsyncIterator[Start]:
             config = parse_config(
                 f"model: {{name: m, tokenizer: {bundled_tokenizer()}}}\n"
                 f"pools: {{speculative: {{endpoints: {urls[0]}}}, greedy: {{endpoints: {urls[1]}}}}}\n"
-                f"routing: {{thresholdTokens: null}}\ntimeouts: {timeouts}",
+                f"routing: {{policy: {policy}, thresholdTokens: null}}\n"
+                f"timeouts: {timeouts}\nlimits: {limits}",
                 source="test",
                 environment={},
             )
@@ -214,3 +222,102 @@ async def test_pool_whose_replicas_all_fail_keeps_serving(start: Start) -> None:
     for number in range(40):
         await site.post(number)
     assert len(site.runtime.pools[Pool.SPECULATIVE].ready) == 1
+
+
+def predicted(response: ClientResponse) -> dict[str, float]:
+    """The predictions in a response header, in seconds by pool."""
+    pairs = (pair.split("=") for pair in response.headers["x-dps-predicted"].split(","))
+    return {pool: float(seconds) for pool, seconds in pairs}
+
+
+async def test_predicting_policy_reports_what_it_predicts_for_each_pool(start: Start) -> None:
+    site = await start(engines(1), engines(1), policy="Adaptive")
+    response = await site.post()
+    assert response.headers["x-dps-reason"] == "predicted_faster"
+    seconds = predicted(response)
+    assert list(seconds) == ["speculative", "greedy"]
+    assert min(seconds.values()) > 0
+    assert "x-dps-predicted" not in (await (await start(engines(1), engines(1))).post()).headers
+
+
+async def test_predicting_policy_never_chooses_a_pool_without_a_ready_engine(start: Start) -> None:
+    down, up = ScriptedEngine(), ScriptedEngine()
+    site = await start([down], [up], policy="Adaptive")
+    speculative = site.runtime.pools[Pool.SPECULATIVE]
+    for replica in speculative.replicas.values():
+        speculative.mark_unavailable(replica)
+    for number in range(20):
+        response = await site.post(number)
+        assert (response.headers["x-dps-pool"], response.headers["x-dps-reason"]) == (
+            "greedy",
+            "predicted_faster",
+        )
+        assert list(predicted(response)) == ["greedy"]
+    assert (down.requests, up.requests) == (0, 20)
+
+
+async def test_turn_that_another_pool_served_after_a_failure_is_not_learned_from(start: Start) -> None:
+    """The failed attempt is part of the turn's duration."""
+    learned = {}
+    for failing, healthy in ((0, 1), (1, 0)):  # one of them is the pool that the policy chooses
+        pools = {failing: engines(1, status=503), healthy: engines(1)}
+        site = await start(pools[0], pools[1], policy="Adaptive")
+        policy = site.runtime.policy
+        assert isinstance(policy, LearningPolicy)
+        before = policy.export()
+        response = await site.post()
+        assert response.status == 200
+        learned[response.headers["x-dps-reason"]] = policy.export() != before
+    assert learned == {"failover": False, "predicted_faster": True}
+
+
+async def test_turn_of_a_predicting_policy_goes_to_the_other_pool_if_the_chosen_one_is_full(
+    start: Start,
+) -> None:
+    site = await start(
+        engines(1, delay=1.0), engines(1, delay=1.0), policy="Adaptive", limits="{maxInFlightPerReplica: 1}"
+    )
+    answers = await asyncio.gather(*(site.post(number) for number in range(2)))
+    assert {answer.headers["x-dps-pool"] for answer in answers} == {"speculative", "greedy"}
+    assert {answer.headers["x-dps-reason"] for answer in answers} <= {"predicted_faster", "overload"}
+
+
+async def test_completed_turns_are_learned_from_and_their_prediction_errors_counted(start: Start) -> None:
+    site = await start(engines(1), engines(1), policy="Adaptive")
+    policy, metrics = site.runtime.policy, site.runtime.metrics
+    assert isinstance(policy, LearningPolicy)
+    before = policy.export()
+    await site.post(stream=False)
+    assert policy.export() != before
+    counts = [
+        metrics.registry.get_sample_value("dps_prediction_error_seconds_count", {"pool": pool}) or 0
+        for pool in ("speculative", "greedy")
+    ]
+    assert sum(counts) == 1
+
+
+async def test_reloaded_configuration_keeps_what_the_policy_has_learned(start: Start) -> None:
+    site = await start(engines(1), engines(1), policy="Adaptive")
+    runtime = site.runtime
+    policy = runtime.policy
+    runtime.apply(runtime.config.model_copy(update={"limits": Limits.model_validate({"maxQueued": 1})}))
+    assert runtime.policy is policy
+    runtime.apply(
+        runtime.config.model_copy(update={"routing": Routing.model_validate({"policy": "AlwaysGreedy"})})
+    )
+    assert runtime.policy == AlwaysGreedy()
+
+
+async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to_stream(start: Start) -> None:
+    site = await start(engines(1, delay=1.0), engines(1), policy="AlwaysSpeculative")
+    (replica,) = site.runtime.pools[Pool.SPECULATIVE].replicas.values()
+    waiting = asyncio.create_task(site.post(stream=True))
+
+    async def sent() -> bool:
+        return replica.in_flight > 0
+
+    await wait_until(sent, "the request is in flight")
+    queued = replica.prefill_tokens
+    response = await waiting
+    assert queued == int(response.headers["x-dps-prompt-tokens"])
+    assert replica.prefill_tokens == 0

@@ -36,13 +36,15 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-async def gateway(exporter: InMemorySpanExporter) -> AsyncIterator[str]:
+async def gateway(exporter: InMemorySpanExporter, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A gateway with one engine. The parameter is its policy."""
     tokenizer = str(bundled_tokenizer())
     engine = TestServer(create_app(EngineSettings(tokenizer, served_model_name="m", speed=100.0)))
     await engine.start_server()
     url = str(engine.make_url("")).rstrip("/")
     pool = f"{{endpoints: ['{url}']}}"
-    text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {pool}, greedy: {pool}}}"
+    text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {pool}, greedy: {pool}}}\n"
+    text += f"routing: {{policy: {getattr(request, 'param', 'DeltaPrefill')}}}"
     config = parse_config(text, source="test", environment={})
     runtime = Runtime(config, Tokenizer.load(tokenizer))
     record(runtime, exporter)
@@ -82,6 +84,20 @@ def present(span: ReadableSpan, attribute: str) -> object:
     value = dict(span.attributes or {}).get(attribute)
     assert value
     return value
+
+
+@pytest.mark.parametrize("gateway", ["Adaptive"], indirect=True)
+async def test_decision_of_a_predicting_policy_records_the_predicted_seconds_of_both_pools(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    await take_turns(gateway)
+    for route in by_name(exporter, "dps.route"):
+        attributes = dict(route.attributes or {})
+        assert attributes["dps.reason"] == "predicted_faster"
+        for pool in ("speculative", "greedy"):
+            seconds = attributes[f"dps.predicted.{pool}"]
+            assert isinstance(seconds, float)
+            assert seconds > 0
 
 
 async def test_server_span_of_a_turn_has_a_span_for_the_decision_and_one_for_the_engine_call(

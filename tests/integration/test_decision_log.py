@@ -49,6 +49,9 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         assert before < entry.pop("time") < time.time()
         assert entry.pop("total_seconds") > (entry.pop("first_token_seconds") or 0) >= 0
         assert entry.pop("cached_tokens") >= 0
+        assert entry.pop("load") == {"speculative": 0, "greedy": 0}
+        assert entry.pop("queued_prefill_tokens") == {"speculative": 0, "greedy": 0}
+        assert entry.pop("predicted_seconds") is None
     length, longer = first["prompt_tokens"], second["prompt_tokens"]
     assert first == {
         "session": session,

@@ -87,6 +87,7 @@ class Names:
         self.points_to = Pointer(session, point).encode()
         self.value = Record((point,)).encode()
         self.newer = Record((point,), "span").encode()
+        self.learned = f"dps:learned:{number}"
 
 
 async def check_session_lifecycle(store: RedisBackend, client: Client, names: Names) -> None:
@@ -126,6 +127,14 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, names: Na
     assert await store.delete(names.record) is True
     assert await store.delete(names.record) is False
     assert await store.find(pointers, names.records) == Hit(1, names.points_to, None)
+
+    # What gateway processes have learned is one value per process under one key, which expires.
+    assert await store.exchange(names.learned, "first", b"1", TTL_SECONDS) == {"first": b"1"}
+    assert await store.exchange(names.learned, "second", b"2", TTL_SECONDS) == {"first": b"1", "second": b"2"}
+    await store.forget(names.learned, ["first", "unknown"])
+    assert await store.exchange(names.learned, "second", b"3", TTL_SECONDS) == {"second": b"3"}
+    assert 0 < await client.ttl(names.learned) <= TTL_SECONDS
+    await store.forget(names.learned, ["second"])
     assert not store.degraded
 
 

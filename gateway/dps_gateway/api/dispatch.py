@@ -39,6 +39,8 @@ class Outbound:
     buffered: bool
     """Whether a non-streaming answer is read completely before any of it is relayed, so that the request can still be
     retried if reading fails."""
+    prefill_tokens: Mapping[Pool, int]
+    """The tokens that an engine of each pool has to prefill before it begins to stream the answer; empty if unknown."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Placed:
     answer: Answer
     content: bytes = b""
     """The complete body of an answer that was buffered."""
+    retried: bool = False
+    """Whether other attempts failed before."""
 
     def close(self) -> None:
         """Release the upstream connection and the replica's slot."""
@@ -160,6 +164,7 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
             except BaseException:
                 pool.release(replica)
                 raise
+            placed.retried = failure is not None
             if placed.answer.status >= 500:
                 pool.record_error(replica)
             else:
@@ -187,18 +192,23 @@ async def _send(
     fresh_connection: bool,
 ) -> Placed:
     """Send the request to one replica. Raises UpstreamFailed."""
-    answer = await runtime.upstream.send(
-        replica.url,
-        outbound.path,
-        outbound.body,
-        outbound.headers(pool.api_key),
-        outbound.method,
-        total_seconds=deadline.seconds,
-        deadline=deadline.at,
-        streamed=outbound.streamed,
-        fresh_connection=fresh_connection,
-        trust=pool.trust,
-    )
+    prefill_tokens = outbound.prefill_tokens.get(pool.name, 0)
+    replica.prefill_tokens += prefill_tokens
+    try:
+        answer = await runtime.upstream.send(
+            replica.url,
+            outbound.path,
+            outbound.body,
+            outbound.headers(pool.api_key),
+            outbound.method,
+            total_seconds=deadline.seconds,
+            deadline=deadline.at,
+            streamed=outbound.streamed,
+            fresh_connection=fresh_connection,
+            trust=pool.trust,
+        )
+    finally:
+        replica.prefill_tokens -= prefill_tokens
     placed = Placed(pool, replica, reason, answer)
     if outbound.buffered and not answer.streams:
         try:

@@ -9,6 +9,7 @@ from dps_gateway.api.dispatch import Outbound, Placed, dispatch
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.job import Job, prepare
 from dps_gateway.api.relay import Relay
+from dps_gateway.pool import Pool
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.upstream.exchange import forwarded_headers
 
@@ -41,6 +42,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         tenant=call.tenant,
         streamed=job.body.get("stream") is True,
         buffered=True,
+        prefill_tokens=_prefill_tokens(job),
     )
     placed: Placed | None = None
     try:
@@ -56,3 +58,13 @@ async def _answer(job: Job) -> web.StreamResponse:
         if placed is not None:
             placed.close()
         span.end()
+
+
+def _prefill_tokens(job: Job) -> dict[Pool, int]:
+    """The uncached tokens of the prompt in each pool, if the end of the prefill can be observed.
+
+    The first byte of an answer that is not streamed is sent when the answer is complete.
+    """
+    if job.routed is None or job.body.get("stream") is not True:
+        return {}
+    return {pool: view.uncached_tokens for pool, view in job.routed.pools.items()}

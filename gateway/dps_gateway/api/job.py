@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,11 +15,12 @@ from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.request import parse_object, read_body
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
-from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.session.growth import History
 from dps_gateway.telemetry.tracing import links_to
-from dps_gateway.turn import MeasuredTurn, decide
+from dps_gateway.turn import MeasuredTurn, policy_input
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,10 @@ class Job:
     """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
     turn: MeasuredTurn | None
     """None for a request that is not a turn of a session."""
+    routed: Turn | None
+    """The policy's input, for a turn."""
+    routed_at: float
+    """`time.perf_counter()` at the routing decision."""
 
     @property
     def session(self) -> str | None:
@@ -74,12 +80,13 @@ async def prepare(call: Call, route: Route) -> Job:
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
-        decision = _decide(call, turn)
-        call.headers |= _headers(turn, prompt_tokens)
+        routed = policy_input(turn, runtime.pools) if turn is not None else None
+        decision = _decide(call, turn, routed)
+        call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, decision)
         if salt is not None:
             raw, body = with_salt(raw, body, route.salted, salt)
-        return Job(call, route, body, raw, decision, prompt_tokens, turn)
+        return Job(call, route, body, raw, decision, prompt_tokens, turn, routed, time.perf_counter())
     finally:
         span.end()
 
@@ -93,16 +100,16 @@ def _countable_prompts(call: Call, route: Route, body: dict[str, Any]) -> list[P
         return []
 
 
-def _decide(call: Call, turn: MeasuredTurn | None) -> Decision:
+def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decision:
     """Apply the policy. A request that is not a turn goes to the less loaded pool."""
     runtime, metrics = call.runtime, call.runtime.metrics
-    if turn is None:
+    if turn is None or routed is None:
         metrics.history.labels(History.STATELESS.value).inc()
         return Decision(least_loaded(runtime.pools), Reason.FIXED)
     metrics.delta_tokens.observe(turn.delta_tokens)
     metrics.prompt_tokens.observe(turn.prompt_tokens)
     metrics.history.labels(turn.session.growth.history.value).inc()
-    return decide(runtime.policy, turn, runtime.pools)
+    return runtime.policy.decide(routed)
 
 
 def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decision) -> None:
@@ -113,15 +120,15 @@ def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decis
             call.span.add_link(link.context, link.attributes)
 
 
-def _headers(turn: MeasuredTurn | None, prompt_tokens: int | None) -> dict[str, str]:
-    """The response headers about the prompt and its session."""
+def _headers(turn: MeasuredTurn | None, prompt_tokens: int | None, decision: Decision) -> dict[str, str]:
+    """The response headers about the prompt, its session, and the predictions that the decision is based on."""
     if turn is None:
         headers = {"x-dps-history": History.STATELESS.value}
         if prompt_tokens is not None:
             headers |= {"x-dps-prompt-tokens": str(prompt_tokens), "x-dps-delta-tokens": str(prompt_tokens)}
         return headers
     session = turn.session
-    return {
+    headers = {
         "x-dps-prompt-tokens": str(turn.prompt_tokens),
         "x-dps-delta-tokens": str(turn.delta_tokens),
         "x-dps-turn": str(turn.number),
@@ -129,3 +136,8 @@ def _headers(turn: MeasuredTurn | None, prompt_tokens: int | None) -> dict[str, 
         "x-dps-state": session.snapshot.source.value,
         "x-dps-history": session.growth.history.value,
     }
+    if decision.predicted:
+        headers["x-dps-predicted"] = ",".join(
+            f"{pool.value}={decision.predicted[pool]:.3f}" for pool in Pool if pool in decision.predicted
+        )
+    return headers

@@ -1,50 +1,129 @@
-"""The outcome of an answered turn, for the decision log."""
+"""The outcome of an answered turn: for the policy, the metrics of its predictions, and the decision log."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.job import Job
 from dps_gateway.engine.dialect import Usage
 from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Reason, Turn
+from dps_gateway.routing.learning import Observation
+from dps_gateway.telemetry.metrics import Metrics
+from dps_gateway.turn import MeasuredTurn
 
 
-def record_outcome(
-    job: Job, placed: Placed, usage: Usage, first_token_seconds: float | None, total_seconds: float
-) -> None:
-    """Record a turn whose answer is complete. Times are in seconds since the request's arrival.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A turn whose answer is complete."""
 
-    `first_token_seconds` is None for an answer that was not streamed.
+    job: Job
+    turn: MeasuredTurn
+    routed: Turn
+    placed: Placed
+    usage: Usage
+    first_byte: float
+    """`time.perf_counter()` at the first byte of the answer."""
+    ended: float
+    """`time.perf_counter()` at the end of the answer."""
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that served the turn."""
+        return self.placed.pool.name
+
+    def first_token_seconds(self, since: float) -> float | None:
+        """Seconds from `since` to the first token; None if the answer was not streamed."""
+        return self.first_byte - since if self.placed.answer.streams else None
+
+
+def record_outcome(job: Job, placed: Placed, usage: Usage, first_byte: float, ended: float) -> None:
+    """Record a request whose answer is complete. Requests that are not turns are ignored."""
+    if placed.answer.status != 200 or job.turn is None or job.routed is None:
+        return
+    outcome = Outcome(job, job.turn, job.routed, placed, usage, first_byte, ended)
+    runtime = job.call.runtime
+    if _comparable(outcome):
+        _record_prediction(runtime.metrics, outcome)
+        runtime.learning.observe(runtime.policy, _observation(outcome))
+    if runtime.decision_log is not None:
+        runtime.decision_log.add(_entry(outcome))
+
+
+def _comparable(outcome: Outcome) -> bool:
+    """Whether the duration of the turn is that of one attempt, on the pool as it was when the turn was routed.
+
+    SGLang ends an answer early with the finish reason `abort`, for example when it shuts down.
     """
-    decisions = job.call.runtime.decision_log
-    if decisions is not None and job.turn is not None:
-        decisions.add(_entry(job, placed, usage, first_token_seconds, total_seconds))
+    return (
+        not outcome.placed.retried
+        and outcome.placed.reason is not Reason.FAILOVER
+        and outcome.pool in outcome.routed.pools
+        and outcome.usage.finish_reason != "abort"
+    )
 
 
-def _entry(
-    job: Job, placed: Placed, usage: Usage, first_token_seconds: float | None, total_seconds: float
-) -> dict[str, Any]:
+def _record_prediction(metrics: Metrics, outcome: Outcome) -> None:
+    predicted = outcome.job.decision.predicted or {}
+    seconds = outcome.ended - outcome.job.routed_at
+    if outcome.pool in predicted:
+        metrics.prediction_error.labels(outcome.pool.value).observe(abs(seconds - predicted[outcome.pool]))
+    if outcome.pool.other in predicted:
+        metrics.estimated_regret.inc(max(0.0, seconds - predicted[outcome.pool.other]))
+
+
+def _observation(outcome: Outcome) -> Observation:
+    """The policy's observation of the turn, with the pool's state when the turn was routed."""
+    view, since, usage = outcome.routed.pools[outcome.pool], outcome.job.routed_at, outcome.usage
+    predicted = outcome.job.decision.predicted or {}
+    return Observation(
+        pool=outcome.pool,
+        prompt_tokens=usage.prompt_tokens,
+        delta_tokens=outcome.turn.delta_tokens,
+        uncached_tokens=view.uncached_tokens,
+        fetchable_tokens=view.fetchable_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+        load=view.load,
+        queued_prefill_tokens=view.queued_prefill_tokens,
+        first_token_seconds=outcome.first_token_seconds(since),
+        total_seconds=outcome.ended - since,
+        number=outcome.turn.number,
+        predicted_seconds=predicted.get(outcome.pool),
+    )
+
+
+def _entry(outcome: Outcome) -> dict[str, Any]:
     """The line of the decision log. docs/gateway.md describes the fields for users."""
-    turn = job.turn
-    assert turn is not None
-    growth = turn.session.growth
+    turn, usage, arrived = outcome.turn, outcome.usage, outcome.job.call.started
+    growth, views = turn.session.growth, outcome.routed.pools
+    predicted = outcome.job.decision.predicted
     return {
-        "time": round(time.time() - total_seconds, 6),
+        "time": round(time.time() - (time.perf_counter() - arrived), 6),
         "session": turn.session.id.text,
         "turn": turn.number,
         "history": growth.history.value,
         "prompt_tokens": turn.prompt_tokens,
         "delta_tokens": turn.delta_tokens,
         "uncached_tokens": {pool.value: growth.uncached_tokens(turn.prompt_tokens, pool) for pool in Pool},
-        "pool": placed.pool.name.value,
-        "reason": placed.reason.value,
-        "first_token_seconds": _rounded(first_token_seconds),
-        "total_seconds": _rounded(total_seconds),
+        "load": _by_pool({pool: view.load for pool, view in views.items()}),
+        "queued_prefill_tokens": _by_pool({pool: view.queued_prefill_tokens for pool, view in views.items()}),
+        "predicted_seconds": _by_pool(predicted) if predicted is not None else None,
+        "pool": outcome.pool.value,
+        "reason": outcome.placed.reason.value,
+        "first_token_seconds": _rounded(outcome.first_token_seconds(arrived)),
+        "total_seconds": _rounded(outcome.ended - arrived),
         "output_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
     }
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _by_pool(values: Mapping[Pool, float]) -> dict[str, float | None]:
+    return {pool.value: _rounded(values[pool]) for pool in Pool if pool in values}
+
+
+def _rounded(value: float | None) -> float | None:
     """Seconds to the microsecond; more digits would only take up space."""
-    return None if seconds is None else round(seconds, 6)
+    return None if value is None else round(value, 6)

@@ -59,6 +59,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         session=None,
         tenant=call.tenant,
         streamed=True,
+        prefill_tokens={},
         buffered=False,
     )
     placed = await dispatch(call, Decision(least_loaded(runtime.pools), Reason.FIXED), outbound)

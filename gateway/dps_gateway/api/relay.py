@@ -144,8 +144,7 @@ class Relay:
             per_token = (ended - self._first_byte) / (usage.completion_tokens - 1)
             metrics.time_per_output_token.labels(pool.name.value).observe(per_token)
         pool.observe(first_chunk, per_token)
-        if self._answer.status == 200:
-            record_outcome(self._job, self._placed, usage, first_chunk, ended - self._call.started)
+        record_outcome(self._job, self._placed, usage, self._first_byte, ended)
         await self._correct(usage)
 
     async def _correct(self, usage: Usage) -> None:

@@ -62,6 +62,8 @@ def describe_decision(
                 for pool in Pool
             },
         }
+    for pool, seconds in (decision.predicted or {}).items():
+        attributes[f"dps.predicted.{pool.value}"] = seconds
     span.set_attributes(attributes)
     server.set_attributes({name: attributes[name] for name in _SEARCHED if name in attributes})
 

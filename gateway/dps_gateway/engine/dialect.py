@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
+from dps_gateway.upstream.replica import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,13 @@ class EngineDialect(Protocol):
 
         It must be cheap, and must answer with a status below 500 if and only if the engine is ready.
         """
+
+    @property
+    def load_path(self) -> str:
+        """The path at which the engine reports its load."""
+
+    def load_of(self, document: Any) -> Load | None:
+        """The load in a parsed answer to a request of `load_path`, or None if it reports none that is valid."""
 
     @property
     def cache_fields(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dps_gateway.engine.dialect import AnswerFormat, Usage, text_or_none, token_count
 from dps_gateway.prompt import chat
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
+from dps_gateway.upstream.replica import Load
 
 
 class SGLang:
@@ -19,6 +20,8 @@ class SGLang:
     health_path = "/v1/models"
     """/health is not used, because SGLang generates a token for it, which takes up to a second."""
 
+    load_path = "/v1/loads?include=core"
+
     cache_fields = ("model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data")
     """In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
 
@@ -27,6 +30,29 @@ class SGLang:
 
     def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
         return chat.chat_input(body, expects)
+
+    def load_of(self, document: Any) -> Load | None:
+        ranks = document.get("loads") if isinstance(document, dict) else None
+        if not isinstance(ranks, list):
+            return None
+        loads = [load for rank in ranks if (load := _load_of_rank(rank)) is not None]
+        if not loads or len(loads) != len(ranks):
+            return None
+        return Load(
+            sum(load.running for load in loads),
+            sum(load.waiting for load in loads),
+            sum(load.waiting_tokens for load in loads),
+        )
+
+
+def _load_of_rank(rank: Any) -> Load | None:
+    """The load of one data-parallel rank. SGLang 0.5.8 does not report the tokens of waiting requests."""
+    if not isinstance(rank, dict):
+        return None
+    running, waiting = (token_count(rank.get(field)) for field in ("num_running_reqs", "num_waiting_reqs"))
+    if running is None or waiting is None:
+        return None
+    return Load(running, waiting, token_count(rank.get("num_waiting_uncached_tokens")) or 0)
 
 
 class _GenerateAnswers:

@@ -39,6 +39,13 @@ if KEYS[2] then redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3]) end
 return {}
 """
 
+# Write one field of a hash, and return all fields.
+_EXCHANGE: Final = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return redis.call('HGETALL', KEYS[1])
+"""
+
 
 class _Script:
     def __init__(self, text: str) -> None:
@@ -48,6 +55,7 @@ class _Script:
 
 _FIND_SCRIPT: Final = _Script(_FIND)
 _SWAP_SCRIPT: Final = _Script(_SWAP)
+_EXCHANGE_SCRIPT: Final = _Script(_EXCHANGE)
 
 Client = Redis | RedisCluster
 
@@ -160,6 +168,15 @@ class RedisBackend:
 
     async def delete(self, key: str) -> bool:
         return bool(await self._call("DEL", key))
+
+    async def exchange(self, key: str, process: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
+        """Write this process's value, and return the values of all processes. Raises StoreUnavailable."""
+        reply: list[bytes] = await self._eval(_EXCHANGE_SCRIPT, [key], [process, value, ttl_seconds])
+        return {name.decode(): entry for name, entry in zip(reply[::2], reply[1::2], strict=True)}
+
+    async def forget(self, key: str, processes: list[str]) -> None:
+        """Delete the values of these processes. Raises StoreUnavailable."""
+        await self._call("HDEL", key, *processes)
 
     async def ping(self) -> None:
         """Raises StoreUnavailable if Redis does not respond."""

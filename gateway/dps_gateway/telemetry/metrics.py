@@ -124,6 +124,16 @@ class Metrics:
         self.background_failures = counter(
             "dps_background_failures", "Background tasks that ended and were restarted", "task"
         )
+        self.prediction_error = histogram(
+            "dps_prediction_error_seconds",
+            "Absolute difference between the predicted and the actual duration of a turn",
+            LATENCY_BUCKETS,
+            "pool",
+        )
+        self.estimated_regret = self._plain_counter(
+            "dps_estimated_regret_seconds",
+            "Seconds by which turns took longer than was predicted for the other pool",
+        )
         self.decision_log_dropped = self._plain_counter(
             "dps_decision_log_dropped", "Entries of the decision log that could not be written"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.affinity import preferred
 from dps_gateway.upstream.fair_queue import Entry, FairQueue
 from dps_gateway.upstream.replica import Replica
@@ -106,6 +107,23 @@ class EnginePool:
     def has_room(self) -> bool:
         """Whether a request would be sent without waiting."""
         return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
+
+    def view(self, session: str | None, uncached_tokens: int, fetchable_tokens: int) -> PoolView | None:
+        """The pool's state for one turn: the load of the replica that would serve it. None if no replica is ready."""
+        ready = self.ready
+        if not ready:
+            return None
+        limit = self.max_in_flight_per_replica
+        replica = preferred(session, ready, limit) or min(ready, key=lambda each: each.in_flight)
+        others = replica.others
+        return PoolView(
+            ready_replicas=len(ready),
+            in_flight=replica.in_flight + others.running,
+            queued=others.waiting + self.queued / len(ready),
+            queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
+            uncached_tokens=uncached_tokens,
+            fetchable_tokens=fetchable_tokens,
+        )
 
     async def acquire(
         self, session: str | None, avoid: frozenset[str], timeout_seconds: float, tenant: str = ""

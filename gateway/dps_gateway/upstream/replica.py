@@ -7,6 +7,7 @@ then a single request probes it. Envoy's outlier detection is similar.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 ERRORS_TO_EJECT: Final = 5
@@ -16,12 +17,30 @@ FIRST_EJECTION_SECONDS: Final = 5.0
 LONGEST_EJECTION_SECONDS: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests on an engine."""
+
+    running: int = 0
+    waiting: int = 0
+    """Requests that wait in the engine's own queue."""
+    waiting_tokens: int = 0
+    """Tokens that the engine has to prefill for the waiting requests."""
+
+
+NO_LOAD: Final = Load()
+
+
 class Replica:
     """One engine server."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
         self.in_flight = 0
+        self.prefill_tokens = 0
+        """Uncached tokens of this process's streamed requests that the engine has not begun to answer."""
+        self.others = NO_LOAD
+        """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.available = True
         """Whether the last connection or health check succeeded. True before the first."""
         self.seen_ready = False
@@ -54,6 +73,16 @@ class Replica:
     def accepts(self, max_in_flight: int) -> bool:
         """Whether it may receive one more request. While it is probed, only one is in flight."""
         return self.ready and self.in_flight < (1 if self.probing else max_in_flight)
+
+    def report(self, load: Load) -> None:
+        """Record the load that the engine reports. What exceeds this process's own requests is that of other clients.
+
+        The difference remains valid until the next report, while the own requests are counted exactly at any time.
+        """
+        own = self.in_flight
+        waiting = min(load.waiting, max(0, load.running + load.waiting - own))
+        running = max(0, load.running + load.waiting - own - waiting)
+        self.others = Load(running, waiting, max(0, load.waiting_tokens - self.prefill_tokens))
 
     def succeeded(self) -> None:
         """Record an answer that is not a server error."""

@@ -1,0 +1,203 @@
+"""The load that engines report: its parsing, its combination with the gateway's own requests, and failures."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dps_gateway.engine.sglang import SGLang
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import PoolView
+from dps_gateway.upstream.load import MAX_ANSWER_BYTES, watch_load
+from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
+from dps_testkit.waiting import wait_until
+
+NOBODY: frozenset[str] = frozenset()
+CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
+BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
+
+
+@pytest.mark.parametrize(
+    ("document", "load"),
+    [
+        pytest.param(BUSY, Load(3, 2, 900), id="SGLang 0.5.23"),
+        pytest.param({"loads": [CORE, {**CORE, "dp_rank": 1}]}, Load(6, 4, 1800), id="several ranks"),
+        pytest.param(
+            {"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 70}]},
+            Load(3, 2, 0),
+            id="SGLang 0.5.8",
+        ),
+        pytest.param({"loads": []}, None, id="no rank"),
+        pytest.param({"loads": [CORE, "x"]}, None, id="invalid rank"),
+        pytest.param({"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 0}]}, None, id="negative"),
+        pytest.param({"loads": [{"num_running_reqs": 1}]}, None, id="missing count"),
+        pytest.param({"detail": "Not Found"}, None, id="another object"),
+        pytest.param([CORE], None, id="a list"),
+    ],
+)
+def test_load_is_read_from_sglangs_answer(document: Any, load: Load | None) -> None:
+    assert SGLang().load_of(document) == load
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "reported", "others"),
+    [
+        pytest.param(2, Load(2, 0, 0), NO_LOAD, id="only own requests"),
+        pytest.param(2, Load(5, 0, 0), Load(3, 0, 0), id="others run"),
+        pytest.param(2, Load(5, 2, 700), Load(3, 2, 700), id="some wait"),
+        pytest.param(4, Load(3, 2, 700), Load(0, 1, 700), id="mostly own requests"),
+        pytest.param(9, Load(1, 0, 0), NO_LOAD, id="own requests that have not arrived"),
+    ],
+)
+def test_reported_requests_beyond_the_own_ones_are_those_of_others(
+    in_flight: int, reported: Load, others: Load
+) -> None:
+    replica = Replica("a")
+    replica.in_flight = in_flight
+    replica.report(reported)
+    assert replica.others == others
+
+
+def test_own_tokens_to_prefill_are_not_counted_twice() -> None:
+    replica = Replica("a")
+    replica.prefill_tokens = 500
+    replica.report(Load(0, 1, 700))
+    assert replica.others.waiting_tokens == 200
+
+
+def pool(*urls: str, places: int = 4) -> EnginePool:
+    result = EnginePool(Pool.GREEDY, places, 10)
+    result.set_endpoints(urls)
+    return result
+
+
+async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
+    engines = pool("a", "b")
+    serving = await engines.acquire("session", NOBODY, 1.0)
+    serving.prefill_tokens = 300
+    serving.report(Load(running=4, waiting=1, waiting_tokens=1000))
+    assert engines.view("session", uncached_tokens=50, fetchable_tokens=20) == PoolView(
+        ready_replicas=2,
+        in_flight=4,
+        queued=1,
+        queued_prefill_tokens=1000,
+        uncached_tokens=50,
+        fetchable_tokens=20,
+    )
+    engines.mark_unavailable(serving)
+    assert engines.view("session", 50, 20) == PoolView(
+        ready_replicas=1,
+        in_flight=0,
+        queued=0,
+        queued_prefill_tokens=0,
+        uncached_tokens=50,
+        fetchable_tokens=20,
+    )
+
+
+async def test_view_takes_no_place_on_the_replica() -> None:
+    engines = pool("a", places=1)
+    engines.view("session", 0, 0)
+    assert (engines.in_flight, engines.has_room) == (0, True)
+
+
+async def test_view_of_a_full_pool_includes_its_queue() -> None:
+    engines = pool("a", "b", places=1)
+    for _ in range(2):
+        await engines.acquire(None, NOBODY, 1.0)
+    waiting = [asyncio.create_task(engines.acquire(None, NOBODY, 60.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    view = engines.view("session", 0, 0)
+    assert view is not None
+    assert (view.in_flight, view.queued) == (1, 1.5)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_pool_without_a_ready_replica_has_no_view() -> None:
+    engines = pool("a")
+    engines.mark_unavailable(engines.replicas["a"])
+    assert engines.view("session", 0, 0) is None
+    assert pool().view("session", 0, 0) is None
+
+
+class Engine:
+    """Answers requests for its load with `body`."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body = orjson.dumps(BUSY)
+        self.keys: list[str | None] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        assert request.path_qs == SGLang.load_path
+        self.keys.append(request.headers.get("Authorization"))
+        return web.Response(status=self.status, body=self.body)
+
+    async def polled(self) -> None:
+        """Wait for the second next request, when the answer to the next one has been processed."""
+        enough = len(self.keys) + 2
+
+        async def reached() -> bool:
+            return len(self.keys) >= enough
+
+        await wait_until(reached, "the engine is polled twice")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    result = Engine()
+    app = web.Application()
+    app.router.add_get("/v1/loads", result.handle)
+    async with TestServer(app) as server:
+        result.url = str(server.make_url("")).rstrip("/")
+        yield result
+
+
+async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engine: Engine) -> None:
+    engines = pool(engine.url, "http://127.0.0.1:9")  # nothing listens on the second port
+    engines.api_key = "secret"
+    wanted = False
+    sglang = SGLang()
+    task = asyncio.create_task(
+        watch_load([engines], sglang.load_path, sglang.load_of, lambda: wanted, interval_seconds=0.01)
+    )
+    await asyncio.sleep(0.05)
+    assert engine.keys == []
+    wanted = True
+    await engine.polled()
+    assert [replica.others for replica in engines.replicas.values()] == [Load(3, 2, 900), NO_LOAD]
+    assert set(engine.keys) == {"Bearer secret"}
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param(404, orjson.dumps({"detail": "Not Found"}), id="no such endpoint"),
+        pytest.param(500, orjson.dumps(BUSY), id="error"),
+        pytest.param(200, b"<html>", id="no JSON"),
+        pytest.param(200, b"[]", id="no load"),
+        pytest.param(200, orjson.dumps(BUSY) + b" " * MAX_ANSWER_BYTES, id="too long"),
+    ],
+)
+async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, status: int, body: bytes) -> None:
+    engines = pool(engine.url)
+    sglang = SGLang()
+    task = asyncio.create_task(
+        watch_load([engines], sglang.load_path, sglang.load_of, lambda: True, interval_seconds=0.01)
+    )
+    await engine.polled()
+    assert engines.replicas[engine.url].others == Load(3, 2, 900)
+    engine.status, engine.body = status, body
+    await engine.polled()
+    assert engines.replicas[engine.url].others == NO_LOAD
+    assert not task.done()
+    task.cancel()

@@ -1,0 +1,113 @@
+"""The policy Adaptive in running gateways: its predictions, the load of other gateways, and what is kept in Redis."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from dps_testkit.plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
+from dps_testkit.processes import Gateway, RedisServer, Site
+from dps_testkit.waiting import wait_until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+ADAPTIVE = {"policy": "Adaptive"}
+PREDICTED = re.compile(r"(speculative=\d+\.\d{3})?(?:(?<=\d),)?(greedy=\d+\.\d{3})?")
+
+VERY_SLOW = ("--emulate-decode-step-seconds", "0.06", "0.0001")
+"""Several times the time per token that the policy assumes before it has observed any."""
+
+
+async def take_turn(gateway: Gateway, session: str) -> tuple[str, dict[str, float]]:
+    """Send one streamed turn. Returns the pool that served it and the predicted seconds by pool."""
+    async with posted(gateway.url + CHAT, chat(8, stream=True), **{"x-session-id": session}) as response:
+        await response.read()
+        assert (response.status, response.headers["x-dps-reason"]) == (200, "predicted_faster")
+        match = PREDICTED.fullmatch(response.headers["x-dps-predicted"])
+        assert match is not None
+        pairs = (pair.split("=") for pair in match.groups() if pair is not None)
+        return response.headers["x-dps-pool"], {pool: float(seconds) for pool, seconds in pairs}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with Site(tmp_path) as result:
+        yield result
+
+
+async def learned_by(redis: RedisServer) -> list[int]:
+    """The number of turns that each gateway process has observed, according to Redis."""
+    async with redis.client() as client:
+        keys = await client.keys("dps:learned:Adaptive:*")
+        return [orjson.loads(value)["turns"] for key in keys for value in await client.hvals(key)]
+
+
+async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_chosen(site: Site) -> None:
+    redis = await site.redis()
+    (slow,) = await site.engines("slow", arguments=VERY_SLOW)
+    (fast,) = await site.engines("fast")
+    sections: dict[str, dict[str, Any]] = {
+        "routing": ADAPTIVE,
+        "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 5},
+    }
+
+    first = await site.gateway([slow], [fast], sections)
+    pool, predicted = await take_turn(first, "0")
+    assert pool == "speculative"
+    assert predicted["speculative"] < predicted["greedy"]
+    turns = 1
+    while predicted["speculative"] <= 1.2 * predicted["greedy"]:
+        assert turns < 60, predicted
+        _, predicted = await take_turn(first, str(turns))
+        turns += 1
+
+    async def written() -> bool:
+        return await learned_by(redis) == [turns]
+
+    await wait_until(written, "what the gateway has learned is in Redis")
+    first.child.kill()
+
+    second = await site.gateway([slow], [fast], sections)
+
+    async def exchanged() -> bool:
+        return sorted(await learned_by(redis)) == [0, turns]
+
+    await wait_until(exchanged, "the new gateway has exchanged what it has learned")
+    pool, predicted = await take_turn(second, "after the restart")
+    assert pool == "greedy"
+    assert predicted["speculative"] > predicted["greedy"]
+
+    fast.child.kill()
+
+    async def noticed() -> bool:
+        return await second.metric("dps_ready_replicas", pool="greedy") == 0
+
+    await wait_until(noticed, "the gateway has noticed that the engine is lost")
+    for number in range(3):
+        pool, predicted = await take_turn(second, f"without the fast engine {number}")
+        assert (pool, list(predicted)) == ("speculative", ["speculative"])
+    assert await second.metric("dps_prediction_error_seconds_count") == 4
+
+
+async def test_load_of_other_gateways_is_taken_into_account(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
+    other = await site.gateway([speculative], [greedy], {"routing": {"policy": "AlwaysSpeculative"}})
+    gateway = await site.gateway([speculative], [greedy], {"routing": ADAPTIVE | {"decisionLog": str(path)}})
+    async with AsyncExitStack() as streams:
+        for _ in range(3):
+            await streams.enter_async_context(posted(other.url + CHAT, ENDLESS_STREAM))
+
+        async def counted() -> bool:
+            await take_turn(gateway, "own")
+            lines = path.read_text().splitlines() if path.exists() else []
+            loads = [json.loads(line)["load"] for line in lines]
+            return any(load["speculative"] >= 3 and load["greedy"] < 3 for load in loads)
+
+        await wait_until(counted, "the streams of the other gateway are part of the load")
