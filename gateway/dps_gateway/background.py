@@ -14,7 +14,7 @@ from dps_gateway.reload import watch_config
 from dps_gateway.routing.learning import LearningPolicy
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.write_behind import write_behind
-from dps_gateway.telemetry.decision_log import flush_periodically
+from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import ApiServer, watch_service
 from dps_gateway.upstream.health import watch_health
@@ -82,6 +82,8 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
         )
     if (decisions := runtime.decision_log) is not None:
         tasks["decision-log"] = lambda: flush_periodically(decisions)
+    if (accesses := runtime.access_log) is not None:
+        tasks["access-log"] = lambda: flush_periodically(accesses)
     tasks |= _discovery(runtime)
     if runtime.config.listen.workers > 1:
         tasks["gauges"] = lambda: _refresh_gauges(runtime)

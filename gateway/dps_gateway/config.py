@@ -168,6 +168,8 @@ class Telemetry(_Section):
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     service_name: str = "dps-gateway"
+    access_log: Path | None = None
+    """A file to which every answered request is appended as one line of JSON. If null, no log is written."""
 
 
 class GatewayConfig(_Section):

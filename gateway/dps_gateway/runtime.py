@@ -23,7 +23,7 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
 from dps_gateway.session.redis import RedisBackend, connect
 from dps_gateway.session.store import SessionStore
-from dps_gateway.telemetry.decision_log import DecisionLog
+from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.tls import ServerTls, certificate_context, trust
@@ -81,7 +81,12 @@ class Runtime:
         self.metrics = Metrics()
         self.redis = _redis(config, self._count_state_error)
         self.tracing = Tracing(config.telemetry)
-        self.decision_log = _decision_log(config, self.metrics)
+        self.decision_log = _json_log(
+            config.routing.decision_log, "decision log", self.metrics.decision_log_dropped.inc
+        )
+        self.access_log = _json_log(
+            config.telemetry.access_log, "access log", self.metrics.access_log_dropped.inc
+        )
         self.engine: EngineDialect = SGLang()
         self.accountant = Accountant(tokenizer, self.engine)
         self.upstream = Upstream(config.timeouts)
@@ -191,8 +196,9 @@ class Runtime:
                 await peers.close()
         if self.redis is not None:
             await self.redis.close()
-        if self.decision_log is not None:
-            await self.decision_log.flush()
+        for entries in (self.decision_log, self.access_log):
+            if entries is not None:
+                await entries.flush()
         self.tracing.shutdown()
 
     def _set_admin_token(self, token: str | None) -> None:
@@ -266,9 +272,8 @@ def _redis(config: GatewayConfig, on_error: Callable[[str], None]) -> RedisBacke
     return RedisBackend(client, session.redis_timeout_seconds, on_error)
 
 
-def _decision_log(config: GatewayConfig, metrics: Metrics) -> DecisionLog | None:
-    path = config.routing.decision_log
-    return None if path is None else DecisionLog(path, metrics.decision_log_dropped.inc)
+def _json_log(path: Path | None, name: str, on_dropped: Callable[[int], None]) -> JsonLog | None:
+    return None if path is None else JsonLog(path, on_dropped, name=name)
 
 
 def _secret(path: Path | None, key: str, what: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dps_gateway.telemetry.decision_log import DecisionLog
+from dps_gateway.telemetry.json_log import JsonLog
 
 FULL_DISK = Path("/dev/full")
 """A device that fails every write with ENOSPC."""
@@ -22,7 +22,7 @@ def entries(path: Path) -> list[Any]:
 async def test_entries_are_appended_in_order_one_per_line(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     for run in range(2):  # the second run stands for a gateway that was restarted
-        decisions = DecisionLog(path)
+        decisions = JsonLog(path)
         for number in range(3):
             decisions.add({"run": run, "turn": number})
         await decisions.flush()
@@ -32,7 +32,7 @@ async def test_entries_are_appended_in_order_one_per_line(tmp_path: Path) -> Non
 
 async def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    decisions = DecisionLog(path)
+    decisions = JsonLog(path)
     decisions.add({})
     await decisions.flush()
     assert path.stat().st_mode & 0o077 == 0
@@ -42,7 +42,7 @@ async def test_file_that_reaches_the_maximum_size_is_renamed_and_replaces_the_pr
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "decisions.jsonl"
-    decisions = DecisionLog(path, max_file_bytes=30)
+    decisions = JsonLog(path, max_file_bytes=30)
     for turn in range(5):
         decisions.add({"turn": turn})  # 11 bytes
         await decisions.flush()
@@ -58,7 +58,7 @@ async def test_processes_that_share_a_file_lose_no_line_when_it_is_renamed(tmp_p
     path = tmp_path / "decisions.jsonl"
 
     async def write(writer: int) -> None:
-        decisions = DecisionLog(path, max_file_bytes=2500)
+        decisions = JsonLog(path, max_file_bytes=2500)
         for turn in range(40):
             decisions.add({"writer": writer, "turn": turn})
             await decisions.flush()
@@ -73,7 +73,7 @@ async def test_processes_that_share_a_file_lose_no_line_when_it_is_renamed(tmp_p
 
 async def test_entries_beyond_the_maximum_in_memory_are_dropped_and_counted(tmp_path: Path) -> None:
     path, dropped = tmp_path / "decisions.jsonl", list[int]()
-    decisions = DecisionLog(path, dropped.append, max_pending=2)
+    decisions = JsonLog(path, dropped.append, max_pending=2)
     for turn in range(5):
         decisions.add({"turn": turn})
     await decisions.flush()
@@ -85,14 +85,14 @@ async def test_missing_directory_is_logged_once_and_its_entries_are_counted_as_d
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, dropped = tmp_path / "missing", list[int]()
-    decisions = DecisionLog(folder / "decisions.jsonl", dropped.append)
+    decisions = JsonLog(folder / "decisions.jsonl", dropped.append)
     for _ in range(2):
         decisions.add({"turn": 1})
         decisions.add({"turn": 2})
         await decisions.flush()
     assert dropped == [2, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        f"the decision log {folder}/decisions.jsonl cannot be written: No such file or directory"
+        f"the log {folder}/decisions.jsonl cannot be written: No such file or directory"
     ]
     folder.mkdir()
     decisions.add({"turn": 3})
@@ -104,7 +104,7 @@ async def test_missing_directory_is_logged_once_and_its_entries_are_counted_as_d
 async def test_full_disk_drops_entries_without_an_error(tmp_path: Path) -> None:
     path, dropped = tmp_path / "decisions.jsonl", list[int]()
     path.symlink_to(FULL_DISK)
-    decisions = DecisionLog(path, dropped.append)
+    decisions = JsonLog(path, dropped.append)
     decisions.add({"turn": 1})
     await decisions.flush()
     assert dropped == [1]
@@ -115,10 +115,10 @@ def test_batch_that_does_not_fit_on_the_disk_leaves_no_incomplete_line(tmp_path:
     path = tmp_path / "decisions.jsonl"
     script = """
 import asyncio, pathlib, resource, sys
-from dps_gateway.telemetry.decision_log import DecisionLog
+from dps_gateway.telemetry.json_log import JsonLog
 
 async def main():
-    decisions = DecisionLog(pathlib.Path(sys.argv[1]))
+    decisions = JsonLog(pathlib.Path(sys.argv[1]))
     decisions.add({"turn": 1})
     await decisions.flush()
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))

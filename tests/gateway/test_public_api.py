@@ -4,7 +4,9 @@ import asyncio
 import gzip
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,6 +23,7 @@ from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
+from dps_gateway.telemetry.json_log import JsonLog
 from dps_local.assets import bundled_tokenizer
 from dps_testkit.waiting import wait_until
 
@@ -553,3 +556,39 @@ async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_
     _, content = await gateway.post(json=chat(stream=True), headers={TIMEOUT_HEADER: "4000"})
     assert content.startswith(CHUNK)
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the answer took longer than 4 s"
+
+
+async def test_access_log_has_one_line_per_request_without_prompts_and_keys(
+    gateway: Gateway, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.jsonl"
+    gateway.runtime.access_log = JsonLog(path)
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk-secret"))])
+    headers = {"Authorization": "Bearer sk-secret", "x-request-id": "r"}
+    response, _ = await gateway.post(json=chat(user="private"), headers=headers)
+    await gateway.send("GET", "/v1/models?secret=x", headers={"x-api-key": "sk-wrong", "x-request-id": "q"})
+    await gateway.runtime.access_log.flush()
+    content = path.read_text()
+    entries = [json.loads(line) for line in content.splitlines()]
+    for entry in entries:
+        assert 0 <= entry.pop("seconds") <= time.time() - entry.pop("time") + 1
+    chat_entry = {
+        "request_id": "r",
+        "tenant": "team",
+        "method": "POST",
+        "route": CHAT,
+        "status": 200,
+        "pool": response.headers["x-dps-pool"],
+        "prompt_tokens": USAGE["prompt_tokens"],
+        "output_tokens": USAGE["completion_tokens"],
+        "cached_tokens": None,
+    }
+    refused = dict.fromkeys(chat_entry) | {
+        "request_id": "q",
+        "tenant": "",
+        "method": "GET",
+        "route": "/v1/*",
+        "status": 401,
+    }
+    assert entries == [chat_entry, refused]
+    assert not any(word in content for word in ("private", "sk-", "secret", digest_of("sk-secret").hex()[:8]))

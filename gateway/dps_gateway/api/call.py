@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from opentelemetry.trace import Span
@@ -13,6 +13,7 @@ from opentelemetry.trace import Span
 from dps_gateway.api.errors import error_response
 from dps_gateway.api.request import request_id_of, timeout_seconds_of
 from dps_gateway.auth import Key
+from dps_gateway.engine.dialect import Usage
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import end_server_span
 
@@ -50,6 +51,8 @@ class Call:
     """The HTTP status for metrics and spans."""
     timeout_seconds: float | None = None
     """The time that the client allows for the whole request, in seconds, or None."""
+    usage: Usage | None = None
+    """The usage that the engine reported, if any."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
     _write_deadline: float = 0.0
@@ -123,6 +126,25 @@ class Call:
             raise ClientStalled("the client has stopped reading") from error
 
 
+def access_entry(call: Call, route: str) -> dict[str, Any]:
+    """The line of the access log for a call that has ended. docs/gateway.md describes the fields for users."""
+    seconds = time.perf_counter() - call.started
+    usage = call.usage
+    return {
+        "time": round(time.time() - seconds, 6),
+        "request_id": call.request_id,
+        "tenant": call.tenant,
+        "method": call.request.method,
+        "route": route,
+        "status": call.status,
+        "seconds": round(seconds, 6),
+        "pool": call.headers.get("x-dps-pool"),
+        "prompt_tokens": usage.prompt_tokens if usage else None,
+        "output_tokens": usage.completion_tokens if usage else None,
+        "cached_tokens": usage.cached_tokens if usage else None,
+    }
+
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -160,6 +182,8 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
             return response
         finally:
             call.ended()
+            if runtime.access_log is not None:
+                runtime.access_log.add(access_entry(call, route))
             runtime.metrics.requests.labels(metric_label, str(call.status)).inc()
             end_server_span(span, call.status, failure)
 

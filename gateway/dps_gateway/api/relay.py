@@ -134,6 +134,7 @@ class Relay:
         metrics.genai_duration.labels(*labels).observe(ended - self._call.started)
         if usage is None:
             return
+        self._call.usage = usage
         first_chunk = self._first_byte - self._call.started if self._answer.streams else None
         spans.describe_usage(self._span, usage, first_chunk)
         metrics.genai_token_usage.labels(*labels, "input").observe(usage.prompt_tokens)

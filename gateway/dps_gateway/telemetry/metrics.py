@@ -134,6 +134,9 @@ class Metrics:
             "dps_estimated_regret_seconds",
             "Seconds by which turns took longer than was predicted for the other pool",
         )
+        self.access_log_dropped = self._plain_counter(
+            "dps_access_log_dropped", "Entries of the access log that could not be written"
+        )
         self.decision_log_dropped = self._plain_counter(
             "dps_decision_log_dropped", "Entries of the decision log that could not be written"
         )

@@ -1,4 +1,4 @@
-"""The decision log: one line of JSON per answered turn, in a file of bounded size (`routing.decisionLog`)."""
+"""A log with one line of JSON per entry, in a file of bounded size: the decision log and the access log."""
 
 import asyncio
 import fcntl
@@ -21,11 +21,11 @@ MAX_FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`."""
 
 
-class DecisionLog:
+class JsonLog:
     """Appends entries to a file, in batches and in a thread, so that a slow or full disk never delays a request.
 
     Several worker processes may write to the same file. `on_dropped` is called with the number of entries that are
-    dropped because the file cannot be written fast enough or at all.
+    dropped because the file cannot be written fast enough or at all. `name` describes the file in log messages.
     """
 
     def __init__(
@@ -33,10 +33,12 @@ class DecisionLog:
         path: Path,
         on_dropped: Callable[[int], None] = lambda count: None,
         *,
+        name: str = "log",
         max_pending: int = MAX_PENDING,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
         self._path = path
+        self._name = name
         self._on_dropped = on_dropped
         self._max_pending = max_pending
         self._max_file_bytes = max_file_bytes
@@ -60,7 +62,7 @@ class DecisionLog:
         except OSError as error:
             self._on_dropped(len(batch))
             if self._writable:
-                log.error("the decision log %s cannot be written: %s", self._path, error.strerror)
+                log.error("the %s %s cannot be written: %s", self._name, self._path, error.strerror)
             self._writable = False
         else:
             self._writable = True
@@ -106,8 +108,8 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-async def flush_periodically(decisions: DecisionLog) -> None:
-    """Write the decision log at an interval, until cancelled."""
+async def flush_periodically(entries: JsonLog) -> None:
+    """Write the scheduled entries at an interval, until cancelled."""
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
-        await decisions.flush()
+        await entries.flush()
