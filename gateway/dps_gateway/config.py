@@ -116,6 +116,8 @@ class Routing(_Section):
     policy: Annotated[str, AfterValidator(_policy_name)] = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
     """τ in tokens. With 0 every turn goes to the greedy pool, with null every turn to the speculative pool."""
+    common_prefix_cache: bool = False
+    """Whether the engines of both pools share a prefix cache, from which a pool fetches what the other has cached."""
     decision_log: Path | None = None
     """A file to which every answered turn is appended as one line of JSON. If null, no log is written."""
 

@@ -181,15 +181,20 @@ class Turns:
         return Session(fork, scope, snapshot, growth, base)
 
 
-def policy_input(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Turn:
-    """The policy's input for a measured turn, with the present state of the pools."""
+def policy_input(
+    turn: MeasuredTurn, pools: Mapping[Pool, EnginePool], common_prefix_cache: bool = False
+) -> Turn:
+    """The policy's input for a measured turn, with the present state of the pools.
+
+    common_prefix_cache: whether each pool can fetch what the other has cached.
+    """
     return Turn(
         prompt_tokens=turn.prompt_tokens,
         delta_tokens=turn.delta_tokens,
         draw=random.random(),
         number=turn.number,
         last_pool=_last_pool(turn),
-        pools=dict(_views(turn, pools)),
+        pools=dict(_views(turn, pools, common_prefix_cache)),
     )
 
 
@@ -202,10 +207,14 @@ def _last_pool(turn: MeasuredTurn) -> Pool | None:
     return next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None
 
 
-def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
+def _views(
+    turn: MeasuredTurn, pools: Mapping[Pool, EnginePool], common_prefix_cache: bool
+) -> Iterator[tuple[Pool, PoolView]]:
+    growth = turn.session.growth
     for name, pool in pools.items():
-        uncached = turn.session.growth.uncached_tokens(turn.prompt_tokens, name)
-        view = pool.view(turn.session.affinity, uncached, fetchable_tokens=0)
+        uncached = growth.uncached_tokens(turn.prompt_tokens, name)
+        fetchable = growth.fetchable_tokens(turn.prompt_tokens, name) if common_prefix_cache else 0
+        view = pool.view(turn.session.affinity, uncached, fetchable)
         if view is not None:
             yield name, view
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,24 @@ def test_constant_correction_of_prompt_lengths_does_not_change_delta(
     base = replace(point(1, length=counted), correction=correction)
     growth = compare(record(base), lambda _: True)
     assert growth.delta_tokens(counted + added + base.correction) == added
+
+
+@pytest.mark.parametrize(
+    ("cached", "fetched"),
+    [
+        pytest.param(355, 0, id="a difference below SGLang's threshold is computed"),
+        pytest.param(356, 256, id="a difference of the threshold is fetched"),
+    ],
+)
+def test_pool_fetches_what_only_the_other_pool_has_cached(cached: int, fetched: int) -> None:
+    growth = compare(record(point(1, 100, SPECULATIVE), point(2, cached, GREEDY)), lambda _: True)
+    assert growth.fetchable_tokens(1000, Pool.SPECULATIVE) == fetched
+    assert growth.fetchable_tokens(1000, Pool.GREEDY) == 0
+
+
+@given(st.lists(points, max_size=12), st.integers(0, 3000), st.sampled_from(Pool))
+def test_fetchable_tokens_are_a_part_of_the_uncached_ones(
+    chosen: list[Point], prompt: int, pool: Pool
+) -> None:
+    growth = compare(record(*chosen), lambda _: True)
+    assert 0 <= growth.fetchable_tokens(prompt, pool) <= growth.uncached_tokens(prompt, pool)

@@ -16,7 +16,8 @@ from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.store import SessionStore
-from dps_gateway.turn import MeasuredTurn, Turns
+from dps_gateway.turn import MeasuredTurn, Turns, policy_input
+from dps_gateway.upstream.pool import EnginePool
 from dps_local.assets import bundled_tokenizer
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant with a long list of instructions. " * 20}
@@ -399,3 +400,21 @@ class TestRawPromptsWithoutASessionId:
         start = list(range(100))
         await client.complete(start)
         assert kind(await client.complete(start + [7] * (ANCHOR_BYTES * MAX_ANCHORS))) is History.NEW
+
+
+@pytest.mark.parametrize("common", [False, True])
+async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_prefix_cache(
+    accountant: Accountant, common: bool
+) -> None:
+    client = Client(accountant, "named")
+    first = await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
+    assert first.prompt_tokens >= 256
+    turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
+    pools = {pool: EnginePool(pool, 8, 8) for pool in Pool}
+    for pool in pools.values():
+        pool.set_endpoints(["http://engine"])
+    views = policy_input(turn, pools, common).pools
+    assert {pool: view.fetchable_tokens for pool, view in views.items()} == {
+        Pool.SPECULATIVE: first.prompt_tokens if common else 0,
+        Pool.GREEDY: 0,
+    }

@@ -80,7 +80,8 @@ async def prepare(call: Call, route: Route) -> Job:
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
-        routed = policy_input(turn, runtime.pools) if turn is not None else None
+        common = runtime.config.routing.common_prefix_cache
+        routed = policy_input(turn, runtime.pools, common) if turn is not None else None
         decision = _decide(call, turn, routed)
         call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, decision)

@@ -6,9 +6,13 @@ This module performs no I/O.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.record import Point, Record
+
+FETCH_THRESHOLD_TOKENS: Final = 256
+"""Tokens below which SGLang computes the missing part of a prefix instead of fetching it (`prefetch_threshold`)."""
 
 
 class History(StrEnum):
@@ -39,6 +43,11 @@ class Growth:
         """Tokens of the prompt that are not in `pool`'s KV cache, according to the record."""
         point = self.seen.get(pool)
         return max(0, prompt_tokens - (point.length if point else 0))
+
+    def fetchable_tokens(self, prompt_tokens: int, pool: Pool) -> int:
+        """Tokens that `pool` can fetch from a prefix cache in common with the other pool, according to the record."""
+        missing = self.uncached_tokens(prompt_tokens, pool) - self.uncached_tokens(prompt_tokens, pool.other)
+        return missing if missing >= FETCH_THRESHOLD_TOKENS else 0
 
 
 def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth:

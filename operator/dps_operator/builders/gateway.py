@@ -12,6 +12,7 @@ from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
 from dps_operator.builders.launch import runtime_of
 from dps_operator.builders.pods import container_resources, pod_template, restricted, spread
+from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.builders.store import redis_url_source
 from dps_operator.errors import SpecError
 from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
@@ -102,6 +103,8 @@ def gateway_config(router: Router) -> dict[str, Any]:
         },
         "timeouts": {"drainSeconds": spec.gateway.drain_seconds, **to_wire(spec.gateway.timeouts)},
     }
+    if launch_settings(spec) is not None:
+        config["routing"]["commonPrefixCache"] = True
     if limits := to_wire(spec.gateway.limits):
         config["limits"] = limits
     if spec.routing.session_keys:
