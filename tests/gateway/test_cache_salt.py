@@ -63,6 +63,10 @@ def test_bytes_of_a_request_without_salt_are_kept() -> None:
     assert sent == b' {"cache_salt":"%b","extra_key":"%b", "seed": 1e2, "n": 1 }' % ((own.encode(),) * 2)
 
 
+def test_request_to_an_endpoint_without_a_salt_is_unchanged() -> None:
+    assert with_salt(b'{"n": 1}', {"n": 1}, (), SALT) == (b'{"n": 1}', {"n": 1})
+
+
 def test_salt_that_the_client_sent_twice_is_replaced() -> None:
     raw = b'{"cache_salt": "x", "cache_\\u0073alt": "y"}'
     sent, _ = with_salt(raw, json.loads(raw), ("cache_salt",), SALT)

@@ -19,6 +19,8 @@ def with_salt(
     """
     salts = {field: _salts(field, body.get(field), salt) for field in fields}
     salted = {**body, **salts}
+    if not salts:
+        return raw, salted
     if body and not salts.keys() & body.keys():  # then the client's bytes can be kept
         start = raw.index(b"{") + 1
         return raw[:start] + orjson.dumps(salts)[1:-1] + b"," + raw[start:], salted
