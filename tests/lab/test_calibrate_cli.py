@@ -99,6 +99,10 @@ def test_limits_that_cannot_be_met_exit_with_1_and_apply_nothing(
         (["--workload", "nothing.jsonl"], "there is no workload and no file 'nothing.jsonl'"),
         (["--workload", "toolbench"], "give --concurrency C or --rate R"),
         (
+            ["--workload", "toolbench", "--concurrency", "1", "--fleet", "adaptive=2"],
+            "adaptive engines are not searched",
+        ),
+        (
             ["--workload", "toolbench", "--concurrency", "1", "--hardware", "a100-70b"],
             "--gpus 2: an engine of a100-70b takes 4 GPUs; choose a multiple of 4",
         ),

@@ -74,6 +74,19 @@ def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.Captur
         (["--workload", "toolbench"], "give --concurrency C or --rate R"),
         (["--workload", "toolbench", "--concurrency", "1", "--fleet", "x=1"], "'x' is not a kind of engine"),
         (
+            [
+                "--workload",
+                "toolbench",
+                "--concurrency",
+                "1",
+                "--fleet",
+                "adaptive=1",
+                "--algorithm",
+                "NGRAM",
+            ],
+            "adaptive engines vary their draft steps, of which NGRAM has none",
+        ),
+        (
             ["--workload", "toolbench", "--concurrency", "1", "--arrivals", "bursts"],
             "--arrivals bursts needs a mean rate; add --rate R",
         ),

@@ -286,8 +286,9 @@ def test_gpus_count_engines_times_tensor_parallelism() -> None:
 
 
 def test_a_fleet_is_parsed_into_the_number_of_engines_per_kind() -> None:
-    assert parse_fleet("speculative=2, greedy=0") == {Pool.SPECULATIVE: 2, Pool.GREEDY: 0}
-    assert parse_fleet("greedy=3") == {Pool.SPECULATIVE: 0, Pool.GREEDY: 3}
+    assert parse_fleet("speculative=2, greedy=0") == ({Pool.SPECULATIVE: 2, Pool.GREEDY: 0}, 0)
+    assert parse_fleet("greedy=3") == ({Pool.SPECULATIVE: 0, Pool.GREEDY: 3}, 0)
+    assert parse_fleet("adaptive=2,speculative=1") == ({Pool.SPECULATIVE: 3, Pool.GREEDY: 0}, 2)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,11 @@ def sample(
 def _splits(options: argparse.Namespace) -> tuple[list[int], int]:
     """The numbers of speculative engines to try, and the number of all engines."""
     if options.fleet is not None:
-        engines = parse_fleet(options.fleet)
+        engines, adaptive = parse_fleet(options.fleet)
+        if adaptive:
+            raise FleetError(
+                "adaptive engines are not searched; compare fleets that have them with dps simulate"
+            )
         return [engines[Pool.SPECULATIVE]], sum(engines.values())
     each = HARDWARE[options.hardware].tensor_parallel
     if options.gpus % each:

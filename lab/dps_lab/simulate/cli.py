@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dps_gateway.routing.policies import POLICIES, policy_named
-from dps_lab.simulate.fleet import FleetError, parse_fleet
+from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
     add_load_options,
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fleet",
         default="speculative=1,greedy=1",
-        metavar="speculative=N,greedy=M",
+        metavar=KINDS,
         help="engines by kind, each on its own GPU (default: speculative=1,greedy=1)",
     )
     parser.add_argument("--one-gpu", action="store_true", help="all engines share one GPU's time and memory")
@@ -84,7 +84,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scenario:
     load = load_of(options, sessions)
-    fleet = replace(fleet_of(options, parse_fleet(options.fleet)), one_gpu=options.one_gpu)
+    engines, adaptive = parse_fleet(options.fleet)
+    fleet = replace(fleet_of(options, engines), one_gpu=options.one_gpu, adaptive=adaptive)
+    if adaptive and not fleet.speculation.steps:
+        raise FleetError(
+            f"adaptive engines vary their draft steps, of which {options.algorithm} has none; choose another "
+            "--algorithm, or speculative=N instead of adaptive=N"
+        )
     policy = policy_named(options.policy, options.threshold)
     return Scenario(fleet, policy, load, options.replicas, options.seed)
 

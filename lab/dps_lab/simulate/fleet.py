@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from dps_engines.sglang.prefix_cache import GREEDY, SHARED
 from dps_gateway.pool import Pool
+from dps_lab.simulate.adaptive_drafts import AdaptiveEngine, AdaptiveTiming
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
@@ -22,7 +23,10 @@ class FleetError(ValueError):
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """A fleet, described by the number of engines of each kind. Rates are in bytes per second."""
+    """A fleet, described by the number of engines of each pool. Rates are in bytes per second.
+
+    adaptive: how many of the speculative engines adapt their draft length to the batch.
+    """
 
     engines: dict[Pool, int]
     one_gpu: bool = False
@@ -32,6 +36,7 @@ class FleetSpec:
     speculation: Speculation = field(default_factory=lambda: speculation("STANDALONE"))
     efficiency: Efficiency = FITTED
     transfer_bytes_per_second: float = 20e9
+    adaptive: int = 0
 
     @property
     def gpus(self) -> int:
@@ -40,25 +45,33 @@ class FleetSpec:
         return count * self.hardware.tensor_parallel
 
 
-def parse_fleet(text: str) -> dict[Pool, int]:
-    """The number of engines of each kind: `speculative=1,greedy=1`. Raises FleetError."""
-    engines = dict.fromkeys(Pool, 0)
-    seen: set[Pool] = set()
+ADAPTIVE: Final = "adaptive"
+"""The kind of the engines that adapt their draft length to the batch."""
+
+KINDS: Final = "speculative=N,greedy=M,adaptive=K"
+
+
+def parse_fleet(text: str) -> tuple[dict[Pool, int], int]:
+    """The number of engines of each pool, and how many of the speculative ones adapt. Raises FleetError.
+
+    The text has numbers by kind, such as `speculative=1,greedy=1`. The kind `adaptive` adds to the speculative pool.
+    """
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = (piece.strip() for piece in part.partition("="))
-        try:
-            pool = Pool(name)
-        except ValueError:
-            raise FleetError(f"'{name}' is not a kind of engine; write speculative=N,greedy=M") from None
-        if pool in seen:
-            raise FleetError(f"{name} is given twice; write speculative=N,greedy=M")
+        if name not in (*Pool, ADAPTIVE):
+            raise FleetError(f"'{name}' is not a kind of engine; write {KINDS}")
+        if name in counts:
+            raise FleetError(f"{name} is given twice; write {KINDS}")
         if not (count.isascii() and count.isdigit()):
             raise FleetError(f"{name}={count}: the number of engines must be a whole number, at least 0")
-        engines[pool] = int(count)
-        seen.add(pool)
-    if not any(engines.values()):
-        raise FleetError("the fleet has no engine; write speculative=N,greedy=M with N + M above 0")
-    return engines
+        counts[name] = int(count)
+    if not any(counts.values()):
+        raise FleetError(f"the fleet has no engine; write {KINDS} with N + M + K above 0")
+    adaptive = counts.get(ADAPTIVE, 0)
+    engines = {pool: counts.get(pool, 0) for pool in Pool}
+    engines[Pool.SPECULATIVE] += adaptive
+    return engines, adaptive
 
 
 def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
@@ -87,10 +100,12 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
     speculative = pool is Pool.SPECULATIVE
-    return VirtualEngine(
+    adaptive = speculative and number < spec.adaptive
+    kind = AdaptiveEngine if adaptive else VirtualEngine
+    return kind(
         url=f"{pool}-{number}",
         pool=pool,
-        timing=timing,
+        timing=AdaptiveTiming(timing.hardware, timing.speculation, timing.efficiency) if adaptive else timing,
         capacity=capacity,
         max_running=MAX_RUNNING_SPECULATIVE if speculative else MAX_RUNNING_GREEDY,
         serialized=speculative and spec.serialized,

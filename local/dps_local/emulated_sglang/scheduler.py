@@ -96,7 +96,7 @@ class Scheduler:
         self.max_running = 1 if serialized else max_running
         self.page_tokens = page_tokens
         self._draft_refill = draft_refill
-        self._time_model = time_model
+        self.time_model = time_model
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
         self._reserved = 0
@@ -168,11 +168,11 @@ class Scheduler:
         if admitted:
             uncached = sum(len(sequence.prompt) - sequence.cached_tokens for sequence in admitted)
             refilled = sum(sequence.storage_tokens for sequence in admitted) if self._draft_refill else 0
-            seconds = self._time_model.prefill_seconds(uncached, refilled)
+            seconds = self.time_model.prefill_seconds(uncached, refilled)
             return Step(StepKind.PREFILL, tuple(admitted), seconds, uncached)
         if self._running:
             batch = tuple(self._running.values())
-            return Step(StepKind.DECODE, batch, self._time_model.decode_seconds(len(batch)))
+            return Step(StepKind.DECODE, batch, self.time_model.decode_seconds(len(batch)))
         return None
 
     def complete(self, step: Step, now: float) -> tuple[Sequence, ...]:
@@ -223,7 +223,7 @@ class Scheduler:
         self._move(sequence, node, len(sequence.plan.token_ids))
 
     def _decoded(self, sequence: Sequence) -> int:
-        speculation = self._time_model.speculation
+        speculation = self.time_model.speculation
         if speculation is None:
             return 1
         whole, rest = divmod(speculation.acceptance_length, 1)

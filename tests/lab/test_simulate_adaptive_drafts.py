@@ -1,0 +1,92 @@
+"""Engines whose draft length depends on the batch."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import AlwaysSpeculative
+from dps_lab.simulate.adaptive_drafts import (
+    STEPS_BY_BATCH,
+    acceptance_probability,
+    adapted,
+    expected_tokens,
+    with_steps,
+)
+from dps_lab.simulate.fleet import FleetSpec, build_engines
+from dps_lab.simulate.hardware import HARDWARE
+from dps_lab.simulate.roofline import EngineTiming, speculation
+from dps_lab.simulate.run import Load, Scenario, simulate
+from dps_lab.simulate.trace import SessionTrace, TurnLengths
+
+BASE = speculation("STANDALONE")
+TIMING = EngineTiming(HARDWARE["a100-7b"], BASE)
+
+
+@settings(deadline=None)
+@given(st.floats(1.0, 4.0))
+def test_probability_of_acceptance_yields_the_acceptance_length(length: float) -> None:
+    base = speculation("STANDALONE", length)
+    assert expected_tokens(acceptance_probability(base), base.steps) == pytest.approx(length)
+
+
+def test_the_default_number_of_steps_has_the_default_acceptance_length() -> None:
+    same = with_steps(BASE, BASE.steps)
+    assert same is not None
+    assert same.draft_tokens == BASE.draft_tokens
+    assert same.acceptance_length == pytest.approx(BASE.acceptance_length)
+
+
+def test_more_steps_accept_more_tokens_and_no_steps_are_greedy() -> None:
+    lengths = [each.acceptance_length for steps in (1, 3, 5, 7) if (each := with_steps(BASE, steps))]
+    assert lengths == sorted(lengths)
+    assert all(length <= steps + 1 for length, steps in zip(lengths, (1, 3, 5, 7), strict=True))
+    assert with_steps(BASE, 0) is None
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.floats(1.0, 4.0))
+def test_the_draft_length_is_one_of_those_for_the_batch(batch: int, length: float) -> None:
+    chosen = adapted(TIMING, speculation("STANDALONE", length), batch, batch * 1000)
+    allowed = STEPS_BY_BATCH[max(smallest for smallest in STEPS_BY_BATCH if smallest <= batch)]
+    assert (0 if chosen is None else chosen.steps) in allowed
+
+
+def test_drafts_that_are_never_accepted_are_as_short_as_possible() -> None:
+    useless = speculation("STANDALONE", 1.0)
+    single = adapted(TIMING, useless, 1, 1000)
+    assert single is not None
+    assert single.steps == 1
+    assert adapted(TIMING, useless, 8, 8000) is None
+
+
+def test_drafts_that_are_always_accepted_are_as_long_as_possible() -> None:
+    perfect = speculation("STANDALONE", 4.0)
+    chosen = adapted(TIMING, perfect, 1, 1000)
+    assert chosen is not None
+    assert chosen.steps == 7
+
+
+def fleet(speculative: int, adaptive: int, greedy: int = 0) -> FleetSpec:
+    return FleetSpec({Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy}, adaptive=adaptive)
+
+
+def batch_seconds(spec: FleetSpec, concurrency: int) -> float:
+    """The time for 60 sessions of one long answer."""
+    sessions = [
+        SessionTrace(id=f"s{number}", turns=[TurnLengths(prompt_tokens=100, output_tokens=120)])
+        for number in range(60)
+    ]
+    results = simulate(sessions, Scenario(spec, AlwaysSpeculative(), Load(concurrency)))
+    assert all(result.output_tokens == 120 for result in results)
+    return max(result.finished for result in results)
+
+
+def test_only_the_adaptive_engines_of_a_fleet_adapt() -> None:
+    kinds = [type(engine).__name__ for group in build_engines(fleet(3, 2, 1)) for engine in group]
+    assert kinds == ["AdaptiveEngine", "AdaptiveEngine", "VirtualEngine", "VirtualEngine"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 40])
+def test_an_adaptive_engine_is_at_least_as_fast_as_one_with_a_fixed_draft_length(concurrency: int) -> None:
+    assert batch_seconds(fleet(1, 1), concurrency) <= batch_seconds(fleet(1, 0), concurrency) * 1.02
