@@ -210,7 +210,11 @@ class LocalStack:
             tokenizer=options.tokenizer,
             endpoints={name: [url] for name, url in self.engine_urls.items()},
             sections={
-                "routing": {"policy": options.policy, "thresholdTokens": options.threshold_tokens},
+                "routing": {
+                    "policy": options.policy,
+                    "thresholdTokens": options.threshold_tokens,
+                    "commonPrefixCache": options.prefix_cache == "common",
+                },
                 "session": {
                     "redisUrl": self.redis_url,
                     "redisTimeoutSeconds": options.redis_timeout_seconds,

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
 from dps_engines.launch import EngineError
 from dps_lab.replay.client import ReplayOptions
@@ -80,6 +81,8 @@ async def test_engines_share_cached_prefixes_only_with_a_common_cache(sharing: A
     async with LocalStack(replace(OPTIONS, gateways=1, prefix_cache=sharing)) as stack:
         assert await cached_by_the_second_engine(stack) == cached
         secret = stack.folder / "prefix-cache-secret"
+        config = yaml.safe_load((stack.folder / "gateway-1.yaml").read_text())
+        assert config["routing"]["commonPrefixCache"] == (sharing == "common")
         assert secret.exists() == (sharing == "common")
         assert sharing == "separate" or secret.stat().st_mode & 0o077 == 0
     assert not stack.folder.exists()
