@@ -5,7 +5,7 @@ from typing import Any
 
 
 def reported_prompt_tokens(body: bytes, continuations: int = 1) -> int:
-    """Prompt tokens of a complete answer, from OpenAI's ``usage`` or SGLang's ``meta_info`` (summed over a batch).
+    """Prompt tokens of a complete answer, from its ``usage`` or SGLang's ``meta_info`` (summed over a batch).
 
     SGLang returns one entry with the prompt length for each of the ``continuations`` of a prompt; they count once.
     In a stream, the last reported length counts. Raises ValueError if no length is reported.
@@ -19,12 +19,16 @@ def reported_prompt_tokens(body: bytes, continuations: int = 1) -> int:
 
 def stream_events(body: bytes) -> list[bytes]:
     """Payloads of a server-sent event stream without ``[DONE]``; empty if the body is not such a stream."""
-    payloads = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line.startswith(b"data: ")]
+    payloads = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
     return [payload for payload in payloads if payload != b"[DONE]"]
 
 
 def _length(answer: Any) -> int | None:
     if isinstance(answer, list):
         return sum(int(entry["meta_info"]["prompt_tokens"]) for entry in answer)
-    usage = answer.get("usage") or answer.get("meta_info")
-    return int(usage["prompt_tokens"]) if usage else None
+    usage = answer.get("message", answer).get("usage") or answer.get("meta_info") or {}
+    if "prompt_tokens" in usage:
+        return int(usage["prompt_tokens"])
+    if "input_tokens" in usage:  # Anthropic's usage, which counts cached tokens separately
+        return int(usage["input_tokens"]) + int(usage.get("cache_read_input_tokens", 0))
+    return None

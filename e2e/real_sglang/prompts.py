@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.real_sglang.messages import MESSAGES, message_bodies
+
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -433,3 +435,7 @@ def prompt_cases() -> Iterator[PromptCase]:
         "generate: batch of 2 with n 2", GENERATE, {"text": ["Once upon", "a time there"]} | twice
     )
     yield PromptCase("generate: stream", GENERATE, {"text": "Once upon a time", "stream": True} | sampling)
+    for name, body in message_bodies():
+        yield PromptCase(
+            f"messages: {name}", MESSAGES, {"model": MODEL, "max_tokens": 1, "temperature": 0} | body
+        )

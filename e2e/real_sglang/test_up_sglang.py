@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from anthropic import AsyncAnthropic
+from anthropic.types import MessageParam
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -198,6 +200,27 @@ async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
     }
     assert verified["speculative"] > 0
     assert verified["greedy"] == 0
+
+
+async def test_anthropic_conversation_grows_by_the_tokens_that_sglang_counts(up: Up) -> None:
+    conversation: list[MessageParam] = [{"role": "user", "content": LONG}]
+    headers, lengths = [], []
+    async with AsyncAnthropic(base_url=up.printed("gateway").removesuffix("/v1"), api_key="none") as client:
+        for question in (SHORT, LONG):
+            async with client.messages.stream(
+                model="m", messages=conversation, system="Be terse.", max_tokens=12
+            ) as stream:
+                answer = await stream.get_final_message()
+                headers.append(stream.response.headers)
+            lengths.append(answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0))
+            conversation += [
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": question},
+            ]
+    assert [
+        (item["x-dps-history"], int(item["x-dps-prompt-tokens"]), int(item["x-dps-delta-tokens"]))
+        for item in headers
+    ] == [("new", lengths[0], lengths[0]), ("grown", lengths[1], lengths[1] - lengths[0])]
 
 
 async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_path: Path) -> None:

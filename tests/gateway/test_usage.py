@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.api.sse import EventRelay
+from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
 from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
 from dps_gateway.engine.openai import OPENAI_ANSWERS
 from dps_gateway.engine.sglang import GENERATE_ANSWERS
@@ -55,6 +56,13 @@ def test_usage_that_only_the_gateway_requested_is_removed(sizes: list[int]) -> N
 
 def test_done_event_is_returned_separately_from_the_events_before_it() -> None:
     assert relay(ROLE + DONE, [], hide=False)[:2] == (ROLE, DONE)
+
+
+def test_done_inside_generated_text_does_not_close_the_stream() -> None:
+    quoted = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"data: [DONE]"}}]}\n\n'
+    assert relay(quoted + ROLE + DONE, [len(quoted)], hide=False)[:2] == (quoted + ROLE, DONE)
+    events = EventRelay(OPENAI_ANSWERS, hide_usage=False)
+    assert events.feed(quoted) == (quoted, b"")
 
 
 def test_usage_in_an_event_with_choices_is_kept() -> None:
@@ -121,3 +129,42 @@ def test_stream_with_usage_removed_equals_a_recorded_stream_without_usage() -> N
     assert (passed + closing).decode() == bodies["plain"]
     assert usage is not None
     assert usage.completion_tokens == 8
+
+
+@given(pieces)
+def test_recorded_messages_stream_is_unchanged_and_its_usage_is_complete(sizes: list[int]) -> None:
+    """Recorded from SGLang 0.5.23: the prompt's tokens are in the first event, the completion's in the last but one."""
+    recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
+    (body,) = (case["body"].encode() for case in recorded if case["name"] == "messages: stream")
+    passed, closing, usage = relay(body, sizes, hide=False, answers=ANTHROPIC_ANSWERS)
+    assert passed + closing == body
+    assert closing == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert usage == Usage(
+        prompt_tokens=31,
+        completion_tokens=8,
+        cached_tokens=30,
+        finish_reason="max_tokens",
+        response_id=json.loads(body.split(b"data: ")[1].splitlines()[0])["message"]["id"],
+        model="Qwen/Qwen2.5-7B-Instruct",
+    )
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt_tokens", "cached_tokens"),
+    [
+        ({"input_tokens": 5, "output_tokens": 2}, 5, None),
+        ({"input_tokens": 5, "cache_read_input_tokens": 7, "output_tokens": 2}, 12, 7),
+        ({"input_tokens": 5, "cache_creation_input_tokens": 3, "output_tokens": 2}, 8, None),
+    ],
+    ids=["nothing cached", "cached", "written to the cache"],
+)
+def test_anthropic_usage_counts_cached_tokens_separately(
+    usage: dict[str, int], prompt_tokens: int, cached_tokens: int | None
+) -> None:
+    document = {"type": "message", "id": "msg", "stop_reason": "end_turn", "usage": usage}
+    assert ANTHROPIC_ANSWERS.usage_of(document) == Usage(prompt_tokens, 2, cached_tokens, "end_turn", "msg")
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"usage": None}, {"message": None}, {"type": "ping"}])
+def test_documents_without_anthropic_usage_report_none(document: object) -> None:
+    assert ANTHROPIC_ANSWERS.usage_of(document) is None

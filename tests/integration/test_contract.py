@@ -89,6 +89,12 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
     [
         pytest.param("/v1/completions", {"prompt": "once", "max_tokens": 2}, 200, id="completions"),
         pytest.param(
+            "/v1/messages",
+            {"model": "m", "messages": [{"role": "user", "content": "once"}], "max_tokens": 2},
+            200,
+            id="messages",
+        ),
+        pytest.param(
             "/generate", {"text": "once", "sampling_params": {"max_new_tokens": 2}}, 200, id="generate"
         ),
         pytest.param(

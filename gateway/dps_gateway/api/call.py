@@ -10,10 +10,10 @@ from typing import Any, Final
 from aiohttp import web
 from opentelemetry.trace import Span
 
-from dps_gateway.api.errors import error_response
+from dps_gateway.api.errors import error_response, errors_of
 from dps_gateway.api.request import request_id_of, timeout_seconds_of
 from dps_gateway.auth import Key
-from dps_gateway.engine.dialect import Usage
+from dps_gateway.engine.dialect import ErrorFormat, Usage
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import end_server_span
 
@@ -73,6 +73,11 @@ class Call:
         """Stop counting the request as in flight for its API key."""
         if self.key is not None:
             self.runtime.key_load.leave(self.key)
+
+    @property
+    def errors(self) -> ErrorFormat:
+        """The format of error objects for this request."""
+        return errors_of(self.request.path)
 
     async def start(self, response: web.StreamResponse) -> None:
         """Send the response headers, including those that the gateway adds."""
@@ -152,7 +157,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
     """Returns the aiohttp handler that serves calls with `serve`.
 
     `route` is the path or pattern that spans record; `metric_label` is the route in metrics. Every call is
-    traced and counted, and every exception becomes an OpenAI error object or, after the headers have been sent, a
+    traced and counted, and every exception becomes an error object or, after the headers have been sent, a
     closed connection.
     """
 
@@ -177,7 +182,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
                 call.status = 500
                 call.abort()
                 return call.response
-            response = error_response(error, call.request_id, call.headers)
+            response = error_response(error, call.request_id, call.errors, call.headers)
             call.status = response.status
             return response
         finally:

@@ -1,15 +1,16 @@
-"""Maps errors to HTTP statuses and OpenAI error objects. No other module does."""
+"""Maps errors to HTTP statuses and to error objects in the format of the endpoint. No other module does."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
-from dps_gateway.engine.openai import error_object_of
+from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
+from dps_gateway.engine.dialect import ErrorFormat
+from dps_gateway.engine.openai import OPENAI_ERRORS
 from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
@@ -72,22 +73,25 @@ def _problem(error: Exception) -> _Problem:
     return next((_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS), _UNEXPECTED)
 
 
-def error_object(error: Exception) -> bytes:
-    """The OpenAI error object for an error. An unexpected error is not described to the client."""
+def errors_of(path: str) -> ErrorFormat:
+    """The format of the errors of an endpoint."""
+    return ANTHROPIC_ERRORS if path.startswith("/v1/messages") else OPENAI_ERRORS
+
+
+def error_object(error: Exception, errors: ErrorFormat = OPENAI_ERRORS) -> bytes:
+    """The error object for an error. An unexpected error is not described to the client."""
     problem = _problem(error)
     message = str(error) if problem is not _UNEXPECTED else "internal error; see the gateway's log"
-    return orjson.dumps(
-        {"error": {"message": message, "type": problem.type, "param": None, "code": problem.code}}
-    )
+    return errors.error(problem.status, problem.type, problem.code, message)
 
 
-def error_event(error: Exception) -> bytes:
+def error_event(error: Exception, errors: ErrorFormat) -> bytes:
     """The event that ends a stream which cannot continue."""
-    return b"data: " + error_object(error) + b"\n\n"
+    return errors.event(error_object(error, errors))
 
 
 def error_response(
-    error: Exception, request_id: str, headers: Mapping[str, str] | None = None
+    error: Exception, request_id: str, errors: ErrorFormat, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """The response to a request that failed before its response had begun, with `headers` added.
 
@@ -96,7 +100,7 @@ def error_response(
     problem = _problem(error)
     if problem is _UNEXPECTED:
         log.error("request %s failed", request_id, exc_info=error)
-    status, body = problem.status, error_object(error)
+    status, body = problem.status, error_object(error, errors)
     retry_after = str(RETRY_AFTER_SECONDS) if problem.retry else None
     if isinstance(error, UpstreamFailed) and error.rejection is not None:
         status = error.rejection.status
@@ -104,7 +108,7 @@ def error_response(
         if retry_after is None and status in (429, 503):
             retry_after = str(RETRY_AFTER_SECONDS)
         if error.rejection.body:
-            body = error_object_of(status, error.rejection.body)
+            body = errors.of_engine(status, error.rejection.body)
     response = web.Response(status=status, body=body, headers=headers, content_type="application/json")
     response.headers["x-request-id"] = request_id
     if retry_after is not None:

@@ -64,7 +64,7 @@ async def prepare(call: Call, route: Route) -> Job:
     raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)
-    salt = runtime.cache_salt(call.tenant)
+    salt = runtime.cache_salt(call.tenant) if route.salted else None
     span = runtime.tracing.child(call.span, "dps.route")
     try:
         prompts = (

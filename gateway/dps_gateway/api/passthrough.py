@@ -102,7 +102,7 @@ async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
         if not answer.streams:
             # Closes the connection, so that the client cannot mistake the body for a complete one.
             raise ConnectionResetError(str(error)) from error
-        await call.write(error_event(error))
+        await call.write(error_event(error, call.errors))
     await call.finish()
     return response
 

@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler
 
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.endpoints import ROUTES
-from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response
+from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response, errors_of
 from dps_gateway.api.inference import routed
 from dps_gateway.api.passthrough import pass_through
 from dps_gateway.api.request import request_id_of
@@ -37,18 +37,18 @@ def public_app(runtime: Runtime) -> web.Application:
 
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer preflight requests, and return OpenAI error objects for unknown paths and methods."""
+    """Answer preflight requests, and return error objects for unknown paths and methods."""
     if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
         return _preflight(request)
     try:
         return await handler(request)
     except web.HTTPNotFound:
         error: Exception = NotFound(f"there is no endpoint {request.rel_url.raw_path}")
-        return error_response(error, request_id_of(request))
+        return error_response(error, request_id_of(request), errors_of(request.path))
     except web.HTTPMethodNotAllowed as refused:
         error = MethodNotAllowed(f"{request.rel_url.raw_path} does not support {request.method}")
         allowed = {"Allow": ", ".join(sorted(refused.allowed_methods))}
-        return error_response(error, request_id_of(request), allowed)
+        return error_response(error, request_id_of(request), errors_of(request.path), allowed)
 
 
 def _preflight(request: web.Request) -> web.Response:

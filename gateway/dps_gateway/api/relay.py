@@ -86,7 +86,7 @@ class Relay:
             log.warning("request %s: %s", call.request_id, error)
             self._runtime.metrics.upstream_failures.labels(self._placed.pool.name.value, "broken").inc()
             fail_span(self._span, error)
-            last = error_event(error)
+            last = error_event(error, call.errors)
         finally:
             await asyncio.shield(commit)
         await call.finish(last)
@@ -111,7 +111,8 @@ class Relay:
         rest = events.finish()
         if not closing and self._answer.status == 200:
             await self._call.write(rest)
-            raise UpstreamBroken("the engine ended the stream without [DONE]")
+            ending = self._job.route.answers.closing.decode().partition(": ")[2]
+            raise UpstreamBroken(f"the engine ended the stream without {ending}")
         return closing + rest
 
     async def _commit(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine's answer as the gateway's response: its headers, and its errors as OpenAI error objects."""
+"""An engine's answer as the gateway's response: its headers, and its errors as error objects of the endpoint."""
 
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
@@ -7,7 +7,6 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
-from dps_gateway.engine.openai import error_object_of
 from dps_gateway.upstream.exchange import Answer
 
 MAX_ERROR_BYTES: Final = 1024 * 1024
@@ -24,9 +23,9 @@ def client_headers(answer: Answer) -> CIMultiDict[str]:
 
 
 async def send_complete(call: Call, response: web.StreamResponse, content: bytes) -> None:
-    """Send a response whose body is complete. An engine's error becomes an OpenAI error object."""
+    """Send a response whose body is complete. An engine's error becomes an error object of the endpoint."""
     if response.status >= 400 and len(content) <= MAX_ERROR_BYTES:
-        content = error_object_of(response.status, content)
+        content = call.errors.of_engine(response.status, content)
         response.headers[hdrs.CONTENT_TYPE] = "application/json"
     response.content_length = len(content)
     await call.start(response)

@@ -1,6 +1,7 @@
 """Relaying server-sent events from an engine to a client. This module performs no I/O."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
@@ -8,7 +9,6 @@ from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
 MAX_HELD_BYTES: Final = 1024 * 1024
 """An incomplete event longer than this is forwarded in pieces."""
 
-_DONE: Final = b"data: [DONE]"
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 
 
@@ -22,15 +22,20 @@ class EventRelay:
         self._format = answer_format
         self._hide = hide_usage
         self._held = b""
-        self._usage_event = b""
+        self._first_usage = b""
+        self._last_usage = b""
 
     @property
     def usage(self) -> Usage | None:
-        """The most recent usage in the stream."""
-        return read_usage(self._usage_event, self._format) if self._usage_event else None
+        """The most recent usage in the stream, with the prompt's tokens from the first one if it has none itself."""
+        last = read_usage(self._last_usage, self._format) if self._last_usage else None
+        if last is None or last.prompt_tokens:
+            return last
+        first = read_usage(self._first_usage, self._format) or last
+        return replace(first, completion_tokens=last.completion_tokens, finish_reason=last.finish_reason)
 
     def feed(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Returns the complete events to forward now, and the closing [DONE] event with everything after it."""
+        """Returns the complete events to forward now, and the closing event with everything after it."""
         data = self._held + chunk if self._held else chunk
         separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
         end = data.rfind(separator) + len(separator)
@@ -39,8 +44,11 @@ class EventRelay:
         events, self._held = data[:end], data[end:]
         if self._format.usage_marker.search(events):
             events = self._take_usage(events, separator)
-        done = events.rfind(_DONE)
-        return (events, b"") if done == -1 else (events[:done], events[done:])
+        done = events.rfind(self._format.closing)
+        # Generated text may contain the same words, but never at the start of a line.
+        if done == -1 or (done > 0 and events[done - 1 : done] != b"\n"):
+            return events, b""
+        return events[:done], events[done:]
 
     def finish(self) -> bytes:
         """The incomplete event, if any, that was held back when the stream ended."""
@@ -51,7 +59,8 @@ class EventRelay:
         kept = []
         for event in events.split(separator):
             if self._format.usage_marker.search(event):
-                self._usage_event = event.strip().removeprefix(b"data:")
+                self._last_usage = event.partition(b"data:")[2]
+                self._first_usage = self._first_usage or self._last_usage
                 if self._hide and _NO_CHOICES.search(event):
                     continue
             kept.append(event)

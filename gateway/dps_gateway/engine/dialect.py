@@ -34,6 +34,10 @@ class AnswerFormat(Protocol):
     """The format in which the answers of an endpoint, streamed or not, report token usage."""
 
     @property
+    def closing(self) -> bytes:
+        """The beginning of the event that ends a stream."""
+
+    @property
     def usage_marker(self) -> re.Pattern[bytes]:
         """Matches a stream event that may carry usage, so that other events need no parsing."""
 
@@ -46,6 +50,19 @@ class AnswerFormat(Protocol):
 
     def usage_of(self, document: Any) -> Usage | None:
         """The usage in a parsed answer or stream event, or None if it reports none that is valid."""
+
+
+class ErrorFormat(Protocol):
+    """The format of an endpoint's errors, which its clients expect."""
+
+    def error(self, status: int, kind: str, code: str, message: str) -> bytes:
+        """The body for an error of the gateway; `kind` and `code` are OpenAI's `type` and `code`."""
+
+    def of_engine(self, status: int, content: bytes) -> bytes:
+        """The body for an engine's error, whose own body is `content`."""
+
+    def event(self, body: bytes) -> bytes:
+        """The event that ends a stream with an error."""
 
 
 class EngineDialect(Protocol):
@@ -80,6 +97,12 @@ class EngineDialect(Protocol):
         """The arguments with which the engine renders its chat template for this request.
 
         Raises KeyError, TypeError or ValueError if the engine will refuse the request.
+        """
+
+    def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
+        """The chat request to which the engine converts a request of Anthropic's Messages API.
+
+        Raises KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request.
         """
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import AnswerFormat, ErrorFormat, Usage, text_or_none, token_count
 
 _INCLUDE_USAGE: Final = b'"stream_options":{"include_usage":true},'
 
@@ -17,6 +17,7 @@ class _OpenAIAnswers:
     A stream reports usage only if the request sets stream_options.include_usage.
     """
 
+    closing = b"data: [DONE]"
     usage_marker = re.compile(rb'"usage":\s*\{')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
@@ -82,3 +83,19 @@ def error_object_of(status: int, content: bytes) -> bytes:
         "code": fields.get("code") or status,
     }
     return orjson.dumps({"error": error})
+
+
+class _OpenAIErrors:
+    """OpenAI error objects."""
+
+    def error(self, status: int, kind: str, code: str, message: str) -> bytes:
+        return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+    def of_engine(self, status: int, content: bytes) -> bytes:
+        return error_object_of(status, content)
+
+    def event(self, body: bytes) -> bytes:
+        return b"data: " + body + b"\n\n"
+
+
+OPENAI_ERRORS: Final[ErrorFormat] = _OpenAIErrors()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dps_gateway.engine.dialect import AnswerFormat, Usage, text_or_none, token_count
-from dps_gateway.prompt import chat
+from dps_gateway.prompt import chat, messages
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Load
 
@@ -30,6 +30,14 @@ class SGLang:
 
     def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
         return chat.chat_input(body, expects)
+
+    def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
+        """A template with `</think>` is taken to mean that the engine has a reasoning parser (--reasoning-parser)."""
+        return messages.chat_request(
+            body,
+            inline_system=messages.renders_inline_system(chat_template),
+            reasoning="</think>" in chat_template,
+        )
 
     def load_of(self, document: Any) -> Load | None:
         ranks = document.get("loads") if isinstance(document, dict) else None
@@ -61,6 +69,7 @@ class _GenerateAnswers:
     The answer to a batch, or to several samples of one prompt, is a list, for which no usage is reported.
     """
 
+    closing = b"data: [DONE]"
     usage_marker = re.compile(rb'"meta_info":\s*\{')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:

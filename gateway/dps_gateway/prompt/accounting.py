@@ -122,6 +122,8 @@ class ChatRules(Protocol):
 
     def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput: ...
 
+    def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]: ...
+
 
 class Accountant:
     """Renders requests to prompts, as the engine would."""
@@ -144,6 +146,14 @@ class Accountant:
         # The engine tokenizes the continuation separately, so no token merges across its beginning.
         extra = self._tokenizer.count(chat.continuation) if chat.continuation else 0
         return self._text(text, added_tokens=extra, marks=marks)
+
+    def messages(self, body: dict[str, Any]) -> Prompt:
+        """The prompt of a /v1/messages request. Raises Uncountable."""
+        try:
+            chat = self._engine.chat_of_messages(body, self._tokenizer.chat_template or "")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Uncountable(f"the engine will refuse the request: {error}") from error
+        return self.chat(chat)
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -24,7 +24,14 @@ OPEN_PREFIXES = ("/health", "/ready", "/metrics")
 
 
 class BadBodyError(Exception):
-    """The request body is invalid; answered with status 400."""
+    """The request body is invalid; answered with status 400.
+
+    `problems` are FastAPI's descriptions of the errors, with their location (`loc`) and message (`msg`).
+    """
+
+    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(_validation_message(problems))
+        self.problems = problems
 
 
 def json_response(content: Any, status: int = 200) -> web.Response:
@@ -44,25 +51,19 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
     content_type = request.headers.get("content-type", "").lower().split(";", 1)[0].strip()
     if content_type != "application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
-        problem = {"loc": ("header", "content-type"), "msg": message, "type": "value_error"}
-        raise BadBodyError(_validation_message([problem]))
+        raise BadBodyError([{"loc": ("header", "content-type"), "msg": message, "type": "value_error"}])
     try:
         return model.model_validate(orjson.loads(await request.read()))
     except orjson.JSONDecodeError as error:
-        raise BadBodyError(
-            _validation_message(
-                [{"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}]
-            )
-        ) from error
+        problem: dict[str, Any] = {
+            "type": "json_invalid",
+            "loc": ("body", error.pos),
+            "msg": "JSON decode error",
+        }
+        raise BadBodyError([problem]) from error
     except ValidationError as error:
-        raise BadBodyError(
-            _validation_message(
-                [
-                    problem | {"loc": ("body", *problem["loc"])}
-                    for problem in error.errors(include_url=False, include_context=False)
-                ]
-            )
-        ) from error
+        problems = error.errors(include_url=False, include_context=False)
+        raise BadBodyError([dict(item) | {"loc": ("body", *item["loc"])} for item in problems]) from error
 
 
 async def off_loop_if_long(
@@ -94,8 +95,11 @@ class EventStream:
         """Send status and headers."""
         await self._response.prepare(self._request)
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send one event, or drop the connection if the fault `disconnect_after_chunks` is due."""
+    async def send(self, event: dict[str, Any], name: str | None = None) -> None:
+        """Send one event, with a name if the API has named events.
+
+        Drops the connection instead if the fault `disconnect_after_chunks` is due.
+        """
         if not self._response.prepared:
             await self.open()
         if self._cut_after == 0 and self._request.transport:
@@ -103,11 +107,12 @@ class EventStream:
             raise ConnectionResetError("injected disconnect")
         if self._cut_after is not None:
             self._cut_after -= 1
-        await self._response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        head = b"" if name is None else b"event: " + name.encode() + b"\n"
+        await self._response.write(head + b"data: " + orjson.dumps(event) + b"\n\n")
 
-    async def close(self) -> web.StreamResponse:
-        """End the stream with `[DONE]`."""
-        await self._response.write(b"data: [DONE]\n\n")
+    async def close(self, ending: bytes = b"data: [DONE]\n\n") -> web.StreamResponse:
+        """End the stream."""
+        await self._response.write(ending)
         await self._response.write_eof()
         return self._response
 

@@ -39,7 +39,7 @@ class OpenAIEndpoints:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         request = await read_body(http, ChatRequest)
-        if problem := self._chat_problem(request):
+        if problem := self.problem_of_chat(request):
             return error_response(problem)
         try:
             prompt = await off_loop_if_long(http, self._prompts.encode_chat, request)
@@ -87,7 +87,8 @@ class OpenAIEndpoints:
         ]
         return self._whole(finals, request, "text_completion", choices)
 
-    def _chat_problem(self, request: ChatRequest) -> str | None:
+    def problem_of_chat(self, request: ChatRequest) -> str | None:
+        """The message with which a chat request is refused, or None."""
         if not request.messages:
             return "Messages cannot be empty."
         for message in request.messages:

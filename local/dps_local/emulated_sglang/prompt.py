@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import orjson
 
+from dps_gateway.prompt.messages import renders_inline_system
 from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_local.emulated_sglang.generation import Vocabulary
 from dps_local.emulated_sglang.protocol import ChatRequest, Tool, ToolChoice
@@ -26,6 +27,9 @@ class Prompts:
         self._tokenizer = tokenizer
         self._adds_special_tokens = len(tokenizer.encode("")) > 0
         self._parts_template = _iterates_over_content(tokenizer.chat_template)
+        template = tokenizer.chat_template
+        self.renders_inline_system = isinstance(template, str) and renders_inline_system(template)
+        """Whether the chat template renders a system message that is not the first message."""
 
     @classmethod
     def load(cls, directory: str) -> "Prompts":

@@ -12,6 +12,7 @@ from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.generation import AnswerPlanner
 from dps_local.emulated_sglang.http import errors, require_api_key, starlette_headers
 from dps_local.emulated_sglang.info import InfoEndpoints
+from dps_local.emulated_sglang.messages_api import MessagesEndpoints
 from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.native_api import NativeEndpoints
 from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
@@ -63,12 +64,15 @@ def create_app(
 
     app.cleanup_ctx.append(running)
     openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
+    messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report)
     native = NativeEndpoints(engine, prompts)
     info = InfoEndpoints(engine, settings, faults)
     app.add_routes(
         [
             web.post("/v1/chat/completions", openai.chat),
             web.post("/v1/completions", openai.completions),
+            web.post("/v1/messages", messages.messages),
+            web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", info.embeddings),
             web.post("/v1/responses", info.responses),
             web.get("/v1/models", info.models),

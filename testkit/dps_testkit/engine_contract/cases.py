@@ -13,6 +13,7 @@ CONTEXT_TOKENS = 32_768
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"
+MESSAGES = "/v1/messages"
 JSON = {"content-type": "application/json"}
 
 
@@ -31,6 +32,12 @@ def chat(name: str, *, messages: Any = None, **fields: Any) -> Case:
     """A chat request for eight tokens at temperature 0."""
     body = {"model": MODEL, "messages": QUESTION if messages is None else messages}
     return Case(f"chat: {name}", "POST", CHAT, body | EIGHT | fields)
+
+
+def messages(name: str, **fields: Any) -> Case:
+    """A request of Anthropic's Messages API for eight tokens at temperature 0."""
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+    return Case(f"messages: {name}", "POST", MESSAGES, body | fields)
 
 
 def completions(name: str, prompt: Any, **fields: Any) -> Case:
@@ -156,7 +163,28 @@ INFORMATION: tuple[Case, ...] = (
     Case("abort_request of nothing", "POST", "/abort_request", {"rid": "nothing"}),
 )
 
-GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION)
+ANTHROPIC: tuple[Case, ...] = (
+    messages("first turn of a session"),
+    messages("the same again"),
+    messages("second turn", messages=SECOND_TURN),
+    messages("stream", **STREAM),
+    messages("stream that is not cached", messages=[{"role": "user", "content": "A stream"}], **STREAM),
+    messages("error: max_tokens missing", max_tokens=None),
+    messages("error: max_tokens zero", max_tokens=0),
+    messages("error: messages empty", messages=[]),
+    messages("error: prompt and max_tokens over the context", max_tokens=CONTEXT_TOKENS - 1),
+    messages(
+        "error: prompt and max_tokens over the context, stream", max_tokens=CONTEXT_TOKENS - 1, **STREAM
+    ),
+    Case("messages: error: not JSON", "POST", MESSAGES, b'{"model": ', JSON),
+    Case("messages: error: content type", "POST", MESSAGES, b"{}", {"content-type": "text/plain"}),
+    Case("messages: error: method", "GET", MESSAGES),
+    Case("messages: count", "POST", f"{MESSAGES}/count_tokens", {"model": MODEL, "messages": QUESTION}),
+    Case("messages: count: error: messages missing", "POST", f"{MESSAGES}/count_tokens", {"model": MODEL}),
+)
+"""Sent last, after the prefix cache has been emptied."""
+
+GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION, *ANTHROPIC)
 SPECULATIVE: tuple[Case, ...] = (
     chat("first turn of a session"),
     chat("second turn", messages=SECOND_TURN),

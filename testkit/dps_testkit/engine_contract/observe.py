@@ -22,10 +22,12 @@ COUNTS = frozenset(
 DETERMINED = COUNTS | {
     "object", "role", "index", "type", "code", "param", "model", "matched_stop", "finish_reason", "length",
     "success", "error", "detail", "weight_version", "max_model_len", "message",
+    "event", "stop_reason", "input_tokens", "output_tokens", "cache_read_input_tokens",
 }  # fmt: skip
 FREE_HEADERS = frozenset(
     {"date", "content-length", "server", "connection", "keep-alive", "transfer-encoding"}
 )
+FRAME = re.compile(rb"(?:event: (\w+)\n)?data: (.*)")
 VALIDATION = re.compile(r"\d+ validation error|\[\{'type'|.*Expecting|.*JSON decode", re.DOTALL)
 
 
@@ -53,10 +55,10 @@ def describe(answer: Answer) -> dict[str, Shape]:
 def stream(body: bytes) -> list[Shape]:
     """Shapes of a stream's events, sorted by choice. Raises ValueError if the framing differs from SGLang's."""
     *frames, rest = body.split(b"\n\n")
-    if rest or not all(frame.startswith(b"data: ") for frame in frames):
+    matches = [match for frame in frames if (match := FRAME.fullmatch(frame))]
+    if rest or len(matches) < len(frames):
         raise ValueError(f"not framed as server-sent events of one data line: {body[:200]!r}")
-    payloads = [frame.removeprefix(b"data: ").decode() for frame in frames]
-    events = [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+    events = [_parsed(*match.groups()) for match in matches]
     return _runs([_event(event) for event in sorted(events, key=_choice)])
 
 
@@ -89,6 +91,13 @@ def shape(value: Any, key: str = "", settled: bool = True) -> Shape:
             return f"<{type(value).__name__}>"
 
 
+def _parsed(name: bytes | None, data: bytes) -> Any:
+    """An event's data, with the event's name if it has one."""
+    if data == b"[DONE]":
+        return "[DONE]"
+    return json.loads(data) if name is None else {"event": name.decode()} | json.loads(data)
+
+
 def _event(event: Any) -> Shape:
     if not isinstance(event, dict):
         return event
@@ -100,6 +109,8 @@ def _event(event: Any) -> Shape:
 def _choice(event: Any) -> tuple[int, int]:
     # The choices of one request are interleaved, so only the order within each choice is defined.
     match event:
+        case {"event": _}:  # named events belong to a single choice
+            return 0, 0
         case {"choices": [{"index": int(index)}, *_]} | {"index": int(index)}:
             return 0, index
         case {"meta_info": _}:

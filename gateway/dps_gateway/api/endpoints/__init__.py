@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dps_gateway.api.endpoints import chat, completions, generate
+from dps_gateway.api.endpoints import chat, completions, generate, messages
 from dps_gateway.api.endpoints.route import Route
 
-ROUTES: Final[tuple[Route, ...]] = (chat.ROUTE, completions.ROUTE, generate.ROUTE)
+ROUTES: Final[tuple[Route, ...]] = (chat.ROUTE, completions.ROUTE, messages.ROUTE, generate.ROUTE)

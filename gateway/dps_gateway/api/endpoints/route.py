@@ -23,7 +23,7 @@ class Route:
     Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
     """
     salted: tuple[str, ...] = ("cache_salt",)
-    """The request fields that receive the tenant's cache salt."""
+    """The request fields that receive the tenant's cache salt. Empty if the endpoint has no such field."""
 
 
 def refuse_empty(prompts: Any) -> None:

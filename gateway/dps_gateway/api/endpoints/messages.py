@@ -1,0 +1,15 @@
+"""POST /v1/messages, Anthropic's Messages API."""
+
+from typing import Any, Final
+
+from dps_gateway.api.endpoints.route import Route
+from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
+from dps_gateway.prompt.accounting import Accountant, Prompt
+
+
+def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
+    return [accountant.messages(body)]
+
+
+# SGLang 0.5.23 ignores cache_salt and extra_key in these requests.
+ROUTE: Final = Route("/v1/messages", "chat", ANTHROPIC_ANSWERS, _prompts, salted=())
