@@ -1,0 +1,72 @@
+"""The order in which a fair queue serves its entries."""
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_gateway.upstream.fair_queue import Entry, FairQueue
+
+ENTRIES = st.lists(st.builds(Entry, st.sampled_from("ABC"), st.sampled_from(["1", "2", None]), st.integers()))
+
+
+def queue_of(entries: list[Entry[int]]) -> FairQueue[int]:
+    queue: FairQueue[int] = FairQueue()
+    for entry in entries:
+        queue.add(entry)
+    return queue
+
+
+@settings(deadline=None)
+@given(ENTRIES)
+def test_every_entry_is_served_once_and_in_the_order_of_iteration(entries: list[Entry[int]]) -> None:
+    queue = queue_of(entries)
+    order, served = list(queue), []
+    while len(queue):
+        entry = next(iter(queue))
+        queue.serve(entry)
+        served.append(entry)
+    assert served == order
+    assert Counter(served) == Counter(entries)
+
+
+@settings(deadline=None)
+@given(ENTRIES)
+def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[Entry[int]]) -> None:
+    order = list(queue_of(entries))
+    for key in {(entry.tenant, entry.session) for entry in entries if entry.session is not None}:
+        arrived = [entry for entry in entries if (entry.tenant, entry.session) == key]
+        assert [entry for entry in order if (entry.tenant, entry.session) == key] == arrived
+
+
+@settings(deadline=None)
+@given(ENTRIES)
+def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Entry[int]]) -> None:
+    order = [entry.tenant for entry in queue_of(entries)]
+    for place, (first, second) in enumerate(pairwise(order), start=2):
+        assert first != second or set(order[place:]) <= {first}
+
+
+@settings(deadline=None)
+@given(ENTRIES, st.lists(st.integers(0, 50)))
+def test_removed_entries_are_gone_and_the_others_keep_their_order_within_a_tenant(
+    entries: list[Entry[int]], indices: list[int]
+) -> None:
+    queue = queue_of(entries)
+    removed = {entries[index] for index in indices if index < len(entries)}
+    assert all(queue.remove(entry) for entry in removed)
+    assert not any(queue.remove(entry) for entry in removed)
+    assert (len(queue), set(queue)) == (len(entries) - len(removed), set(entries) - removed)
+
+
+@settings(deadline=None)
+@given(ENTRIES, st.sampled_from("ABCD"))
+def test_new_entry_displaces_one_only_if_its_tenant_stays_at_or_below_the_longest(
+    entries: list[Entry[int]], tenant: str
+) -> None:
+    sizes = Counter(entry.tenant for entry in entries)
+    displaced = queue_of(entries).displaced_by(tenant)
+    longest = max(sizes.values(), default=0)
+    assert (displaced is not None) == (longest > sizes[tenant] + 1)
+    assert displaced is None or sizes[displaced.tenant] == longest
