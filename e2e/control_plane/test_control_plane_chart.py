@@ -20,6 +20,10 @@ EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
 DIGEST = "sha256:" + "0" * 64
 INSTALL = ROOT / "manifests/install.yaml"
 EVERY_VALUE: Manifest = {
+    "global": {"imageRegistry": "mirror:5000", "imagePullSecrets": [{"name": "shared"}]},
+    "nameOverride": "router",
+    "fullnameOverride": "dps-dps-router-1",
+    "commonLabels": {"team": "serving"},
     "image": {
         "repository": "reg/operator",
         "tag": "1",
@@ -27,7 +31,7 @@ EVERY_VALUE: Manifest = {
         "pullPolicy": "Always",
     },
     "imagePullSecrets": ["pull"],
-    "gatewayImage": {"repository": "reg/gateway", "tag": "2"},
+    "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
     "watchNamespaces": [],
     "crds": {"enabled": True, "keep": False},
@@ -40,16 +44,22 @@ EVERY_VALUE: Manifest = {
     "nodeSelector": {"a": "b"},
     "tolerations": [{"key": "x", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+    "revisionHistoryLimit": 3,
     "priorityClassName": "system-cluster-critical",
     "podLabels": {"l": "m"},
     "podAnnotations": {"n": "o"},
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     "extraVolumes": [{"name": "ca", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+    "extraObjects": [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "extra"}}],
     "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 1},
     "securityContext": {"runAsGroup": 1},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"p": "q"}},
+        "podMonitor": {"enabled": True, "interval": "5s", "labels": {"p": "q"}},
         "prometheusRule": {"enabled": True, "labels": {"p": "q"}},
         "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1"}},
     },
@@ -73,13 +83,30 @@ def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Pa
     assert set(EVERY_VALUE) == set(yaml.safe_load((ROOT / "charts/dps-router/values.yaml").read_text()))
     bare_cluster.helm("lint", CHART, "--strict", "--values", str(values))
     objects = rendered(bare_cluster, "--values", str(values))
-    pod = objects["Deployment", "dps-dps-router"]["spec"]["template"]
-    assert pod["spec"]["containers"][0]["image"] == f"reg/operator@{DIGEST}"
+    pod = objects["Deployment", "dps-dps-router-1"]["spec"]["template"]
+    assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == "router"
+    assert pod["metadata"]["labels"]["team"] == "serving"
+    assert pod["spec"]["containers"][0]["image"] == f"mirror:5000/reg/operator@{DIGEST}"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "shared"}]
     assert pod["spec"]["serviceAccountName"] == "robot"
     text = yaml.safe_dump(pod)
-    for expected in ("reg/gateway:2", "reg/valkey:8", "HTTPS_PROXY", "/ca", "--verbose", "priorityClassName"):
+    for expected in (
+        "mirror:5000/reg/gateway@sha256:1111",
+        "mirror:5000/reg/valkey:8",
+        "HTTPS_PROXY",
+        "/ca",
+        "--verbose",
+        "priorityClassName",
+        "topologySpreadConstraints",
+    ):
         assert expected in text
-    assert {kind for kind, _ in objects} >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    assert {kind for kind, _ in objects} >= {
+        "ServiceMonitor",
+        "PodMonitor",
+        "PrometheusRule",
+        "ConfigMap",
+        "Secret",
+    }
     assert "annotations" not in objects["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]["metadata"]
 
 

@@ -128,6 +128,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "trunc": lambda length, text: text[:length],
     "and": lambda *values: next((value for value in values if not value), values[-1]),
     "not": lambda value: not value,
+    "or": lambda *values: next((value for value in values if value), values[-1]),
 }
 
 
