@@ -418,3 +418,25 @@ async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_p
         Pool.SPECULATIVE: first.prompt_tokens if common else 0,
         Pool.GREEDY: 0,
     }
+
+
+def ready_pools() -> dict[Pool, EnginePool]:
+    pools = {pool: EnginePool(pool, 8, 8) for pool in Pool}
+    for pool, engines in pools.items():
+        engines.set_endpoints([f"http://{pool}"])
+    return pools
+
+
+async def test_policy_receives_only_pools_with_a_ready_replica(client: Client) -> None:
+    pools = ready_pools()
+    for replica in pools[Pool.SPECULATIVE].replicas.values():
+        pools[Pool.SPECULATIVE].mark_unavailable(replica)
+    routed = policy_input(await client.measure(user("one")), pools)
+    assert (list(routed.pools), routed.last_pool) == ([Pool.GREEDY], None)
+
+
+async def test_turn_that_both_pools_have_served_has_no_last_pool(client: Client) -> None:
+    for pool in Pool:
+        await client.send(SYSTEM, user("one"), pool=pool)
+    routed = policy_input(await client.measure(SYSTEM, user("one"), answer("a"), user("two")), ready_pools())
+    assert routed.last_pool is None

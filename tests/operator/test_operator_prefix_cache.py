@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,22 @@ def test_engines_that_do_not_share_pages_are_the_same_as_without_the_field(spec:
         assert engine_deployment(router(spec), pool, SETTINGS, "uid") == engine_deployment(
             router(without), pool, SETTINGS
         )
+
+
+def routing(spec: dict[str, Any]) -> Any:
+    """The section `routing` of the gateway's configuration."""
+    (config,) = (
+        one["data"]["config.yaml"]
+        for one in children(router(spec), SETTINGS, "", "uid")
+        if one["kind"] == "ConfigMap" and "config.yaml" in one.get("data", {})
+    )
+    return yaml.safe_load(config)["routing"]
+
+
+def test_gateway_takes_a_common_cache_into_account_only_if_the_engines_share_pages() -> None:
+    assert routing(PREFIX_CACHE)["commonPrefixCache"] is True
+    for spec in NOT_SHARED.values():
+        assert "commonPrefixCache" not in routing(spec)
 
 
 PYTHON_PATHS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]], str]] = {
