@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator e2e images generate lock clean
+.PHONY: help demo test lint format bench bench-operator grid e2e images generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -40,6 +40,9 @@ bench: $(INSTALLED) ## benchmark the request path against other routers, tracing
 bench-operator: $(INSTALLED) ## benchmark one operator with 300 DPSRouters on a real API server
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m e2e.cluster.bench
+
+grid: $(INSTALLED) ## compare the policy Adaptive with the other policies and other fleets in simulations; takes hours
+	@$(BIN)/python -m dps_lab.simulate.grid_cli
 
 e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoenix and Prometheus; see e2e/README.md
 	@e2e/cluster/build $$([ "$$(id -u)" = 0 ] || echo control-plane)

@@ -260,3 +260,27 @@ def test_documents_that_are_not_valid_are_ignored(document: dict[str, Any]) -> N
     policy = Adaptive()
     policy.absorb([document])
     assert predicted(policy, turn()) == pytest.approx(predicted(Adaptive(), turn()))
+
+
+def test_session_stays_while_predictions_are_less_accurate_than_the_gain_that_they_predict() -> None:
+    """The speculative pool is predicted to be faster, but the last predictions were far from the actual latencies."""
+    routed = turn(last_pool=Pool.GREEDY)
+    assert Adaptive().decide(routed).pool is Pool.SPECULATIVE
+    wrong = replace(answer(Pool.GREEDY, seconds_per_token=0.0091), predicted_seconds=0.1)
+    decision = learned(*(wrong for _ in range(5))).decide(routed)
+    assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
+
+
+def test_new_session_goes_to_the_less_loaded_pool_while_predictions_are_not_accurate() -> None:
+    wrong = replace(answer(Pool.GREEDY, seconds_per_token=0.0091), predicted_seconds=0.1)
+    routed = turn(speculative=replace(IDLE, in_flight=0.5), number=1, delta_tokens=4_000)
+    decision = learned(*(wrong for _ in range(5))).decide(routed)
+    assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
+
+
+def test_what_was_learned_about_a_pool_is_forgotten_if_the_pool_has_no_turns() -> None:
+    """Otherwise a pool that was slow once, for example because of a burst, would never be used again."""
+    slow = [answer(Pool.SPECULATIVE, seconds_per_token=0.05) for _ in range(100)]
+    usual = [answer(Pool.GREEDY, seconds_per_token=0.0091) for _ in range(600)]
+    assert learned(*slow, *usual[:50]).decide(turn()).pool is Pool.GREEDY
+    assert learned(*slow, *usual).decide(turn()).pool is Pool.SPECULATIVE

@@ -28,7 +28,11 @@ async def take_turn(gateway: Gateway, session: str) -> tuple[str, dict[str, floa
     """Send one streamed turn. Returns the pool that served it and the predicted seconds by pool."""
     async with posted(gateway.url + CHAT, chat(8, stream=True), **{"x-session-id": session}) as response:
         await response.read()
-        assert (response.status, response.headers["x-dps-reason"]) == (200, "predicted_faster")
+        # The reason is "fixed" while the errors of the predictions exceed the gain that they predict.
+        assert (response.status, response.headers["x-dps-reason"] in ("predicted_faster", "fixed")) == (
+            200,
+            True,
+        )
         match = PREDICTED.fullmatch(response.headers["x-dps-predicted"])
         assert match is not None
         pairs = (pair.split("=") for pair in match.groups() if pair is not None)

@@ -1,6 +1,6 @@
 """The policy `Adaptive`: choose the pool with the lower predicted cost, learned from answers. No I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -12,7 +12,7 @@ from dps_gateway.routing.learning import Document, Observation
 FORMAT_VERSION: Final = 1
 """Contained in every exported document. Documents of other versions are ignored."""
 
-EXTERNAL_SHARE: Final = 1.0
+EXTERNAL_SHARE: Final = 1.5
 """Weight of the time that a turn adds to the other requests of its replica, relative to its own latency."""
 
 HORIZON: Final = 0.5
@@ -24,11 +24,25 @@ EXPLORATION: Final = 0.01
 UNOBSERVED_TURNS: Final = 50
 """Turns in the other pool after which a pool counts as not observed recently."""
 
+AGING: Final = 0.98
+"""Factor, per turn, of the weight of what was learned about a pool that has not been observed recently. Its estimate
+returns to the prior, and it is tried again."""
+
 EXPLORATION_LIMIT: Final = 4.0
 """A turn explores a pool only if its predicted latency there is at most this multiple of the lower one."""
 
+DOUBT: Final = 2.0
+"""A predicted gain must exceed this multiple of the recent error of the predictions, or the turn is routed as by
+`Sticky`."""
+
+LARGEST_RATIO: Final = 4.0
+"""Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
+it."""
+
 _MEMORY: Final = 0.99
-_USUAL_LOAD_WEIGHT: Final = 0.02
+_USUAL_LOAD_WEIGHT: Final = 0.05
+
+_ERROR_WEIGHT: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -76,6 +90,8 @@ class Adaptive:
         self._workload = self._own_workload
         self._others_workload: Workload | None = None
         self._usual_load = dict.fromkeys(Pool, 0.0)
+        self._error = dict.fromkeys(Pool, 0.0)
+        """Mean relative error of the recent predictions for each pool. Errors in both directions cancel out."""
         self._unobserved = dict.fromkeys(Pool, 0)
 
     def decide(self, turn: Turn, /) -> Decision:
@@ -90,7 +106,11 @@ class Adaptive:
         costs = {pool: self._cost(turn, pool, view) for pool, view in views.items()}
         best = min(costs, key=lambda pool: costs[pool])
         if self._explores(turn, best, predicted):
-            best = best.other
+            return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
+        usual = _sticky(turn, views)
+        doubt = DOUBT * sum(abs(self._error[pool]) * seconds for pool, seconds in predicted.items())
+        if usual is not best and costs[usual] - costs[best] < doubt:
+            return Decision(usual, Reason.FIXED, predicted)
         return Decision(best, Reason.PREDICTED_FASTER, predicted)
 
     def observe(self, observation: Observation, /) -> None:
@@ -99,8 +119,15 @@ class Adaptive:
         self._estimates[pool].observe(observation)
         self._own_workload.observe(observation)
         self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.load - self._usual_load[pool])
+        if observation.predicted_seconds:
+            error = min(observation.total_seconds / observation.predicted_seconds, LARGEST_RATIO) - 1
+            self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
         self._unobserved[pool] = 0
         self._unobserved[pool.other] += 1
+        if self._unobserved[pool.other] > UNOBSERVED_TURNS:
+            self._estimates[pool.other].forget(AGING)
+            self._error[pool.other] *= AGING
+            self._usual_load[pool.other] *= AGING
         self._combine()
 
     def export(self) -> Document:
@@ -150,6 +177,13 @@ class Adaptive:
             and self._unobserved[other] >= UNOBSERVED_TURNS
             and predicted[other] <= EXPLORATION_LIMIT * predicted[best]
         )
+
+
+def _sticky(turn: Turn, views: Mapping[Pool, PoolView]) -> Pool:
+    """The decision of `Sticky`: the pool that served the previous turn, or else the less loaded one."""
+    if turn.last_pool is not None and turn.last_pool in views:
+        return turn.last_pool
+    return min(views, key=lambda pool: views[pool].load)
 
 
 def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | None:

@@ -153,6 +153,11 @@ class PoolEstimate:
             moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
         self._update()
 
+    def forget(self, factor: float) -> None:
+        """Multiply the weights of the own observations by `factor`."""
+        self.own.moments.decay(factor)
+        self._update()
+
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
         fixed, prefill, fetch, wait, token, token_load = self._coefficients()

@@ -54,7 +54,16 @@ class VirtualEngine:
         # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
         model = TimeModel(speculation=timing.speculation)
         self.scheduler = Scheduler(model, capacity, max_running, serialized)
+        self._slowdown = 1.0
         self._refills: dict[str, int] = {}
+
+    def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
+        """Change the factor of the duration of every pass, or the acceptance length; None leaves it as it is."""
+        if slowdown is not None:
+            self._slowdown = slowdown
+        if acceptance_length is not None and self.timing.speculation is not None:
+            speculation = replace(self.timing.speculation, acceptance_length=acceptance_length)
+            self.scheduler.time_model = replace(self.scheduler.time_model, speculation=speculation)
 
     def sequence(self, rid: str, prompt: tuple[int, ...], answer: tuple[int, ...], now: float) -> Sequence:
         """A request for this engine. `rid` seeds the random acceptance of drafts."""
@@ -86,7 +95,7 @@ class VirtualEngine:
         refilled = 0
         if step.kind is StepKind.PREFILL and self._refills:
             refilled = sum(self._refills.pop(sequence.rid, 0) for sequence in step.sequences)
-        return replace(step, seconds=self.timing.step_seconds(step, refilled))
+        return replace(step, seconds=self._slowdown * self.timing.step_seconds(step, refilled))
 
     def _insert(self, tokens: tuple[int, ...]) -> bool:
         scheduler = self.scheduler

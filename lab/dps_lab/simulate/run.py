@@ -1,6 +1,7 @@
 """The simulation: sessions, gateway and engines driven by one event queue. No clock, no I/O."""
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
@@ -30,6 +31,21 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A change of the load or of the engines at a time in seconds. What is None stays as it is.
+
+    concurrency: of a closed loop. When it decreases, sessions in progress are completed. slowdown: factor of the
+    duration of all forward passes of a pool's engines. acceptance_length: that of its speculation, in tokens.
+    """
+
+    at_seconds: float
+    concurrency: int | None = None
+    pool: Pool | None = None
+    slowdown: float | None = None
+    acceptance_length: float | None = None
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
 
@@ -38,6 +54,9 @@ class Scenario:
     load: Load
     replicas: int = 1
     seed: int = 0
+    changes: tuple[Change, ...] = ()
+    until_seconds: float = math.inf
+    """The simulation ends at this time; turns in progress have no result."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,11 @@ class _Simulation:
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
         _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
+        self._engines = engines
+        self._changes = scenario.changes
+        self._until = scenario.until_seconds
+        self._concurrency = scenario.load.concurrency
+        self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
         self._request_seconds = scenario.fleet.efficiency.request_seconds
         self._sessions = plan_sessions(sessions)
@@ -118,7 +142,7 @@ class _Simulation:
     def run(self) -> list[TurnResult]:
         """Process events until none is left."""
         self._schedule_arrivals()
-        while self._events:
+        while self._events and self._events[0][0] <= self._until:
             now = self._events[0][0]
             # All events of one moment are processed before a batch is formed.
             while self._events and self._events[0][0] <= now:
@@ -130,9 +154,10 @@ class _Simulation:
         return self._results
 
     def _schedule_arrivals(self) -> None:
-        if self._load.concurrency is not None:
-            for _ in range(min(self._load.concurrency, len(self._sessions))):
-                self._at(0.0, self._start_next)
+        for change in self._changes:
+            self._at(change.at_seconds, partial(self._apply, change))
+        if self._concurrency is not None:
+            self._at(0.0, self._fill)
             return
         rng = random.Random(f"{self._seed}/arrivals")
         if self._load.rate is not None:
@@ -144,10 +169,22 @@ class _Simulation:
         for session, time in zip(self._sessions, times, strict=True):
             self._at(time, partial(self._start, session))
 
-    def _start_next(self, now: float) -> None:
-        session = next(self._waiting, None)
-        if session is not None:
+    def _fill(self, now: float) -> None:
+        """In a closed loop, start sessions until the intended number is in progress."""
+        while self._concurrency is not None and self._active < self._concurrency:
+            session = next(self._waiting, None)
+            if session is None:
+                return
+            self._active += 1
             self._start(session, now)
+
+    def _apply(self, change: Change, now: float) -> None:
+        if change.concurrency is not None:
+            self._concurrency = change.concurrency
+            self._fill(now)
+        for engine in self._engines:
+            if engine.pool is change.pool:
+                engine.change(change.slowdown, change.acceptance_length)
 
     def _start(self, session: PlannedSession, now: float) -> None:
         active = _Active(session, enumerate(session.turns()), SessionRecord())
@@ -156,8 +193,8 @@ class _Simulation:
     def _next_turn(self, active: _Active, now: float) -> None:
         following = next(active.turns, None)
         if following is None:
-            if self._load.concurrency is not None:
-                self._start_next(now)
+            self._active -= 1
+            self._fill(now)
             return
         number, turn = following
         self._at(now + turn.think_seconds, partial(self._send, active, number, turn))

@@ -1,0 +1,183 @@
+"""The policy `Adaptive` compared with every static policy and with other fleets of the same size, over many set-ups.
+
+This module performs no I/O.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final, Literal
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.decision import Policy
+from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill
+from dps_lab.simulate.fleet import FleetSpec
+from dps_lab.simulate.regret import STATIC_POLICIES
+from dps_lab.simulate.report import summarize
+from dps_lab.simulate.run import Change, Load, Scenario, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace
+
+CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64)
+
+BOTH: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 1}
+
+CHANGE_SECONDS: Final = 30.0
+"""When the set-up changes."""
+
+SETTLING_SECONDS: Final = 30.0
+"""Time after a change in which a policy may adapt."""
+
+WINDOW_SECONDS: Final = 30.0
+"""Time after that, in which turns are compared."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One set-up."""
+
+    workload: str
+    concurrency: int
+    cache: Literal["separate", "common"]
+    serialized: bool
+    seed: int
+    replicas: int = 1
+
+    @property
+    def fleet(self) -> FleetSpec:
+        """One speculative and one greedy engine."""
+        return FleetSpec(BOTH, cache=self.cache, serialized=self.serialized)
+
+    def scenario(self, policy: Policy) -> Scenario:
+        """This set-up with a policy."""
+        return Scenario(self.fleet, policy, Load(self.concurrency), self.replicas, self.seed)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The batch time and the median session latency of a run, in seconds."""
+
+    batch: float
+    median: float
+
+    @classmethod
+    def of(cls, results: Sequence[TurnResult]) -> "Times":
+        """The times of a completed run."""
+        report = summarize(results, gpus=0, regret=0.0)
+        return cls(report.batch_seconds, report.session_seconds.median)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The times of `Adaptive`, of the static policies on the same engines, and of fleets of one kind, by name."""
+
+    cell: Cell
+    adaptive: Times
+    static: dict[str, Times]
+    fleets: dict[str, Times]
+
+    @property
+    def excess(self) -> Times:
+        """The relative excess over the best static policy for each time; negative if no static policy is as fast."""
+        return _excess(self.adaptive, list(self.static.values()))
+
+    @property
+    def fleet_excess(self) -> Times:
+        """The relative excess over the best fleet of one kind for each time."""
+        return _excess(self.adaptive, list(self.fleets.values()))
+
+
+def cells(
+    workloads: Sequence[str], concurrencies: Sequence[int], seeds: Sequence[int], replicas: int = 1
+) -> Iterator[Cell]:
+    """All set-ups with these workloads, numbers of concurrent sessions and seeds."""
+    caches: tuple[Literal["separate", "common"], ...] = ("separate", "common")
+    for workload in workloads:
+        for seed in seeds:
+            for cache in caches:
+                for serialized in (False, True):
+                    for concurrency in concurrencies:
+                        yield Cell(workload, concurrency, cache, serialized, seed, replicas)
+
+
+def sample(sessions: Sequence[SessionTrace], count: int, seed: int) -> list[SessionTrace]:
+    """`count` of the sessions in random order; all of them if there are not as many."""
+    shuffled = list(sessions)
+    random.Random(seed).shuffle(shuffled)
+    return shuffled[:count]
+
+
+def compare(sessions: Sequence[SessionTrace], cell: Cell) -> Comparison:
+    """Simulate a set-up with every policy, and the fleets of one kind."""
+    fleets: dict[str, tuple[dict[Pool, int], Policy]] = {
+        "greedy=2": ({Pool.SPECULATIVE: 0, Pool.GREEDY: 2}, AlwaysGreedy()),
+        "speculative=2": ({Pool.SPECULATIVE: 2, Pool.GREEDY: 0}, AlwaysSpeculative()),
+    }
+    return Comparison(
+        cell=cell,
+        adaptive=Times.of(simulate(sessions, cell.scenario(Adaptive()))),
+        static={
+            name_of(policy): Times.of(simulate(sessions, cell.scenario(policy))) for policy in STATIC_POLICIES
+        },
+        fleets={
+            name: Times.of(
+                simulate(sessions, replace(cell.scenario(policy), fleet=replace(cell.fleet, engines=engines)))
+            )
+            for name, (engines, policy) in fleets.items()
+        },
+    )
+
+
+CHANGES: Final[dict[str, tuple[int, tuple[Change, ...]]]] = {
+    "load 4 to 48": (4, (Change(CHANGE_SECONDS, concurrency=48),)),
+    "load 48 to 4": (48, (Change(CHANGE_SECONDS, concurrency=4),)),
+    "speculative engine at half speed": (
+        8,
+        (Change(CHANGE_SECONDS, pool=Pool.SPECULATIVE, slowdown=2.0),),
+    ),
+    "greedy engine at half speed": (8, (Change(CHANGE_SECONDS, pool=Pool.GREEDY, slowdown=2.0),)),
+    "acceptance length 1": (8, (Change(CHANGE_SECONDS, pool=Pool.SPECULATIVE, acceptance_length=1.0),)),
+}
+"""By name: the number of concurrent sessions at the start, and what changes."""
+
+
+def compare_after(
+    sessions: Sequence[SessionTrace], cell: Cell, changes: tuple[Change, ...]
+) -> dict[str, float]:
+    """The mean latency in seconds, by policy, of the turns that end in the window after a change.
+
+    Raises ValueError if all sessions may have ended before the window does.
+    """
+    start = CHANGE_SECONDS + SETTLING_SECONDS
+    end = start + WINDOW_SECONDS
+    means: dict[str, float] = {}
+    for policy in (Adaptive(), *STATIC_POLICIES):
+        results = simulate(sessions, replace(cell.scenario(policy), changes=changes, until_seconds=end))
+        if len({turn.session for turn in results}) == len(sessions):
+            raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; give more sessions")
+        means[name_of(policy)] = fmean(turn.seconds for turn in results if turn.finished >= start)
+    return means
+
+
+def repeat(sessions: Sequence[SessionTrace], times: int) -> list[SessionTrace]:
+    """The sessions several times, with different ids."""
+    return [
+        session.model_copy(update={"id": f"{session.id}/{number}"})
+        for number in range(times)
+        for session in sessions
+    ]
+
+
+def name_of(policy: Policy) -> str:
+    """The name of a policy, with its threshold."""
+    if isinstance(policy, DeltaPrefill):
+        return f"τ = {policy.threshold_tokens}"
+    return type(policy).__name__
+
+
+def _excess(own: Times, others: Sequence[Times]) -> Times:
+    return Times(
+        own.batch / min(each.batch for each in others) - 1,
+        own.median / min(each.median for each in others) - 1,
+    )

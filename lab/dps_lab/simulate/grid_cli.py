@@ -1,0 +1,138 @@
+"""`make grid`: compare the policy `Adaptive` with static policies and other fleets in simulations. Takes hours."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dps_lab.simulate.grid import (
+    CHANGES,
+    CONCURRENCIES,
+    Cell,
+    Comparison,
+    Times,
+    cells,
+    compare,
+    compare_after,
+    repeat,
+    sample,
+)
+from dps_lab.simulate.options import positive_int
+from dps_lab.simulate.workloads import WORKLOADS, load_workload
+
+TOLERANCE = 0.02
+"""Excess over the best static policy above which a set-up is counted in the summary."""
+
+CHANGE_SESSIONS = 3_200
+"""Sessions for a set-up that changes: enough to last until the turns that are compared."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Simulate the grid and print it as a Markdown table. Always returns 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dps_lab.simulate.grid_cli",
+        description=(
+            "Compare the policy Adaptive on one speculative and one greedy engine with every static policy on the "
+            "same engines, and with two engines of one kind. Times are in seconds."
+        ),
+        epilog="docs/adaptive.md explains the results.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        default=list(WORKLOADS),
+        metavar="NAME|FILE",
+        help="default: all bundled ones",
+    )
+    parser.add_argument("--concurrency", nargs="+", type=positive_int, default=CONCURRENCIES, metavar="C")
+    parser.add_argument("--seed", nargs="+", type=int, default=[0], metavar="S")
+    parser.add_argument("--sessions", type=positive_int, default=120, metavar="N", help="default: 120")
+    parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
+    parser.add_argument(
+        "--changes", action="store_true", help="instead, change the load or an engine during the simulation"
+    )
+    options = parser.parse_args(argv)
+    if options.changes:
+        _print_changes(options.workload, options.seed, options.replicas)
+    else:
+        _print_grid(options)
+    return 0
+
+
+def _print_grid(options: argparse.Namespace) -> None:
+    print(
+        "| workload | seed | cache | speculation | c | Adaptive | best static policy | excess "
+        "| greedy=2 | speculative=2 |"
+    )
+    print("| :-- | --: | :-- | :-- | --: | --: | --: | --: | --: | --: |")
+    done: list[Comparison] = []
+    for cell in cells(options.workload, options.concurrency, options.seed, options.replicas):
+        sessions = sample(load_workload(cell.workload), options.sessions, cell.seed)
+        comparison = compare(sessions, cell)
+        done.append(comparison)
+        print(_row(comparison), flush=True)
+    within = {
+        "batch time": sum(each.excess.batch <= TOLERANCE for each in done),
+        "median session latency": sum(each.excess.median <= TOLERANCE for each in done),
+    }
+    for name, count in within.items():
+        print(
+            f"{name}: at most {TOLERANCE:.0%} above the best static policy in {count} of {len(done)} set-ups",
+            file=sys.stderr,
+        )
+
+
+def _row(comparison: Comparison) -> str:
+    cell, excess = comparison.cell, comparison.excess
+    static = comparison.static
+    batch = min(static, key=lambda name: static[name].batch)
+    median = min(static, key=lambda name: static[name].median)
+    values = (
+        cell.workload,
+        cell.seed,
+        cell.cache,
+        _speculation(cell),
+        cell.concurrency,
+        _times(comparison.adaptive),
+        f"{static[batch].batch:.1f} ({batch}) / {static[median].median:.2f} ({median})",
+        f"{excess.batch:+.1%} / {excess.median:+.1%}",
+        _times(comparison.fleets["greedy=2"]),
+        _times(comparison.fleets["speculative=2"]),
+    )
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int) -> None:
+    print("| workload | seed | cache | speculation | change | Adaptive | best static policy | excess |")
+    print("| :-- | --: | :-- | :-- | :-- | --: | --: | --: |")
+    for cell in cells(workloads, (0,), seeds, replicas):
+        sessions = load_workload(cell.workload)
+        sessions = repeat(sample(sessions, len(sessions), cell.seed), -(-CHANGE_SESSIONS // len(sessions)))
+        for name, (concurrency, changes) in CHANGES.items():
+            at_start = Cell(cell.workload, concurrency, cell.cache, cell.serialized, cell.seed, cell.replicas)
+            means = compare_after(sessions, at_start, changes)
+            adaptive = means.pop("Adaptive")
+            best = min(means, key=means.__getitem__)
+            values = (
+                cell.workload,
+                cell.seed,
+                cell.cache,
+                _speculation(cell),
+                name,
+                f"{adaptive:.3f}",
+                f"{means[best]:.3f} ({best})",
+                f"{adaptive / means[best] - 1:+.1%}",
+            )
+            print(f"| {' | '.join(map(str, values))} |", flush=True)
+
+
+def _speculation(cell: Cell) -> str:
+    return "serialized" if cell.serialized else "batched"
+
+
+def _times(times: Times) -> str:
+    return f"{times.batch:.1f} / {times.median:.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
