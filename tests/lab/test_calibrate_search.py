@@ -56,11 +56,12 @@ def search_with(cost: Callable[[Setup], float], goal: Goal = Goal(), *deltas: in
             "bfcl", 12, Load(concurrency=4), replace(FLEET, serialized=True, cache="common"), id="serialized"
         ),
         pytest.param(
-            "tau-bench", 4, Load(concurrency=4), replace(FLEET, cache="common"), id="tau-bench, c = 4"
+            "tau-bench", 2, Load(concurrency=2), replace(FLEET, cache="common"), id="tau-bench, c = 2"
         ),
         pytest.param(
             "toolbench", 10, Load(rate=2.0), replace(FLEET, serialized=True), id="toolbench, Poisson"
         ),
+        pytest.param("mooncake", 3, Load(concurrency=2), FLEET, id="mooncake, c = 2"),
     ],
 )
 def test_choice_is_within_2_percent_of_an_exhaustive_search(
