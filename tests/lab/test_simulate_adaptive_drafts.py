@@ -8,6 +8,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysSpeculative
 from dps_lab.simulate.adaptive_drafts import (
     STEPS_BY_BATCH,
+    AdaptiveEngine,
     acceptance_probability,
     adapted,
     expected_tokens,
@@ -90,3 +91,11 @@ def test_only_the_adaptive_engines_of_a_fleet_adapt() -> None:
 @pytest.mark.parametrize("concurrency", [1, 40])
 def test_an_adaptive_engine_is_at_least_as_fast_as_one_with_a_fixed_draft_length(concurrency: int) -> None:
     assert batch_seconds(fleet(1, 1), concurrency) <= batch_seconds(fleet(1, 0), concurrency) * 1.02
+
+
+def test_a_change_of_the_acceptance_length_changes_the_draft_length() -> None:
+    [[engine]] = build_engines(fleet(1, 1))
+    assert isinstance(engine, AdaptiveEngine)
+    assert engine.timing.adapted(8, 8000) is not None
+    engine.change(slowdown=None, acceptance_length=1.0)
+    assert engine.timing.adapted(8, 8000) is None

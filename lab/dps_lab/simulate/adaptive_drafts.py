@@ -55,6 +55,12 @@ class AdaptiveEngine(VirtualEngine):
 
     timing: AdaptiveTiming
 
+    def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
+        super().change(slowdown, acceptance_length)
+        if acceptance_length is not None and self.timing.speculation is not None:
+            speculation = replace(self.timing.speculation, acceptance_length=acceptance_length)
+            self.timing = replace(self.timing, speculation=speculation)
+
     def next_step(self, now: float) -> Step | None:
         step = super().next_step(now)
         if step is not None and step.kind is StepKind.DECODE:
