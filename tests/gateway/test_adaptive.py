@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -53,6 +53,9 @@ observations = st.builds(
 )
 
 histories = st.lists(observations, max_size=20)
+
+unhurried = settings(deadline=None)
+"""A busy machine could exceed the deadline of an example."""
 
 
 def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) -> Turn:
@@ -105,6 +108,7 @@ def test_adaptive_is_a_learning_policy() -> None:
     assert isinstance(Adaptive(), LearningPolicy)
 
 
+@unhurried
 @given(history=histories, view=views, more=st.floats(0, 100))
 def test_predicted_latency_does_not_fall_with_the_load(
     history: list[Observation], view: PoolView, more: float
@@ -120,6 +124,7 @@ def test_predicted_latency_does_not_fall_with_the_load(
         assert predicted(policy, turn(speculative=busier))[Pool.SPECULATIVE] >= low - 1e-9
 
 
+@unhurried
 @given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
 def test_predicted_latency_does_not_fall_with_the_uncached_tokens(
     history: list[Observation], view: PoolView, more: int, delta: int
@@ -131,6 +136,7 @@ def test_predicted_latency_does_not_fall_with_the_uncached_tokens(
     assert predicted(policy, turn(greedy=longer, delta_tokens=delta))[Pool.GREEDY] >= low - 1e-9
 
 
+@unhurried
 @given(
     history=histories,
     speculative=views,
@@ -148,6 +154,7 @@ def test_pool_without_ready_replicas_is_never_chosen(
     assert decision.predicted is None or set(decision.predicted) == ready
 
 
+@unhurried
 @given(history=histories, speculative=views, greedy=views)
 def test_decision_depends_only_on_the_turn_and_the_observations(
     history: list[Observation], speculative: PoolView, greedy: PoolView
