@@ -273,16 +273,22 @@ def test_session_stays_while_predictions_are_less_accurate_than_the_gain_that_th
     """The speculative pool is predicted to be faster, but the last predictions were far from the actual latencies."""
     routed = turn(last_pool=Pool.GREEDY)
     assert Adaptive().decide(routed).pool is Pool.SPECULATIVE
-    wrong = replace(answer(Pool.GREEDY, seconds_per_token=0.0091), predicted_seconds=0.1)
+    wrong = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), predicted_seconds=0.1)
     decision = learned(*(wrong for _ in range(5))).decide(routed)
     assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
 
 
 def test_new_session_goes_to_the_less_loaded_pool_while_predictions_are_not_accurate() -> None:
-    wrong = replace(answer(Pool.GREEDY, seconds_per_token=0.0091), predicted_seconds=0.1)
+    wrong = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), predicted_seconds=0.1)
     routed = turn(speculative=replace(IDLE, in_flight=0.5), number=1, delta_tokens=4_000)
     decision = learned(*(wrong for _ in range(5))).decide(routed)
     assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
+
+
+def test_session_leaves_a_pool_that_is_slower_than_predicted() -> None:
+    slow = replace(answer(Pool.GREEDY, seconds_per_token=0.015), predicted_seconds=0.1)
+    decision = learned(*(slow for _ in range(20))).decide(turn(last_pool=Pool.GREEDY, number=10))
+    assert (decision.pool, decision.reason) == (Pool.SPECULATIVE, Reason.PREDICTED_FASTER)
 
 
 def test_what_was_learned_about_a_pool_is_forgotten_if_the_pool_has_no_turns() -> None:

@@ -31,9 +31,11 @@ returns to the prior, and it is tried again."""
 EXPLORATION_LIMIT: Final = 4.0
 """A turn explores a pool only if its predicted latency there is at most this multiple of the lower one."""
 
+MARGIN: Final = 0.1
+"""A predicted gain must exceed this share of the predicted latency, or the turn is routed as by `Sticky`."""
+
 DOUBT: Final = 2.0
-"""A predicted gain must exceed this multiple of the recent error of the predictions, or the turn is routed as by
-`Sticky`."""
+"""A predicted gain must also exceed this multiple of the recent error of the predictions."""
 
 LARGEST_RATIO: Final = 4.0
 """Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
@@ -108,9 +110,15 @@ class Adaptive:
         if self._explores(turn, best, predicted):
             return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
         usual = _sticky(turn, views)
-        doubt = DOUBT * sum(abs(self._error[pool]) * seconds for pool, seconds in predicted.items())
-        if usual is not best and costs[usual] - costs[best] < doubt:
-            return Decision(usual, Reason.FIXED, predicted)
+        if usual is not best:
+            # Only errors that made the gain appear too large count. A pool that is slower than predicted must not keep
+            # its sessions because of that.
+            doubt = DOUBT * (
+                max(0.0, self._error[best]) * predicted[best]
+                + max(0.0, -self._error[usual]) * predicted[usual]
+            )
+            if costs[usual] - costs[best] < doubt + MARGIN * predicted[usual]:
+                return Decision(usual, Reason.FIXED, predicted)
         return Decision(best, Reason.PREDICTED_FASTER, predicted)
 
     def observe(self, observation: Observation, /) -> None:

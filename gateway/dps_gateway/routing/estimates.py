@@ -17,12 +17,13 @@ from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.regression import Moments
 
 PRIORS: Final[Mapping[Pool, tuple[float, ...]]] = {
-    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.004, 0.0070, 0.0004),
+    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.050, 0.0070, 0.0004),
     Pool.GREEDY: (0.015, 0.060, 0.003, 0.004, 0.0091, 0.0004),
 }
 """Seconds per turn, per 1,000 prefilled tokens, per 1,000 fetched tokens, per other request, per output token, and per
 output token and other request. They follow the time model of `dps simulate` for Qwen2.5-7B-Instruct on an A100 80 GB,
-with STANDALONE speculation."""
+with STANDALONE speculation. Only the wait of a speculative engine is longer, because the engine may run requests one
+after another: a burst of first turns would be queued there before the first answer shows it."""
 
 FEATURES: Final = 6
 

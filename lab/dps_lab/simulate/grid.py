@@ -67,6 +67,11 @@ class Times:
         report = summarize(results, gpus=0, regret=0.0)
         return cls(report.batch_seconds, report.session_seconds.median)
 
+    @classmethod
+    def mean(cls, times: "Sequence[Times]") -> "Times":
+        """The means over several runs."""
+        return cls(fmean(each.batch for each in times), fmean(each.median for each in times))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -86,6 +91,17 @@ class Comparison:
     def fleet_excess(self) -> Times:
         """The relative excess over the best fleet of one kind for each time."""
         return _excess(self.adaptive, list(self.fleets.values()))
+
+
+def mean_over_seeds(comparisons: Sequence[Comparison]) -> Comparison:
+    """The mean times of set-ups that differ only in the seed; `cell` is the first of them."""
+    first = comparisons[0]
+    return Comparison(
+        cell=first.cell,
+        adaptive=Times.mean([each.adaptive for each in comparisons]),
+        static={name: Times.mean([each.static[name] for each in comparisons]) for name in first.static},
+        fleets={name: Times.mean([each.fleets[name] for each in comparisons]) for name in first.fleets},
+    )
 
 
 def cells(

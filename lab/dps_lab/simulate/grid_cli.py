@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dps_lab.simulate.grid import (
     CHANGES,
@@ -13,6 +14,7 @@ from dps_lab.simulate.grid import (
     cells,
     compare,
     compare_after,
+    mean_over_seeds,
     repeat,
     sample,
 )
@@ -32,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m dps_lab.simulate.grid_cli",
         description=(
             "Compare the policy Adaptive on one speculative and one greedy engine with every static policy on the "
-            "same engines, and with two engines of one kind. Times are in seconds."
+            "same engines, and with two engines of one kind. Times are those of the whole batch and, after the slash, "
+            "the median session latency, in seconds."
         ),
         epilog="docs/adaptive.md explains the results.",
         allow_abbrev=False,
@@ -45,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         help="default: all bundled ones",
     )
     parser.add_argument("--concurrency", nargs="+", type=positive_int, default=CONCURRENCIES, metavar="C")
-    parser.add_argument("--seed", nargs="+", type=int, default=[0], metavar="S")
+    parser.add_argument(
+        "--seed", nargs="+", type=int, default=[0], metavar="S", help="the times are means over the seeds"
+    )
     parser.add_argument("--sessions", type=positive_int, default=120, metavar="N", help="default: 120")
     parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
     parser.add_argument(
@@ -61,14 +66,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def _print_grid(options: argparse.Namespace) -> None:
     print(
-        "| workload | seed | cache | speculation | c | Adaptive | best static policy | excess "
+        "| workload | cache | speculation | c | Adaptive | best static policy | excess "
         "| greedy=2 | speculative=2 |"
     )
-    print("| :-- | --: | :-- | :-- | --: | --: | --: | --: | --: | --: |")
+    print("| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: |")
     done: list[Comparison] = []
-    for cell in cells(options.workload, options.concurrency, options.seed, options.replicas):
-        sessions = sample(load_workload(cell.workload), options.sessions, cell.seed)
-        comparison = compare(sessions, cell)
+    for cell in cells(options.workload, options.concurrency, options.seed[:1], options.replicas):
+        sessions = load_workload(cell.workload)
+        comparison = mean_over_seeds(
+            [
+                compare(sample(sessions, options.sessions, seed), replace(cell, seed=seed))
+                for seed in options.seed
+            ]
+        )
         done.append(comparison)
         print(_row(comparison), flush=True)
     within = {
@@ -89,7 +99,6 @@ def _row(comparison: Comparison) -> str:
     median = min(static, key=lambda name: static[name].median)
     values = (
         cell.workload,
-        cell.seed,
         cell.cache,
         _speculation(cell),
         cell.concurrency,
