@@ -14,7 +14,7 @@ from dps_lab.calibrate.setup import Setup
 
 
 def routing_of(setup: Setup) -> dict[str, Any]:
-    """The keys of `routing` that a set-up determines. A policy without a threshold leaves the threshold as it is."""
+    """The keys of `routing` that a set-up determines. Policies without a threshold keep the present one."""
     threshold = {} if setup.threshold_tokens is None else {"thresholdTokens": setup.threshold_tokens}
     return {"policy": setup.policy, **threshold}
 

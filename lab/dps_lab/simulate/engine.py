@@ -58,7 +58,7 @@ class VirtualEngine:
         self._refills: dict[str, int] = {}
 
     def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
-        """Change the factor of the duration of every pass, or the acceptance length; None leaves it as it is."""
+        """Change the factor of the duration of every pass, or the acceptance length; None keeps the present one."""
         if slowdown is not None:
             self._slowdown = slowdown
         if acceptance_length is not None and self.timing.speculation is not None:

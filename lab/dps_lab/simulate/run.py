@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the load or of the engines at a time in seconds. What is None stays as it is.
+    """A change of the load or of the engines at a time in seconds. Values that are None do not change.
 
     concurrency: of a closed loop. When it decreases, sessions in progress are completed. slowdown: factor of the
     duration of all forward passes of a pool's engines. acceptance_length: that of its speculation, in tokens.
