@@ -17,7 +17,7 @@ from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
 from dps_testkit.waiting import wait_until
 
-NOBODY: frozenset[str] = frozenset()
+NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
 BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
 
@@ -78,7 +78,7 @@ def pool(*urls: str, places: int = 4) -> EnginePool:
 
 async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     engines = pool("a", "b")
-    serving = await engines.acquire("session", NOBODY, 1.0)
+    serving = await engines.acquire("session", NO_REPLICA, 1.0)
     serving.prefill_tokens = 300
     serving.report(Load(running=4, waiting=1, waiting_tokens=1000))
     assert engines.view("session", uncached_tokens=50, fetchable_tokens=20) == PoolView(
@@ -109,8 +109,8 @@ async def test_view_takes_no_place_on_the_replica() -> None:
 async def test_view_of_a_full_pool_includes_its_queue() -> None:
     engines = pool("a", "b", places=1)
     for _ in range(2):
-        await engines.acquire(None, NOBODY, 1.0)
-    waiting = [asyncio.create_task(engines.acquire(None, NOBODY, 60.0)) for _ in range(3)]
+        await engines.acquire(None, NO_REPLICA, 1.0)
+    waiting = [asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0)) for _ in range(3)]
     await asyncio.sleep(0)
     view = engines.view("session", 0, 0)
     assert view is not None

@@ -9,7 +9,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
 from dps_gateway.upstream.replica import Replica
 
-NOBODY: frozenset[str] = frozenset()
+NO_REPLICA: frozenset[str] = frozenset()
 
 
 def pool(*urls: str, places: int = 1, queue: int = 10) -> EnginePool:
@@ -20,8 +20,8 @@ def pool(*urls: str, places: int = 1, queue: int = 10) -> EnginePool:
 
 async def test_queued_request_gets_the_replica_that_is_released() -> None:
     engines = pool("a")
-    first = await engines.acquire("s", NOBODY, 1.0)
-    waiting = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
+    first = await engines.acquire("s", NO_REPLICA, 1.0)
+    waiting = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
     assert (engines.in_flight, engines.queued, engines.has_room) == (1, 1, False)
     engines.release(first)
@@ -31,11 +31,11 @@ async def test_queued_request_gets_the_replica_that_is_released() -> None:
 
 async def test_queued_requests_are_served_in_order() -> None:
     engines = pool("a")
-    held = await engines.acquire("s", NOBODY, 1.0)
+    held = await engines.acquire("s", NO_REPLICA, 1.0)
     served: list[int] = []
 
     async def request(number: int) -> None:
-        replica = await engines.acquire("s", NOBODY, 60.0)
+        replica = await engines.acquire("s", NO_REPLICA, 60.0)
         served.append(number)
         engines.release(replica)
 
@@ -49,24 +49,24 @@ async def test_queued_requests_are_served_in_order() -> None:
 
 async def test_full_queue_rejects_immediately() -> None:
     engines = pool("a", queue=0)
-    await engines.acquire("s", NOBODY, 1.0)
+    await engines.acquire("s", NO_REPLICA, 1.0)
     with pytest.raises(PoolFull, match="the greedy pool and its queue are full"):
-        await engines.acquire("s", NOBODY, 60.0)
+        await engines.acquire("s", NO_REPLICA, 60.0)
 
 
 async def test_wait_in_the_queue_is_bounded() -> None:
     engines = pool("a")
-    await engines.acquire("s", NOBODY, 1.0)
+    await engines.acquire("s", NO_REPLICA, 1.0)
     with pytest.raises(PoolFull, match=r"was busy for 0.01 s"):
-        await engines.acquire("s", NOBODY, 0.01)
+        await engines.acquire("s", NO_REPLICA, 0.01)
     assert engines.queued == 0
 
 
 async def test_cancelled_request_releases_the_replica_it_was_assigned() -> None:
     engines = pool("a")
-    held = await engines.acquire("s", NOBODY, 1.0)
-    leaving = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
-    staying = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
+    held = await engines.acquire("s", NO_REPLICA, 1.0)
+    leaving = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
+    staying = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
     engines.release(held)
     leaving.cancel()  # after the assignment, before the task has run
@@ -96,8 +96,8 @@ async def test_replicas_that_remain_endpoints_keep_their_load() -> None:
 
 async def test_new_replica_serves_the_queue() -> None:
     engines = pool("a")
-    await engines.acquire("s", NOBODY, 1.0)
-    waiting = asyncio.create_task(engines.acquire("s", NOBODY, 60.0))
+    await engines.acquire("s", NO_REPLICA, 1.0)
+    waiting = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
     engines.set_endpoints(["a", "b"])
     assert (await asyncio.wait_for(waiting, 5.0)).url == "b"
@@ -121,7 +121,7 @@ async def acquired(engines: EnginePool, *avoid: str) -> "asyncio.Task[Replica]":
 
 async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
     engines = pool("a")
-    held = await engines.acquire("s", NOBODY, 1.0)
+    held = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = await acquired(engines)
     engines.release(held)
     newcomer = await acquired(engines)
@@ -143,7 +143,7 @@ async def test_released_replica_goes_to_the_first_request_that_can_use_it() -> N
 
 async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> None:
     engines = pool("a")
-    held = await engines.acquire("s", NOBODY, 1.0)
+    held = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = [await acquired(engines) for _ in range(3)]
     engines.mark_unavailable(held)
     engines.release(held)
@@ -177,7 +177,7 @@ async def test_recovered_replica_serves_the_queue() -> None:
 
 async def test_raising_the_limit_admits_queued_requests() -> None:
     engines = pool("a")
-    held = await engines.acquire("s", NOBODY, 1.0)
+    held = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = await acquired(engines)
     engines.configure(2, 10, None)
     assert await waiting is held
@@ -244,11 +244,11 @@ async def wait_of(quiet: int, bursts: dict[str, int]) -> float:
     They arrive after the requests of `bursts`, by tenant, at a pool in which one request is in flight at a time.
     """
     engines = pool("a", queue=10_000)
-    held = await engines.acquire(None, NOBODY, 60.0)
+    held = await engines.acquire(None, NO_REPLICA, 60.0)
     served: list[str] = []
 
     async def request(tenant: str, number: int) -> None:
-        await engines.acquire(f"{tenant}-{number}", NOBODY, 3600.0, tenant)
+        await engines.acquire(f"{tenant}-{number}", NO_REPLICA, 3600.0, tenant)
         served.append(tenant)
 
     arrivals = [(tenant, number) for tenant, size in bursts.items() for number in range(size)]
@@ -271,11 +271,11 @@ async def test_burst_of_a_tenant_does_not_lengthen_the_wait_of_another() -> None
 
 async def test_tenants_take_turns_and_so_do_the_sessions_of_a_tenant() -> None:
     engines = pool("a")
-    held = await engines.acquire(None, NOBODY, 1.0)
+    held = await engines.acquire(None, NO_REPLICA, 1.0)
     served: list[str] = []
 
     async def request(tenant: str, session: str | None, name: str) -> None:
-        await engines.acquire(session, NOBODY, 60.0, tenant)
+        await engines.acquire(session, NO_REPLICA, 60.0, tenant)
         served.append(name)
 
     arrivals = [("A", "1", "A1a"), ("A", "1", "A1b"), ("A", "1", "A1c"), ("A", "2", "A2a"), ("A", None, "Ax")]
@@ -291,10 +291,10 @@ async def test_tenants_take_turns_and_so_do_the_sessions_of_a_tenant() -> None:
 
 async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longest_queue() -> None:
     engines = pool("a", queue=3)
-    held = await engines.acquire(None, NOBODY, 1.0)
+    held = await engines.acquire(None, NO_REPLICA, 1.0)
 
     async def queued(tenant: str) -> "asyncio.Task[Replica]":
-        task = asyncio.create_task(engines.acquire(None, NOBODY, 60.0, tenant))
+        task = asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0, tenant))
         await asyncio.sleep(0)
         return task
 

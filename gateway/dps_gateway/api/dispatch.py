@@ -86,11 +86,8 @@ class Deadline:
     @classmethod
     def of(cls, call: Call) -> "Deadline":
         """timeouts.totalSeconds, or the time that the client allows if it is shorter."""
-        now, total, allowed = (
-            time.monotonic(),
-            call.runtime.upstream.timeouts.total_seconds,
-            call.timeout_seconds,
-        )
+        now = time.monotonic()
+        total, allowed = call.runtime.upstream.timeouts.total_seconds, call.timeout_seconds
         if allowed is None or allowed > total:
             return cls(total, now + total, of_client=False)
         return cls(allowed, now + allowed - (time.perf_counter() - call.started), of_client=True)

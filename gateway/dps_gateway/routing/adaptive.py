@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
-from dps_gateway.routing.estimates import PoolEstimate, Statistics, finite
+from dps_gateway.routing.estimates import Cost, PoolEstimate, Statistics, finite
 from dps_gateway.routing.learning import Document, Observation
 
 FORMAT_VERSION: Final = 1
@@ -99,13 +99,12 @@ class Adaptive:
     def decide(self, turn: Turn, /) -> Decision:
         """The decision. It depends only on the turn and on what has been observed and absorbed."""
         views = {pool: view for pool, view in turn.pools.items() if view.ready_replicas}
-        tokens = self._workload.answer_tokens
-        predicted = {
-            pool: self._estimates[pool].cost(turn, view, tokens).seconds for pool, view in views.items()
-        }
         if not views:
             return Decision(turn.last_pool or Pool.GREEDY, Reason.FIXED)
-        costs = {pool: self._cost(turn, pool, view) for pool, view in views.items()}
+        tokens = self._workload.answer_tokens
+        parts = {pool: self._estimates[pool].cost(turn, view, tokens) for pool, view in views.items()}
+        predicted = {pool: cost.seconds for pool, cost in parts.items()}
+        costs = {pool: self._total(turn, pool, view, parts[pool]) for pool, view in views.items()}
         best = min(costs, key=lambda pool: costs[pool])
         if self._explores(turn, best, predicted):
             return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
@@ -163,11 +162,12 @@ class Adaptive:
         own, others = self._own_workload, self._others_workload
         self._workload = own if others is None else own.plus(others)
 
-    def _cost(self, turn: Turn, pool: Pool, view: PoolView) -> float:
-        """The time, in seconds, that this turn and the expected following ones take in a pool and add to others."""
-        estimate, tokens = self._estimates[pool], self._workload.answer_tokens
-        now = estimate.cost(turn, view, tokens)
-        usual = estimate.usual(self._usual_load[pool], tokens)
+    def _total(self, turn: Turn, pool: Pool, view: PoolView, now: Cost) -> float:
+        """The time, in seconds, that this turn and the expected following ones take in a pool and add to others.
+
+        `now` is the predicted cost of this turn.
+        """
+        usual = self._estimates[pool].usual(self._usual_load[pool], self._workload.answer_tokens)
         return (
             now.prompt * (1 + EXTERNAL_SHARE * view.load)
             + now.idle
