@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dps_engines.pools import POOLS
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.status import ConditionType
 from dps_operator.builders.launch import pool_of
 from dps_operator.builders.network import base_url
@@ -13,6 +13,7 @@ from dps_operator.builders.store import managed
 from dps_operator.diagnose import Problem, most_severe
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
+from dps_operator.revisions import described, history
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Observed:
     """Message of a failed API server call; empty if all calls succeeded."""
     waiting_pool: str | None = None
     """The pool whose rollout waits for the other pool's."""
+    kept: Sequence[PoolName] = ()
+    """The pools that keep the pod template of another operator release."""
 
 
 NOUNS: dict[Component, str] = {
@@ -147,7 +150,8 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
             return Verdict(
                 "Progressing", "True", "RollingOut", f"{message}: {problem.message}" if problem else message
             )
-    return Verdict("Progressing", "False", "Settled", "all replicas are ready and up to date")
+    message = f"all replicas are ready and up to date{described(observed.kept)}"
+    return Verdict("Progressing", "False", "Settled", message)
 
 
 def _summary(parts: Sequence[Verdict], stalled: str) -> Verdict:
@@ -204,14 +208,27 @@ def _counts(replicas: Replicas | None) -> dict[str, int]:
     return {"replicas": existing, "readyReplicas": ready}
 
 
+def _pool_status(
+    router: Router, observed: Observed, pool: PoolName, before: Mapping[str, Any], now: str
+) -> dict[str, Any]:
+    """The status of a pool without its numbers of replicas."""
+    result: dict[str, Any] = {}
+    if pool_of(router.spec, pool).scaling == "External":
+        result["scaling"] = "External"
+    if pool in observed.kept:
+        result["outdated"] = True
+    engine = observed.children.get(("Deployment", child_name(router, pool)))
+    past = before.get("pools", {}).get(pool, {}).get("revisions", [])
+    if revisions := history(engine, past, router.generation, now):
+        result["revisions"] = revisions
+    return result
+
+
 def build_status(router: Router, observed: Observed, before: Mapping[str, Any], now: str) -> Manifest:
     """The complete status. before: the previous status. now: the time in RFC 3339."""
     counts = {
         component: _counts(_workload(observed, "Deployment", child_name(router, component)))
         for component in (*POOLS, "gateway")
-    }
-    scaling = {
-        pool: {"scaling": "External"} for pool in POOLS if pool_of(router.spec, pool).scaling == "External"
     }
     routing = router.spec.routing
     labels = ",".join(f"{key}={value}" for key, value in selector(router, "gateway").items())
@@ -221,7 +238,9 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
             verdicts(router, observed), before.get("conditions", []), router.generation, now
         ),
         "url": base_url(router),
-        "pools": {pool: {**counts[pool], **scaling.get(pool, {})} for pool in POOLS},
+        "pools": {
+            pool: {**counts[pool], **_pool_status(router, observed, pool, before, now)} for pool in POOLS
+        },
         "gateway": {**counts["gateway"], "selector": labels},
     }
     if router.spec.paused:

@@ -8,8 +8,10 @@ from dps_operator.kinds import ROUTER
 from dps_operator.resources import (
     COMPONENT_LABEL,
     CONFIG_HASH,
+    ENGINE,
     MANAGED_BY,
     ROUTER_LABEL,
+    SPEC_HASH,
     TEMPLATE_HASH,
     Manifest,
     digest,
@@ -56,6 +58,12 @@ class Child:
     owns_replicas: bool
     template_hash: str
     replicas: Replicas | None
+    spec_hash: str = ""
+    """Digest of the fields of the spec for which the pod template was generated; only of engines."""
+    engine: str = ""
+    """Runtime and version of a pool's engines."""
+    image: str = ""
+    """Image of a Deployment's first container."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,8 @@ def child(body: Manifest) -> Child:
     metadata = body["metadata"]
     owner = _owner(metadata)
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
-    fields = _owned_fields(metadata)
+    fields, annotations = _owned_fields(metadata), metadata.get("annotations", {})
+    containers = body["spec"]["template"]["spec"]["containers"] if body["kind"] == "Deployment" else [{}]
     return Child(
         kind=body["kind"],
         name=metadata["name"],
@@ -134,8 +143,11 @@ def child(body: Manifest) -> Child:
         resource_version=int(metadata.get("resourceVersion", 0)),
         owned=digest(fields),
         owns_replicas="f:replicas" in fields.get("f:spec", {}),
-        template_hash=metadata.get("annotations", {}).get(TEMPLATE_HASH, ""),
+        template_hash=annotations.get(TEMPLATE_HASH, ""),
         replicas=_replicas(body),
+        spec_hash=annotations.get(SPEC_HASH, ""),
+        engine=annotations.get(ENGINE, ""),
+        image=containers[0].get("image", ""),
     )
 
 

@@ -2,12 +2,12 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
 
-from dps_engines.pools import POOLS
+from dps_engines.pools import POOLS, PoolName
 from dps_operator import conditions
 from dps_operator.api.spec import parse
 from dps_operator.builders.children import children
@@ -30,6 +30,8 @@ from dps_operator.observe import Child, ChildKey, Key, Observations, child
 from dps_operator.resources import (
     COMPONENT_LABEL,
     CONFIG_HASH,
+    ENGINE,
+    SPEC_HASH,
     TEMPLATE_HASH,
     Component,
     Manifest,
@@ -37,6 +39,7 @@ from dps_operator.resources import (
     child_name,
     digest,
 )
+from dps_operator.revisions import kept_pools, with_version
 from dps_operator.rollout import pool_on_hold
 from dps_operator.settings import Settings
 
@@ -47,6 +50,9 @@ READY = Gauge(
 )
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
+
+RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
+"""Annotations of a Deployment that describe its pod template."""
 
 SECRETS: Mapping[Component, Callable[[Router, str], Manifest]] = {
     "redis": redis_secret,
@@ -71,6 +77,7 @@ class _Outcome:
     unmonitored: str = ""
     failure: ClusterError | None = None
     waiting_pool: str | None = None
+    kept: Sequence[PoolName] = ()
 
 
 class Reconciler:
@@ -109,6 +116,7 @@ class Reconciler:
             )
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
+        router = replace(router, spec=with_version(spec, self._engines(router, key)))
         outcome = self._unchanged(router) if spec.paused else await self._converge(router, key)
         observed = conditions.Observed(
             children=self._observations.children(key),
@@ -117,6 +125,7 @@ class Reconciler:
             unmonitored=outcome.unmonitored,
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
+            kept=outcome.kept,
         )
         await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
@@ -147,9 +156,11 @@ class Reconciler:
         except ClusterError as error:
             outcome.failure = error
             return outcome
-        outcome.waiting_pool = pool_on_hold(desired, self._engines(router, key))
+        engines = self._engines(router, key)
+        outcome.kept = kept_pools(router.spec, desired, engines)
+        outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
         for manifest in desired:
-            held = manifest["metadata"]["labels"][COMPONENT_LABEL] == outcome.waiting_pool
+            held = manifest["metadata"]["labels"][COMPONENT_LABEL] in (outcome.waiting_pool, *outcome.kept)
             try:
                 if held and TEMPLATE_HASH in manifest["metadata"].get("annotations", {}):
                     manifest = await self._with_live_template(router, manifest)
@@ -176,12 +187,13 @@ class Reconciler:
     async def _with_live_template(self, router: Router, manifest: Manifest) -> Manifest:
         """The Deployment with its live pod template.
 
-        While a rollout is on hold, `replicas` is still updated and drift is still corrected.
+        While a rollout is on hold, or the pool keeps its template after an upgrade of the operator, `replicas` is still
+        updated and drift is still corrected outside the template.
         """
         metadata = manifest["metadata"]
         live = await self._cluster.get(kind_of(manifest), router.namespace, metadata["name"])
-        template_hash = live["metadata"].get("annotations", {}).get(TEMPLATE_HASH, "")
-        annotations = metadata["annotations"] | {TEMPLATE_HASH: template_hash}
+        recorded = live["metadata"].get("annotations", {})
+        annotations = metadata["annotations"] | {name: recorded.get(name, "") for name in RECORDED}
         return manifest | {
             "metadata": metadata | {"annotations": annotations},
             "spec": manifest["spec"] | {"template": live["spec"]["template"]},
@@ -190,7 +202,11 @@ class Reconciler:
     def _engines(self, router: Router, key: Key) -> dict[str, Child]:
         known = self._observations.children(key)
         names = {pool: ("Deployment", child_name(router, pool)) for pool in POOLS}
-        return {pool: known[name] for pool, name in names.items() if name in known}
+        return {
+            pool: known[name]
+            for pool, name in names.items()
+            if name in known and known[name].owner_uid == router.uid
+        }
 
     async def _find(self, router: Router, key: Key, manifest: Manifest) -> Child | None:
         """The live object, or None. Raises RejectedError if this DPSRouter does not own it."""

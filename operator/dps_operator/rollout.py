@@ -3,15 +3,19 @@
 This module performs no I/O.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dps_engines.pools import POOLS
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 
 
-def pool_on_hold(desired: list[Manifest], observed: Mapping[str, Child]) -> str | None:
+def pool_on_hold(
+    desired: list[Manifest], observed: Mapping[str, Child], kept: Collection[str] = ()
+) -> str | None:
     """The pool whose new pod template has to wait, if any; `observed` has the engine Deployments by pool.
+
+    kept: pools that keep their pod template, so they do not change.
 
     While both pools serve, the second one to change waits until no pod of an old template remains in the first, so
     a broken engine configuration takes down at most one pool. A pool that is already down never blocks the
@@ -25,7 +29,9 @@ def pool_on_hold(desired: list[Manifest], observed: Mapping[str, Child]) -> str 
     }
     hashes = {pool: manifest["metadata"]["annotations"][TEMPLATE_HASH] for pool, manifest in engines.items()}
     changing = [
-        pool for pool in POOLS if pool in observed and observed[pool].template_hash != hashes.get(pool)
+        pool
+        for pool in POOLS
+        if pool in observed and pool not in kept and observed[pool].template_hash != hashes.get(pool)
     ]
     for pool in reversed(changing):
         (other,) = (name for name in POOLS if name != pool)

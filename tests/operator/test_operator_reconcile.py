@@ -5,72 +5,11 @@ from typing import Any
 
 import pytest
 
-from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
-from dps_operator.kinds import CHILDREN
-from dps_operator.observe import Observations
-from dps_operator.reconcile import HANDOVER, Reconciler
-from dps_operator.resources import Manifest
-from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_operator.reconcile import HANDOVER
 from dps_testkit.operator.objects import pod
-from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST
-
-KEY = ("serving", "qwen")
-NOW = "2026-01-01T00:00:00Z"
-
-
-class World:
-    """An API server, an operator, and one DPSRouter."""
-
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.cluster = FakeCluster()
-        self.edit(spec)
-        self.restart()
-
-    def restart(self) -> None:
-        """Replace the operator with a new process, whose cache is empty."""
-        self.seen = Observations()
-        typed: Cluster = self.cluster
-        self.reconciler = Reconciler(typed, self.seen, SETTINGS, lambda: NOW)
-
-    def edit(self, spec: dict[str, Any]) -> None:
-        """Apply a spec as a user would."""
-        known = self.cluster.objects.get(("DPSRouter", *KEY), {})
-        generation = known.get("metadata", {}).get("generation", 0) + 1
-        self.cluster.store(
-            {
-                "apiVersion": "dpsrouter.io/v1alpha1",
-                "kind": "DPSRouter",
-                "metadata": {"name": "qwen", "namespace": "serving", "generation": generation},
-            }
-        )
-        self.cluster.objects["DPSRouter", *KEY]["spec"] = spec
-
-    async def list_objects(self) -> None:
-        """Update the cache from a listing."""
-        objects = copy.deepcopy(list(self.cluster.objects.values()))
-        kinds = {kind.name for kind in CHILDREN}
-        self.seen.replace(
-            [one for one in objects if one["kind"] == "DPSRouter"],
-            [one for one in objects if one["kind"] in kinds],
-            [one for one in objects if one["kind"] == "Pod"],
-        )
-
-    async def reconcile(self) -> None:
-        """List and reconcile."""
-        await self.list_objects()
-        await self.reconciler.reconcile(KEY)
-
-    def condition(self, kind: str) -> Manifest:
-        """A condition of the DPSRouter."""
-        conditions = self.cluster.objects["DPSRouter", *KEY]["status"]["conditions"]
-        (found,) = [one for one in conditions if one["type"] == kind]
-        result: Manifest = found
-        return result
-
-    def object(self, kind: str, name: str) -> Manifest:
-        """A child."""
-        return self.cluster.objects[kind, "serving", name]
+from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SMALLEST
+from dps_testkit.operator.world import KEY, NOW, World
 
 
 @pytest.fixture
@@ -373,17 +312,11 @@ def rolling_out(world: World, name: str) -> None:
     live["status"] = {"replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
 
 
-def available(world: World, name: str, replicas: int = 1) -> None:
-    """Set the status of a Deployment to that of a finished rollout."""
-    live = world.object("Deployment", name)
-    live["status"] = {"replicas": replicas, "updatedReplicas": replicas, "availableReplicas": replicas}
-
-
 async def test_waiting_pool_keeps_its_old_template_while_its_replicas_and_drift_are_reconciled(
     world: World,
 ) -> None:
     rolling_out(world, "qwen-speculative")
-    available(world, "qwen-greedy")
+    world.available("qwen-greedy")
     old = copy.deepcopy(world.object("Deployment", "qwen-greedy"))
     world.object("Deployment", "qwen-greedy")["spec"]["revisionHistoryLimit"] = 9
     pools = {**SMALLEST["pools"], "greedy": {"replicas": 3, "args": ["--log-level", "debug"]}}
@@ -397,7 +330,7 @@ async def test_waiting_pool_keeps_its_old_template_while_its_replicas_and_drift_
     writes = world.cluster.writes()
     await world.reconcile()
     assert world.cluster.writes() == writes
-    available(world, "qwen-speculative")
+    world.available("qwen-speculative")
     await world.reconcile()
     args = world.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[-2:] == ["--log-level", "debug"]
@@ -409,7 +342,7 @@ async def test_unready_replica_does_not_delay_the_rollout_of_the_other_pool(worl
         "updatedReplicas": 3,
         "availableReplicas": 2,
     }
-    available(world, "qwen-greedy")
+    world.available("qwen-greedy")
     pools = {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}
     world.edit({**SMALLEST, "pools": pools})
     await world.reconcile()

@@ -123,8 +123,16 @@ class Engine(APIObject):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$",
         max_length=64,
         description=(
-            "SGLang version for which the command line is generated. If unset, it is taken from the image's tag, "
-            f"or is {DEFAULT_VERSION} if no image is set or its tag is not a version."
+            "SGLang version for which the command line is generated. If unset, it is taken from the image's tag, or is "
+            f"{DEFAULT_VERSION} if the tag is not a version. If no image is set either, see upgradePolicy."
+        ),
+    )
+    upgrade_policy: Literal["Manual", "Automatic"] = Field(
+        default="Manual",
+        description=(
+            "Manual: if neither version nor image is set, the engines keep the version with which they were first "
+            f"deployed ({DEFAULT_VERSION} in this release of the operator), and an upgrade of the operator restarts no "
+            "engine. Automatic: they get the default version and the pod template of the operator in use."
         ),
     )
     tensor_parallel: int = Field(

@@ -17,6 +17,9 @@ ConditionType = Literal[
     "PrefixCacheShared",
 ]
 
+REVISIONS = 5
+"""Number of revisions of a pool in the status."""
+
 
 class Condition(APIObject):
     """A condition as in Kubernetes' metav1.Condition."""
@@ -41,13 +44,34 @@ class Condition(APIObject):
     )
 
 
+class PoolRevision(APIObject):
+    """A pod template of a pool's engines."""
+
+    revision: str = Field(description="Hash of the pod template.")
+    engine: str = Field(description="Runtime and version of the engine.")
+    image: str = Field(description="Image of the engine.")
+    generation: int = Field(ge=0, description="Generation of the spec when the revision was applied.")
+    time: str = Field(
+        description="Time when the revision was applied.", json_schema_extra={"format": "date-time"}
+    )
+
+
 class PoolStatus(APIObject):
-    """Replicas of one pool."""
+    """Replicas and revisions of one pool."""
 
     replicas: int = Field(description="Number of replicas.")
     ready_replicas: int = Field(description="Number of ready replicas.")
     scaling: Literal["External"] | None = Field(
         default=None, description="External if the operator does not set the number of replicas."
+    )
+    outdated: bool | None = Field(
+        default=None,
+        description="True if the pool keeps the pod template of another operator release; see engine.upgradePolicy.",
+    )
+    revisions: list[PoolRevision] = Field(
+        default=[],
+        max_length=REVISIONS,
+        description="The pod template in use, followed by the previous ones, newest first.",
     )
 
 

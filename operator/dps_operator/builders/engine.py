@@ -3,7 +3,7 @@
 from typing import Any
 
 from dps_engines.pools import PoolName
-from dps_operator.api.pools import PoolSpec
+from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import engine_arguments, pool_of, runtime_of
@@ -15,8 +15,18 @@ from dps_operator.builders.pods import (
     pod_template,
     spread,
 )
-from dps_operator.builders.prefix_cache import SECRET_REVISION, pod_additions
-from dps_operator.resources import TEMPLATE_HASH, Manifest, Router, child, child_name, digest, selector
+from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions
+from dps_operator.resources import (
+    ENGINE,
+    SPEC_HASH,
+    TEMPLATE_HASH,
+    Manifest,
+    Router,
+    child,
+    child_name,
+    digest,
+    selector,
+)
 from dps_operator.settings import Settings
 
 MODELS = "/models"
@@ -26,6 +36,13 @@ CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
 """Default resource requests per GPU. Each tensor-parallel rank is a separate process, and host memory grows with
 the model."""
 SHARED_MEMORY = "16Gi"
+NOT_IN_THE_TEMPLATE = {
+    "replicas": None,
+    "scaling": "Managed",
+    "autoscaling": None,
+    "strategy": PoolStrategy(),
+}
+"""Fields of a pool on which its pod template does not depend, with their defaults."""
 
 
 def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
@@ -129,6 +146,24 @@ def _strategy(pool: PoolSpec) -> Manifest:
     }
 
 
+def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
+    """Digest of the fields of the spec that a pool's pod template depends on.
+
+    Defaults are left out, so that a field which a later release adds does not change the digest.
+    """
+    parts: dict[str, Any] = {
+        "model": spec.model,
+        "engine": spec.engine.model_copy(update={"upgrade_policy": "Manual"}),
+        "nodePool": spec.node_pool,
+        "telemetry": spec.telemetry.model_copy(update={"service_monitor": None}),
+        "pool": pool_of(spec, name).model_copy(update=NOT_IN_THE_TEMPLATE),
+    }
+    fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
+    cache = common(spec)
+    shared = [cache.model_dump(mode="json", exclude_defaults=True), cache_revision] if cache else []
+    return digest([fields, shared])
+
+
 def engine_deployment(
     router: Router, name: PoolName, settings: Settings, cache_revision: str = ""
 ) -> Manifest:
@@ -136,7 +171,7 @@ def engine_deployment(
 
     cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it.
     """
-    pool = pool_of(router.spec, name)
+    pool, runtime = pool_of(router.spec, name), runtime_of(router.spec)
     pod: Manifest = {
         "containers": [_container(router, name)],
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -149,12 +184,12 @@ def engine_deployment(
         **placement(router.spec.node_pool),
     }
     additions = pod_additions(router, name, settings)
-    annotations = {SECRET_REVISION: cache_revision} if additions else None
-    template = pod_template(router, name, overlay(pod, additions), pool.pod_template, annotations)
+    revision = {SECRET_REVISION: cache_revision} if additions else None
+    template = pod_template(router, name, overlay(pod, additions), pool.pod_template, revision)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(pool),
-        "progressDeadlineSeconds": runtime_of(router.spec).load_seconds + 600,
+        "progressDeadlineSeconds": runtime.load_seconds + 600,
         "revisionHistoryLimit": 3,
         "template": template,
     }
@@ -163,7 +198,13 @@ def engine_deployment(
         spec["replicas"] = 0
     elif pool.autoscaling is None and pool.scaling == "Managed":
         spec["replicas"] = pool.replicas or 1
-    return child(router, "apps/v1", "Deployment", name, {TEMPLATE_HASH: digest(template)}, spec=spec)
+    engine = router.spec.engine
+    annotations = {
+        TEMPLATE_HASH: digest(template),
+        SPEC_HASH: _spec_hash(router.spec, name, cache_revision),
+        ENGINE: f"{engine.runtime} {runtime.version(engine.image, engine.version)}",
+    }
+    return child(router, "apps/v1", "Deployment", name, annotations, spec=spec)
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:

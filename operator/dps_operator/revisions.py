@@ -1,0 +1,78 @@
+"""The revision of the engines that a pool keeps when the operator is upgraded. This module performs no I/O."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from dps_engines.pools import POOLS, PoolName
+from dps_operator.api.spec import Spec
+from dps_operator.api.status import REVISIONS
+from dps_operator.builders.launch import runtime_of
+from dps_operator.observe import Child
+from dps_operator.resources import COMPONENT_LABEL, SPEC_HASH, TEMPLATE_HASH, Manifest
+
+
+def with_version(spec: Spec, observed: Mapping[str, Child]) -> Spec:
+    """The spec with the engine's version, if it has neither a version nor an image.
+
+    The version is that of the engine Deployments in `observed`, by pool, or the default if there are none or if
+    upgrades are automatic.
+    """
+    engine = spec.engine
+    if engine.version is not None or engine.image is not None:
+        return spec
+    recorded = [observed[pool].engine.split() for pool in POOLS if pool in observed]
+    in_use = [words[1] for words in recorded if len(words) == 2 and words[0] == engine.runtime]
+    keep = in_use and engine.upgrade_policy == "Manual"
+    version = in_use[0] if keep else runtime_of(spec).version(None, None)
+    return spec.model_copy(update={"engine": engine.model_copy(update={"version": version})})
+
+
+def kept_pools(spec: Spec, desired: Sequence[Manifest], observed: Mapping[str, Child]) -> list[PoolName]:
+    """The pools that keep their pod template although the operator generates another one for the same spec.
+
+    A pool without ready replicas keeps nothing, because a change interrupts no request and may repair it.
+    """
+    if spec.engine.upgrade_policy == "Automatic":
+        return []
+    annotations: dict[str, Mapping[str, str]] = {
+        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest["metadata"]["annotations"]
+        for manifest in desired
+        if SPEC_HASH in manifest["metadata"].get("annotations", {})
+    }
+    return [
+        pool
+        for pool in POOLS
+        if pool in observed
+        and (replicas := observed[pool].replicas) is not None
+        and replicas.ready > 0
+        and observed[pool].spec_hash == annotations[pool][SPEC_HASH]
+        and observed[pool].template_hash != annotations[pool][TEMPLATE_HASH]
+    ]
+
+
+def history(
+    engine: Child | None, before: Sequence[Mapping[str, Any]], generation: int, now: str
+) -> list[Mapping[str, Any]]:
+    """A pool's revisions, newest first. before: the previous list. now: the time in RFC 3339."""
+    if engine is None or not engine.template_hash or _is_newest(engine, before):
+        return list(before)
+    newest = {
+        "revision": engine.template_hash,
+        "engine": engine.engine,
+        "image": engine.image,
+        "generation": generation,
+        "time": now,
+    }
+    return [newest, *before][:REVISIONS]
+
+
+def _is_newest(engine: Child, before: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(before) and before[0]["revision"] == engine.template_hash
+
+
+def described(pools: Collection[PoolName]) -> str:
+    """What the pools keep, as the end of a condition's message; empty if there are none."""
+    if not pools:
+        return ""
+    subject = "both pools keep" if len(pools) > 1 else f"the {next(iter(pools))} pool keeps"
+    return f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"

@@ -1,0 +1,83 @@
+"""An operator with one DPSRouter on an in-memory API server."""
+
+import copy
+from typing import Any
+
+from dps_operator.cluster import Cluster
+from dps_operator.kinds import CHILDREN
+from dps_operator.observe import Observations
+from dps_operator.reconcile import Reconciler
+from dps_operator.resources import Manifest
+from dps_operator.settings import Settings
+from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.routers import SETTINGS
+
+KEY = ("serving", "qwen")
+NOW = "2026-01-01T00:00:00Z"
+
+
+class World:
+    """An API server, an operator, and one DPSRouter."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.cluster = FakeCluster()
+        self.edit(spec)
+        self.restart()
+
+    def restart(self, settings: Settings = SETTINGS) -> None:
+        """Replace the operator with a new process, whose cache is empty."""
+        self.seen = Observations()
+        typed: Cluster = self.cluster
+        self.reconciler = Reconciler(typed, self.seen, settings, lambda: NOW)
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        """Apply a spec as a user would."""
+        known = self.cluster.objects.get(("DPSRouter", *KEY), {})
+        generation = known.get("metadata", {}).get("generation", 0) + 1
+        self.cluster.store(
+            {
+                "apiVersion": "dpsrouter.io/v1alpha1",
+                "kind": "DPSRouter",
+                "metadata": {"name": "qwen", "namespace": "serving", "generation": generation},
+            }
+        )
+        self.cluster.objects["DPSRouter", *KEY]["spec"] = spec
+
+    async def list_objects(self) -> None:
+        """Update the cache from a listing."""
+        objects = copy.deepcopy(list(self.cluster.objects.values()))
+        kinds = {kind.name for kind in CHILDREN}
+        self.seen.replace(
+            [one for one in objects if one["kind"] == "DPSRouter"],
+            [one for one in objects if one["kind"] in kinds],
+            [one for one in objects if one["kind"] == "Pod"],
+        )
+
+    async def reconcile(self) -> None:
+        """List and reconcile."""
+        await self.list_objects()
+        await self.reconciler.reconcile(KEY)
+
+    def condition(self, kind: str) -> Manifest:
+        """A condition of the DPSRouter."""
+        conditions = self.cluster.objects["DPSRouter", *KEY]["status"]["conditions"]
+        (found,) = [one for one in conditions if one["type"] == kind]
+        result: Manifest = found
+        return result
+
+    def object(self, kind: str, name: str) -> Manifest:
+        """A child."""
+        return self.cluster.objects[kind, "serving", name]
+
+    def status(self) -> Manifest:
+        """The status of the DPSRouter."""
+        result: Manifest = self.cluster.objects["DPSRouter", *KEY]["status"]
+        return result
+
+    def available(self, name: str, replicas: int = 1) -> None:
+        """Set the status of a Deployment to that of a finished rollout."""
+        self.object("Deployment", name)["status"] = {
+            "replicas": replicas,
+            "updatedReplicas": replicas,
+            "availableReplicas": replicas,
+        }
