@@ -29,13 +29,19 @@ def _gateway() -> Main:
 
 
 def _session() -> Main:
-    from dps_gateway.session_command import main
+    from dps_gateway.commands.session import main
 
     return main
 
 
 def _keys() -> Main:
-    from dps_gateway.keys_command import main
+    from dps_gateway.commands.keys import main
+
+    return main
+
+
+def _top() -> Main:
+    from dps_gateway.commands.top import main
 
     return main
 
@@ -92,6 +98,7 @@ COMMANDS = {
     "gateway": Command(_gateway, "gateway", "run the gateway"),
     "session": Command(_session, "gateway", "show or delete the stored record of a session"),
     "keys": Command(_keys, "gateway", "add, list or revoke API keys"),
+    "top": Command(_top, "gateway", "show the load of both pools, as the gateways see it"),
     "operator": Command(_operator, "operator", "run the Kubernetes operator"),
     "up": Command(_up, "local", "run Redis, two engines and a gateway on this machine"),
     "engine": Command(_engine, "local", "run an emulated SGLang server (no GPU)"),

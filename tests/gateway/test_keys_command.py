@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from dps_gateway.auth import Keys, Unauthorized
-from dps_gateway.keys_command import main
+from dps_gateway.commands.keys import main
 
 Run = Callable[..., tuple[int, str, str]]
 

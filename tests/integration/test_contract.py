@@ -1,5 +1,6 @@
-"""The public contract with API keys enabled: response headers, admin endpoints, metrics and `dps session`."""
+"""The public contract with API keys enabled: headers, admin port, metrics, `dps session` and `dps top`."""
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -180,6 +181,16 @@ async def test_session_can_be_shown_and_deleted(gateway: Gateway) -> None:
     assert dps_session("show", tenant="team-b").returncode == 1
     assert dps_session("delete").returncode == 0
     assert dps_session("show").returncode == 1
+
+
+async def test_dps_top_shows_the_load_of_both_pools(gateway: Gateway) -> None:
+    command = [*DPS, "top", gateway.admin, "--once", "--interval", "0.1"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "gateways: 1 of 1"
+    assert [line.split()[:2] for line in lines[3:5]] == [["speculative", "1"], ["greedy", "1"]]
+    assert "session state: ok" in lines
 
 
 async def test_admin_port_exposes_no_secret(gateway: Gateway) -> None:

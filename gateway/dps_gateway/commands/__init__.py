@@ -1,0 +1,1 @@
+"""Subcommands of `dps` that inspect or administer a gateway: `dps keys`, `dps session` and `dps top`."""
