@@ -17,6 +17,7 @@ from dps_gateway.api.admin import admin_app, worker_app
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.background import background
+from dps_gateway.clients import raise_file_limit
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
 from dps_gateway.runtime import Runtime
@@ -39,6 +40,7 @@ async def serve(
     # When a client disconnects its handler is cancelled, which aborts the generation upstream.
     public = Runner(
         public_app(runtime),
+        clients=runtime.clients,
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=config.timeouts.drain_seconds,
@@ -112,6 +114,7 @@ def main(argv: list[str]) -> int:
 
 def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
     """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
+    raise_file_limit()
     tokenizer = Tokenizer.load(config.model.tokenizer, config.model.revision)
     # The tokenizer holds about a million objects that are never freed; exclude them from garbage collection.
     gc.collect()

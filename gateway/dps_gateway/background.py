@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dps_gateway.clients import expire_periodically
 from dps_gateway.learning import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
 from dps_gateway.reload import watch_config
@@ -63,6 +64,7 @@ async def supervise(
 def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
     """The tasks that this configuration requires, keyed by their names in logs and metrics."""
     tasks: dict[str, Task] = {
+        "clients": lambda: expire_periodically(runtime.clients),
         "health": lambda: watch_health(
             runtime.pools.values(),
             runtime.engine.health_path,

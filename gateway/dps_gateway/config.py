@@ -143,9 +143,15 @@ class Limits(_Section):
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     max_queued: Annotated[int, Field(ge=0)] = 1024
     """Maximum number of requests that wait for a free replica of a pool. Further requests are answered with 429."""
+    max_connections: Annotated[int, Field(gt=0)] = 10_000
+    """Maximum number of client connections. It is lower if the process may open too few files."""
 
 
 class Timeouts(_Section):
+    header_seconds: Seconds = 30.0
+    """Time in which the head of a request must arrive, from the first byte or from the opening of the connection."""
+    body_seconds: Seconds = 300.0
+    """Time in which the body of a request must arrive."""
     connect_seconds: Seconds = 2.0
     first_byte_seconds: Seconds = 600.0
     idle_seconds: Seconds = 120.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dps_gateway.auth import Key, KeyLoad, Keys
+from dps_gateway.clients import ClientConnections, connections_of_files
 from dps_gateway.config import ConfigError, GatewayConfig, read_text
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
@@ -110,6 +111,9 @@ class Runtime:
         }
         self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
+        self.clients = ClientConnections(
+            self._max_connections, lambda: self.config.timeouts.header_seconds, self._count_closed_connection
+        )
         self.draining = False
         self.config = config
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
@@ -162,6 +166,7 @@ class Runtime:
             self.metrics.in_flight.labels(name.value).set(pool.in_flight)
             self.metrics.queued.labels(name.value).set(pool.queued)
             self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
+        self.metrics.client_connections.set(len(self.clients))
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
     def key(self, headers: Mapping[str, str]) -> Key | None:
@@ -214,6 +219,13 @@ class Runtime:
                 pool.set_endpoints(endpoints)
         if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
             self.peers.set_endpoints(config.session.peers.endpoints)
+
+    def _max_connections(self) -> int:
+        share = worker_share(self.config.limits.max_connections, self.config.listen.workers)
+        return min(share, connections_of_files())
+
+    def _count_closed_connection(self, reason: str) -> None:
+        self.metrics.client_connections_closed.labels(reason).inc()
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()

@@ -11,7 +11,7 @@ from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
 from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
 from dps_gateway.engine.dialect import ErrorFormat
 from dps_gateway.engine.openai import OPENAI_ERRORS
-from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,14 @@ class BadRequest(Exception):
 
 class BodyTooLarge(Exception):
     """The request body exceeds limits.maxBodyBytes."""
+
+
+class BodyTooSlow(Exception):
+    """The request body has not arrived within timeouts.bodySeconds."""
+
+
+class GatewayFull(Exception):
+    """The gateway has limits.maxConnections client connections, all of which are in use."""
 
 
 class NotFound(Exception):
@@ -58,12 +66,15 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     ModelNotFound: _Problem(404, "invalid_request_error", "model_not_found"),
     NotFound: _Problem(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
+    BodyTooSlow: _Problem(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
     KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
     UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
     DeadlineExceeded: _Problem(504, "server_error", "deadline_exceeded"),
+    GatewayFull: _Problem(503, "server_error", "gateway_overloaded", retry=True),
+    OutOfFiles: _Problem(503, "server_error", "gateway_overloaded", retry=True),
     PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
 }
 _UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")

@@ -60,7 +60,7 @@ async def prepare(call: Call, route: Route) -> Job:
     """
     runtime = call.runtime
     call.authenticate()
-    raw = await read_body(call.request, runtime.config.limits.max_body_bytes)
+    raw = await read_body(call.request, runtime.config)
     raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)

@@ -45,7 +45,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     call.authenticate()
     salt = runtime.cache_salt(call.tenant)
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
-    body = await read_body(request, runtime.config.limits.max_body_bytes) if request.can_read_body else None
+    body = await read_body(request, runtime.config) if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
     if salt is not None and body is not None and unquote(request.rel_url.raw_path) == _SALTED:

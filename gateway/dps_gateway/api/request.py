@@ -1,5 +1,6 @@
 """Reading a client's request: its id, its body, its JSON object."""
 
+import asyncio
 import uuid
 from typing import Any, Final
 
@@ -7,7 +8,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.errors import BadRequest, BodyTooLarge
+from dps_gateway.api.errors import BadRequest, BodyTooLarge, BodyTooSlow
+from dps_gateway.config import GatewayConfig
 
 MAX_REQUEST_ID_CHARS: Final = 255
 
@@ -38,8 +40,22 @@ def timeout_seconds_of(request: web.Request) -> float | None:
     return int(sent[:MAX_TIMEOUT_DIGITS]) / 1000 or None
 
 
-async def read_body(request: web.Request, max_bytes: int) -> bytes:
-    """The body of the request, decompressed. Raises BodyTooLarge if it exceeds `max_bytes` (limits.maxBodyBytes)."""
+async def read_body(request: web.Request, config: GatewayConfig) -> bytes:
+    """The body of the request, decompressed.
+
+    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, and BodyTooSlow if it takes longer than timeouts.bodySeconds.
+    """
+    max_bytes, seconds = config.limits.max_body_bytes, config.timeouts.body_seconds
+    if request.content.is_eof():  # most bodies have arrived with the head and need no timer
+        return await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, max_bytes)
+    except TimeoutError as error:
+        raise BodyTooSlow(f"the body did not arrive within {seconds:g} s (timeouts.bodySeconds)") from error
+
+
+async def _read(request: web.Request, max_bytes: int) -> bytes:
     too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
     if (request.content_length or 0) > max_bytes:
         raise too_large

@@ -1,12 +1,21 @@
-"""The HTTP server: requests that cannot be parsed are answered and logged without repeating their content."""
+"""The HTTP server: its connections, and requests that cannot be parsed, which are logged without their content."""
 
+import asyncio
 import logging
+from typing import Any, Final
 
 from aiohttp import web
 
-from dps_gateway.api.errors import BadRequest, error_object
+from dps_gateway.api.errors import RETRY_AFTER_SECONDS, BadRequest, GatewayFull, error_object
+from dps_gateway.clients import ClientConnections
 
 log = logging.getLogger(__name__)
+
+REFUSAL_SECONDS: Final = 1.0
+"""Time for a refused client to read its response. Closing a connection at once can discard what was sent on it."""
+
+MAX_REFUSALS: Final = 32
+"""Maximum number of refused connections that are open; further ones are closed without a response."""
 
 
 class _Connection(web.RequestHandler):
@@ -14,6 +23,32 @@ class _Connection(web.RequestHandler):
 
     aiohttp's own error response and log line quote the malformed part of a request, which may be an API key.
     """
+
+    def __init__(self, server: "_Server", **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        clients = self._server.clients
+        if clients is None or clients.opened(self):
+            super().connection_made(transport)
+        else:
+            self._server.refuse(transport)
+            self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._server.clients is not None:
+            self._server.clients.received(self)
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._server.clients is not None:
+            self._server.clients.closed(self)
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        self.force_close()
 
     def handle_error(
         self,
@@ -32,14 +67,68 @@ class _Connection(web.RequestHandler):
 
 
 class _Server(web.Server):
+    clients: ClientConnections | None = None
+    """The connections of the public port; None for other ports, whose connections are not limited."""
+    _refused = 0
+
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
+    def limit(self, clients: ClientConnections) -> None:
+        """Record in `clients` what each connection waits for."""
+        self.clients, handle = clients, self.request_handler
+
+        async def tracked(request: web.BaseRequest) -> web.StreamResponse:
+            connection = request.protocol
+            assert isinstance(connection, _Connection)
+            clients.began(connection)
+            try:
+                return await handle(request)
+            finally:
+                clients.ended(connection)
+
+        self.request_handler = tracked
+
+    def refuse(self, transport: asyncio.BaseTransport) -> None:
+        """Answer a new connection with 503, and close it once the client has had time to read the response."""
+        assert isinstance(transport, asyncio.Transport)
+        if self._refused >= MAX_REFUSALS:
+            transport.abort()
+            return
+        self._refused += 1
+        transport.write(_refusal())
+        self._loop.call_later(REFUSAL_SECONDS, self._close_refused, transport)
+
+    def _close_refused(self, transport: asyncio.Transport) -> None:
+        self._refused -= 1
+        transport.close()
+
+
+def _refusal() -> bytes:
+    body = error_object(GatewayFull("the gateway has too many connections (limits.maxConnections)"))
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\n"
+        "Content-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        f"Retry-After: {RETRY_AFTER_SECONDS}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
 
 class Runner(web.AppRunner):
-    """Runs an application, like `web.AppRunner`, on this module's server."""
+    """Runs an application, like `web.AppRunner`, on this module's server. `clients` limits its connections."""
+
+    def __init__(
+        self, app: web.Application, clients: ClientConnections | None = None, **options: Any
+    ) -> None:
+        super().__init__(app, **options)
+        self._clients = clients
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = _Server  # aiohttp has no parameter for the class of its connections
+        assert isinstance(server, _Server)
+        if self._clients is not None:
+            server.limit(self._clients)
         return server

@@ -104,6 +104,12 @@ class Metrics:
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")
         self.ready_replicas = gauge("dps_ready_replicas", "Ready engine replicas", "livemin", "pool")
         self.requests = counter("dps_requests", "Requests answered, by route and status", "route", "status")
+        self.client_connections = self._plain_gauge(
+            "dps_client_connections", "Open connections of clients", "livesum"
+        )
+        self.client_connections_closed = counter(
+            "dps_client_connections_closed", "Client connections that the gateway closed, by reason", "reason"
+        )
         self.upstream_failures = counter(
             "dps_upstream_failures", "Upstream attempts that failed, by kind", "pool", "kind"
         )

@@ -1,6 +1,7 @@
 """One HTTP exchange with one replica: send the request, wait for the first bytes, stream the rest."""
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -39,6 +40,10 @@ class Rejection:
     status: int
     body: bytes
     retry_after: str | None
+
+
+class OutOfFiles(Exception):
+    """This process cannot open another connection, which is not the replica's fault."""
 
 
 class UpstreamFailed(Exception):
@@ -180,7 +185,7 @@ class Upstream:
         fresh_connection: bool = False,
         trust: ssl.SSLContext | bool = True,
     ) -> Answer:
-        """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed.
+        """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed and OutOfFiles.
 
         `deadline` (`time.monotonic()`), the end of `total_seconds`, bounds the whole exchange.
         timeouts.firstByteSeconds applies only if the answer is `streamed`: otherwise its first byte is sent when it is
@@ -206,6 +211,8 @@ class Upstream:
                 ssl=trust,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            if out_of_files(error):
+                raise OutOfFiles("the gateway cannot open another connection") from error
             raise UpstreamFailed("connect", "the engine cannot be reached") from error
         except TimeoutError as error:
             raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
@@ -230,6 +237,11 @@ class Upstream:
                 await answer.rejection(),
             )
         return answer
+
+
+def out_of_files(error: Exception) -> bool:
+    """Whether a connection failed because the process or the system has no free file descriptor."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import aiohttp
 
+from dps_gateway.upstream.exchange import out_of_files
 from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
@@ -41,7 +42,9 @@ async def _check(
             replica.url + path, headers=headers, timeout=limits, ssl=pool.trust
         ) as response:
             healthy = response.status < 500
-    except (aiohttp.ClientError, OSError, TimeoutError):
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        if out_of_files(error):  # the check says nothing about the replica
+            return
         healthy = False
     if healthy != replica.available:
         log.info(

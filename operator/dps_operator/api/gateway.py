@@ -62,6 +62,9 @@ class GatewayLimits(APIObject):
         le=1000000,
         description="Maximum number of requests that wait in one gateway pod for a free engine of a pool.",
     )
+    max_connections: int | None = Field(
+        default=None, ge=1, le=1000000, description="Maximum number of client connections to one gateway pod."
+    )
 
 
 def _seconds(description: str) -> Any:
@@ -69,6 +72,8 @@ def _seconds(description: str) -> Any:
 
 
 POSITIVE = (
+    "headerSeconds",
+    "bodySeconds",
     "connectSeconds",
     "firstByteSeconds",
     "idleSeconds",
@@ -92,6 +97,8 @@ class GatewayTimeouts(APIObject):
         )
     )
 
+    header_seconds: float | None = _seconds("Time limit for the arrival of a request's headers")
+    body_seconds: float | None = _seconds("Time limit for the arrival of a request's body")
     connect_seconds: float | None = _seconds("Time limit for connecting to an engine")
     first_byte_seconds: float | None = _seconds("Time limit for the first byte of an engine's answer")
     idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")

@@ -1,0 +1,129 @@
+"""The connections of clients: how many there are, and which of them are to be closed.
+
+A client that sends its request slowly, or never, would otherwise occupy a connection indefinitely, and connections
+without a limit would exhaust the file descriptors that the gateway needs to reach engines.
+"""
+
+import asyncio
+import resource
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+EXPIRE_SECONDS: Final = 1.0
+
+RESERVED_FILES: Final = 64
+"""File descriptors for everything but clients and engines: ports, Redis, logs, discovery, health checks."""
+
+FILES_PER_CONNECTION: Final = 3
+"""A client's connection, the connection to an engine for its request, and an idle pooled one to another engine."""
+
+
+class Connection(Protocol):
+    """A client's connection."""
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+
+
+class ClientConnections:
+    """The open connections, by what they wait for. This class performs no I/O; it reads a clock.
+
+    `max_connections` and `header_seconds` are functions, because they can be reloaded. `on_closed` is called with the
+    reason for each connection that is closed or refused.
+    """
+
+    def __init__(
+        self,
+        max_connections: Callable[[], int],
+        header_seconds: Callable[[], float],
+        on_closed: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_connections = max_connections
+        self._header_seconds = header_seconds
+        self._on_closed = on_closed
+        self._clock = clock
+        self._reading: OrderedDict[Connection, float] = OrderedDict()
+        """Connections that are new, or on which part of a request's head has arrived, and since when."""
+        self._idle: OrderedDict[Connection, float] = OrderedDict()
+        """Connections that have been answered and are kept for another request, and since when."""
+        self._busy: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._reading) + len(self._idle) + len(self._busy)
+
+    def opened(self, connection: Connection) -> bool:
+        """Record a new connection. Returns False if it must be refused.
+
+        If there are too many, one that is not in use is closed in favour of the new one.
+        """
+        if len(self) >= self._max_connections() and not self._close_longest_waiting():
+            self._on_closed("refused")
+            return False
+        self._reading[connection] = self._clock()
+        return True
+
+    def received(self, connection: Connection) -> None:
+        """Record that bytes have arrived, which may be part of a request's head."""
+        if self._idle.pop(connection, None) is not None:
+            self._reading[connection] = self._clock()
+
+    def began(self, connection: Connection) -> None:
+        """Record that the head of a request is complete."""
+        self.closed(connection)
+        self._busy.add(connection)
+
+    def ended(self, connection: Connection) -> None:
+        """Record that a request has been served."""
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle[connection] = self._clock()
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._reading.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+
+    def expire(self) -> None:
+        """Close the connections on which the head of a request has not arrived in time."""
+        latest = self._clock() - self._header_seconds()
+        while self._reading and next(iter(self._reading.values())) <= latest:
+            self._close(self._reading, "timeout")
+
+    def _close_longest_waiting(self) -> bool:
+        """Close a connection that is not in use, preferably one on which no request has arrived."""
+        waiting = self._reading or self._idle
+        if not waiting:
+            return False
+        self._close(waiting, "evicted")
+        return True
+
+    def _close(self, waiting: OrderedDict[Connection, float], reason: str) -> None:
+        connection, _ = waiting.popitem(last=False)
+        self._on_closed(reason)
+        connection.drop()
+
+
+async def expire_periodically(connections: ClientConnections) -> None:
+    """Close connections whose requests do not arrive, until cancelled."""
+    while True:
+        await asyncio.sleep(EXPIRE_SECONDS)
+        connections.expire()
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the system permits it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def connections_of_files() -> int:
+    """The number of client connections for which this process has enough file descriptors."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, (files - RESERVED_FILES) // FILES_PER_CONNECTION)

@@ -1,0 +1,195 @@
+"""Client connections: their number, and clients that send their requests slowly or not at all."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from dps_gateway.api.public import public_app
+from dps_gateway.api.server import Runner
+from dps_gateway.clients import ClientConnections
+from dps_gateway.config import GatewayConfig
+from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.runtime import Runtime
+from dps_local.assets import bundled_tokenizer
+from dps_testkit.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+HEADER_SECONDS = 30.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorded:
+    """A connection that records that it was dropped."""
+
+    def __init__(self) -> None:
+        self.dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Door:
+    """ClientConnections for at most three connections."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.closed: Counter[str] = Counter()
+        self.connections = ClientConnections(
+            lambda: 3, lambda: HEADER_SECONDS, lambda reason: self.closed.update([reason]), self.clock
+        )
+
+    def open(self) -> Recorded:
+        connection = Recorded()
+        assert self.connections.opened(connection)
+        self.clock.now += 1
+        return connection
+
+
+def test_connection_without_a_request_is_closed_in_time() -> None:
+    door = Door()
+    silent, answered, busy = door.open(), door.open(), door.open()
+    for connection in (answered, busy):
+        door.connections.began(connection)
+    door.connections.ended(answered)
+    door.clock.now += HEADER_SECONDS
+    door.connections.expire()
+    assert [each.dropped for each in (silent, answered, busy)] == [True, False, False]
+    assert (door.closed, len(door.connections)) == ({"timeout": 1}, 2)
+
+
+def test_second_request_on_a_connection_must_arrive_in_time_once_it_has_begun() -> None:
+    door = Door()
+    connection = door.open()
+    door.connections.began(connection)
+    door.connections.ended(connection)
+    door.clock.now += 10 * HEADER_SECONDS
+    door.connections.received(connection)
+    door.clock.now += HEADER_SECONDS / 2
+    door.connections.received(connection)
+    door.connections.expire()
+    assert not connection.dropped
+    door.clock.now += HEADER_SECONDS / 2
+    door.connections.expire()
+    assert connection.dropped
+
+
+def test_new_connection_replaces_the_oldest_one_without_a_request() -> None:
+    door = Door()
+    answered, second, third = door.open(), door.open(), door.open()
+    door.connections.began(answered)
+    door.connections.ended(answered)
+    busy = door.open()
+    assert [each.dropped for each in (answered, second, third)] == [False, True, False]
+    door.connections.began(busy)
+    door.connections.began(third)
+    door.open()
+    assert [each.dropped for each in (answered, third, busy)] == [True, False, False]
+    assert door.closed == {"evicted": 2}
+
+
+def test_new_connection_is_refused_while_all_others_are_in_use() -> None:
+    door = Door()
+    for connection in (door.open(), door.open(), door.open()):
+        door.connections.began(connection)
+    assert not door.connections.opened(Recorded())
+    assert (door.closed, len(door.connections)) == ({"refused": 1}, 3)
+    door.connections.closed(connection)
+    door.open()
+
+
+class Gateway:
+    """A gateway in this process whose engine answers once `answer` is set."""
+
+    def __init__(self, runtime: Runtime, port: int, answer: asyncio.Event) -> None:
+        self.runtime = runtime
+        self.port = port
+        self.answer = answer
+
+    async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        return reader, writer
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    answer = asyncio.Event()
+
+    async def engine(request: web.Request) -> web.StreamResponse:
+        await answer.wait()
+        return web.json_response({"choices": []})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", engine)
+    port = unused_port()
+    async with TestServer(app) as server:
+        pool = {"endpoints": [str(server.make_url(""))]}
+        config = GatewayConfig.model_validate(
+            {
+                "model": {"name": "m", "tokenizer": "x"},
+                "pools": {"speculative": pool, "greedy": pool},
+                "limits": {"maxConnections": 1},
+                "timeouts": {"headerSeconds": 0.1, "bodySeconds": 0.1},
+            }
+        )
+        runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+        runner = Runner(public_app(runtime), clients=runtime.clients, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield Gateway(runtime, port, answer)
+        answer.set()
+        await runner.cleanup()
+        await runtime.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost:"])
+async def test_client_that_sends_no_complete_head_is_disconnected(gateway: Gateway, sent: bytes) -> None:
+    reader, writer = await gateway.connect(sent)
+    await asyncio.sleep(0.2)
+    gateway.runtime.clients.expire()
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_body_that_does_not_arrive_is_refused(gateway: Gateway) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode()
+    reader, writer = await gateway.connect(head)
+    async with asyncio.timeout(60):
+        answer = await reader.readuntil(b"}}")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    writer.close()
+
+
+async def test_client_beyond_the_limit_receives_503_and_the_others_are_served(gateway: Gateway) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    url = f"http://127.0.0.1:{gateway.port}{CHAT}"
+
+    async def post() -> tuple[int, str | None]:
+        async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+            await response.read()
+            return response.status, response.headers.get("Retry-After")
+
+    first = asyncio.create_task(post())
+
+    async def waiting_for_the_engine() -> bool:
+        return any(pool.in_flight for pool in gateway.runtime.pools.values())
+
+    await wait_until(waiting_for_the_engine, "the first request reaches the engine")
+    assert await post() == (503, "1")
+    gateway.answer.set()
+    assert await first == (200, None)

@@ -1,0 +1,43 @@
+"""A gateway with few file descriptors, and clients that open many connections without sending a request."""
+
+import asyncio
+import resource
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from dps_testkit.plane import CHAT, chat
+from dps_testkit.processes import Engine, Gateway, Site
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+FILES = 130
+
+
+async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engines(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with Site(tmp_path) as site:
+        gateway = await site.gateway([engines[0]], [engines[1]])
+        resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        async with aiohttp.ClientSession() as connected:
+            assert await status(connected, gateway) == 200
+            port = int(gateway.url.rpartition(":")[2])
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * FILES)]
+            for _ in range(5):
+                assert await status(connected, gateway) == 200
+                async with aiohttp.ClientSession() as new:
+                    assert await status(new, gateway) == 200
+            assert await gateway.metric("dps_upstream_failures_total") == 0
+            assert await gateway.metric("dps_ready_replicas") == 2
+            assert await gateway.metric("dps_client_connections") < FILES / 2
+            assert await gateway.metric("dps_client_connections_closed_total", reason="evicted") > FILES
+        for _, writer in silent:
+            writer.close()
+
+
+async def status(http: aiohttp.ClientSession, gateway: Gateway) -> int:
+    async with http.post(gateway.url + CHAT, json=chat()) as response:
+        await response.read()
+        return response.status
