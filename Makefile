@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator grid e2e images generate lock clean
+.PHONY: help demo test lint format bench bench-operator grid e2e images release generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -50,6 +50,10 @@ e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoe
 
 images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images
+
+release: $(INSTALLED) images ## write images, chart, manifests, wheel, SBOMs and checksums to build/release; publishes nothing
+	@e2e/cluster/build helm
+	@$(BIN)/python -m dps_tools.release "$${CLUSTER_BIN:-$$HOME/.cache/dps-router/cluster/bin}/helm" build/release
 
 generate: $(INSTALLED) ## write every generated file: the CRD, its reference, install.yaml, test fixtures
 	@$(BIN)/python -m dps_tools.generate

@@ -1,5 +1,6 @@
 """The chart with real helm, and the generated manifests, on a real API server."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ def test_watching_named_namespaces_needs_no_cluster_role(bare_cluster: Kube) -> 
 def test_chart_crd_matches_the_api_models(bare_cluster: Kube) -> None:
     objects = rendered(bare_cluster)["CustomResourceDefinition", "dpsrouters.dpsrouter.io"]
     assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
+
+
+def test_packaged_chart_pulls_every_image_from_the_given_registry(bare_cluster: Kube, tmp_path: Path) -> None:
+    bare_cluster.helm("package", CHART, "--destination", str(tmp_path))
+    (package,) = tmp_path.glob("dps-router-*.tgz")
+    text = bare_cluster.helm("template", "dps", str(package), "--set", "global.imageRegistry=mirror:5000")
+    images = set(re.findall(r"[\w:./-]+/(?:operator|gateway):[\w.]+|[\w:./-]*redis:[\w.-]+", text))
+    tag = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())["appVersion"]
+    assert images == {
+        f"mirror:5000/dps-router/operator:{tag}",
+        f"mirror:5000/dps-router/gateway:{tag}",
+        "mirror:5000/redis:7.4-alpine",
+    }
 
 
 def test_install_yaml_equals_the_output_of_helm(bare_cluster: Kube) -> None:
