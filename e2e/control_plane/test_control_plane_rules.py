@@ -48,6 +48,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"pools": {"greedy": {"scaling": "External", "replicas": 2}}},
         "replicas and autoscaling must not be set with scaling External",
     ),
+    "replicas with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"replicas": 2}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "autoscaling with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"speculative": {"autoscaling": {"maxReplicas": 2}}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "external scaling with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"scaling": "External"}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "GPU budget for less than two replicas": (
+        {"gpuBudget": {"gpus": 3}, "engine": {"tensorParallel": 2}},
+        "gpuBudget.gpus must be at least 2 * engine.tensorParallel",
+    ),
     "surge with Recreate": (
         {"pools": {"greedy": {"strategy": {"type": "Recreate", "maxSurge": 1}}}},
         "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",

@@ -9,10 +9,13 @@ import os
 import signal
 import socket
 
+import aiohttp
 import kopf
 from aiohttp import web
 
+from dps_operator.balance import Balance, Balancer
 from dps_operator.cluster import KubernetesCluster
+from dps_operator.demand import GatewayMetrics
 from dps_operator.errors import ClusterError
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
@@ -44,8 +47,11 @@ async def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     observations = Observations()
-    reconciler = Reconciler(cluster, observations, settings, _now)
+    balance = Balance()
+    reconciler = Reconciler(cluster, observations, settings, _now, balance)
     queue = WorkQueue(reconciler.reconcile)
+    gateways = aiohttp.ClientSession()
+    balancer = Balancer(observations, queue, GatewayMetrics(gateways), balance, _now)
     resync = Resync(cluster, observations, queue, settings)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
@@ -97,7 +103,7 @@ async def run(settings: Settings) -> None:
                 with contextlib.suppress(ClusterError):
                     await resync.once()
 
-    parts = [asyncio.create_task(resync.run()), asyncio.create_task(watch_forever())]
+    parts = [asyncio.create_task(part) for part in (resync.run(), watch_forever(), balancer.run())]
     parts += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -112,6 +118,7 @@ async def run(settings: Settings) -> None:
         for task in hanging:
             log.error("task did not stop: %r", task)
         await server.cleanup()
+        await gateways.close()
         await cluster.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.status import ConditionType
+from dps_operator.budget import Allocation
 from dps_operator.builders.launch import pool_of
 from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
@@ -42,6 +43,10 @@ class Observed:
     """The pool whose rollout waits for the other pool's."""
     kept: Sequence[PoolName] = ()
     """The pools that keep the pod template of another operator release."""
+    allocation: Allocation | None = None
+    """How the pools share the GPU budget; None without one."""
+    unmeasured: str | None = None
+    """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
 
 
 NOUNS: dict[Component, str] = {
@@ -105,6 +110,20 @@ def _prefix_cache(router: Router) -> list[Verdict]:
         return [Verdict("PrefixCacheShared", "False", found.reason, message)]
     message = "the engines of both pools can read each other's pages"
     return [Verdict("PrefixCacheShared", "True", "BothWays", message)]
+
+
+def _demand(observed: Observed) -> list[Verdict]:
+    """Whether replicas can move between the pools; empty without a GPU budget. Ready does not depend on it."""
+    if observed.allocation is None:
+        return []
+    if observed.unmeasured is None:
+        return [Verdict("DemandMeasured", "Unknown", "NotMeasured", "the demand has not been measured yet")]
+    if observed.unmeasured:
+        message = (
+            f"no replicas move between the pools, because their demand is unknown: {observed.unmeasured}"
+        )
+        return [Verdict("DemandMeasured", "False", "GatewaysUnreachable", message)]
+    return [Verdict("DemandMeasured", "True", "Measured", "replicas move to the pool with the higher load")]
 
 
 def _problem(observed: Observed, component: Component) -> Problem | None:
@@ -178,7 +197,8 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     ]
     required = [valid, *components] if observed.invalid else components
     summary = _summary(required, _stalled(router, observed))
-    return [summary, _progressing(router, observed), valid, *components, *_prefix_cache(router)]
+    additional = [*_prefix_cache(router), *_demand(observed)]
+    return [summary, _progressing(router, observed), valid, *components, *additional]
 
 
 def conditions(
@@ -243,6 +263,8 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
         },
         "gateway": {**counts["gateway"], "selector": labels},
     }
+    if observed.allocation is not None:
+        result["gpuBudget"] = observed.allocation.to_status()
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}

@@ -12,6 +12,10 @@ class SpecError(OperatorError):
     """The spec is invalid; the message says what to change. Not retried until the spec changes."""
 
 
+class DemandUnknownError(OperatorError):
+    """The demand of the pools cannot be read from the gateways; the message says why."""
+
+
 class ClusterError(OperatorError):
     """The API server returned an error, or did not respond.
 

@@ -75,6 +75,8 @@ class Pod:
     config_hash: str
     terminating: bool
     problem: Problem | None
+    ip: str = ""
+    """Address of the pod; empty if it has none yet."""
 
 
 def router_key(body: Manifest) -> Key:
@@ -161,6 +163,7 @@ def pod(body: Manifest) -> Pod:
         config_hash=metadata.get("annotations", {}).get(CONFIG_HASH, ""),
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=problem(body, component),
+        ip=body.get("status", {}).get("podIP", ""),
     )
 
 

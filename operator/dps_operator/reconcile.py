@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,8 @@ from prometheus_client import Gauge
 from dps_engines.pools import POOLS, PoolName
 from dps_operator import conditions
 from dps_operator.api.spec import parse
+from dps_operator.balance import Balance
+from dps_operator.budget import Allocation, granted, with_replicas
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway import config_hash
 from dps_operator.builders.prefix_cache import cache_secret, common
@@ -87,12 +90,18 @@ class Reconciler:
     """
 
     def __init__(
-        self, cluster: Cluster, observations: Observations, settings: Settings, now: Callable[[], str]
+        self,
+        cluster: Cluster,
+        observations: Observations,
+        settings: Settings,
+        now: Callable[[], str],
+        balance: Balance | None = None,
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
+        self._balance = balance or Balance()
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
         """Maps the owner's UID and a child to two digests: of the last applied manifest, and of the fields that the
         operator owned after that."""
@@ -102,6 +111,7 @@ class Reconciler:
         body = self._observations.routers.get(key)
         if body is None:
             self._observations.forget(key)
+            self._balance.forget(key)
             READY.remove(*key)
             return
         metadata, before = body["metadata"], body["status"]
@@ -117,6 +127,9 @@ class Reconciler:
             return
         router = Router(key[0], key[1], metadata["uid"], generation, spec)
         router = replace(router, spec=with_version(spec, self._engines(router, key)))
+        allocation = self._balance.allocation(key, spec, before)
+        if allocation is not None:
+            router = self._within_budget(router, key, allocation)
         outcome = self._unchanged(router) if spec.paused else await self._converge(router, key)
         observed = conditions.Observed(
             children=self._observations.children(key),
@@ -126,10 +139,19 @@ class Reconciler:
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
             kept=outcome.kept,
+            allocation=allocation,
+            unmeasured=self._balance.unmeasured.get(key),
         )
         await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
+
+    def _within_budget(self, router: Router, key: Key, allocation: Allocation) -> Router:
+        """The DPSRouter with the replicas that may be requested now."""
+        engines = self._engines(router, key)
+        live = {name: found.replicas.desired for name, found in engines.items() if found.replicas}
+        pods = Counter(pod.component for pod in self._observations.pods(key))
+        return replace(router, spec=with_replicas(router.spec, granted(allocation, live, pods)))
 
     def _unchanged(self, router: Router) -> _Outcome:
         """The outcome for a paused DPSRouter: nothing is applied, but an invalid spec is reported."""

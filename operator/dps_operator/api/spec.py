@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from dps_operator.api.gateway import Gateway
+from dps_operator.api.gpu_budget import BUDGET_ALONE, BUDGET_FOR_BOTH_POOLS, GPUBudget
 from dps_operator.api.model import Engine, NodePool, ServedModel
 from dps_operator.api.network_policy import NetworkPolicy
 from dps_operator.api.pools import Pools
@@ -12,7 +13,7 @@ from dps_operator.api.prefix_cache import PrefixCache
 from dps_operator.api.routing import Routing
 from dps_operator.api.session_store import SessionStore
 from dps_operator.api.telemetry import Telemetry
-from dps_operator.api.types import APIObject
+from dps_operator.api.types import APIObject, rules
 from dps_operator.errors import SpecError
 
 LONGEST_NAME = 50
@@ -22,10 +23,17 @@ LONGEST_NAME = 50
 class Spec(APIObject):
     """Desired state of the DPSRouter."""
 
+    model_config = ConfigDict(json_schema_extra=rules(BUDGET_ALONE, BUDGET_FOR_BOTH_POOLS))
+
     model: ServedModel = Field(description="The target model.")
     engine: Engine = Field(default=Engine(), description="The inference engine of both pools.")
     node_pool: NodePool = Field(default=NodePool(), description="Nodes for the engines.")
     pools: Pools = Field(description="The two pools of engines.")
+    gpu_budget: GPUBudget | None = Field(
+        default=None,
+        description="A number of GPUs that both pools share. The operator moves replicas between the pools by their "
+        "demand; replicas, autoscaling and scaling External must not be set in the pools.",
+    )
     gateway: Gateway = Field(default=Gateway(), description="The gateway pods and how clients reach them.")
     routing: Routing = Field(default=Routing(), description="The routing policy.")
     prefix_cache: PrefixCache | None = Field(

@@ -15,6 +15,7 @@ ConditionType = Literal[
     "GatewayReady",
     "SessionStoreReady",
     "PrefixCacheShared",
+    "DemandMeasured",
 ]
 
 REVISIONS = 5
@@ -99,6 +100,18 @@ class RoutingStatus(APIObject):
     )
 
 
+class GPUBudgetStatus(APIObject):
+    """How the pools share the GPU budget."""
+
+    speculative_replicas: int = Field(description="Replicas of the speculative pool.")
+    greedy_replicas: int = Field(description="Replicas of the greedy pool.")
+    last_move_time: str | None = Field(
+        default=None,
+        description="Time of the last move of a replica; unset if there was none.",
+        json_schema_extra={"format": "date-time"},
+    )
+
+
 class Status(APIObject):
     """Observed state of the DPSRouter."""
 
@@ -117,4 +130,7 @@ class Status(APIObject):
     gateway: GatewayStatus = Field(description="Replicas of the gateway.")
     routing: RoutingStatus | None = Field(
         default=None, description="Routing policy in the gateway's configuration."
+    )
+    gpu_budget: GPUBudgetStatus | None = Field(
+        default=None, description="How the pools share spec.gpuBudget; unset without one."
     )

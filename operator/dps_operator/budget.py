@@ -1,0 +1,105 @@
+"""How the two pools share a GPU budget: pure rules. `balance.py` measures the demand and applies them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dps_engines.pools import POOLS, PoolName
+from dps_operator.api.pools import PoolSpec, PoolStrategy
+from dps_operator.api.spec import Spec
+
+HYSTERESIS: Final = 1.25
+"""A replica moves only if the load per replica that it relieves exceeds this multiple of the one it leaves behind."""
+MIN_LOAD: Final = 1.0
+"""A replica moves only to a pool with at least this number of requests per replica."""
+
+Counts = Mapping[PoolName, int]
+"""Replicas of each pool."""
+Demand = Mapping[PoolName, float]
+"""Requests in flight and waiting of each pool, averaged over time."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The replicas of both pools, and when the last replica was moved (RFC 3339; None if none was)."""
+
+    speculative: int
+    greedy: int
+    moved_at: str | None = None
+
+    @property
+    def counts(self) -> dict[PoolName, int]:
+        """The replicas by pool."""
+        return {"speculative": self.speculative, "greedy": self.greedy}
+
+    def to_status(self) -> dict[str, Any]:
+        """The allocation as `status.gpuBudget`."""
+        moved: dict[str, Any] = {"lastMoveTime": self.moved_at} if self.moved_at else {}
+        return {"speculativeReplicas": self.speculative, "greedyReplicas": self.greedy, **moved}
+
+
+def total_replicas(spec: Spec) -> int:
+    """The replicas that the budget allows in both pools together; 0 without a budget."""
+    return spec.gpu_budget.gpus // spec.engine.tensor_parallel if spec.gpu_budget else 0
+
+
+def current_allocation(spec: Spec, status: Mapping[str, Any]) -> Allocation | None:
+    """The allocation in the status, scaled if the budget has changed since; None without a budget.
+
+    Without one in the status, the pools have the same number of replicas, and an odd one is speculative.
+    """
+    total = total_replicas(spec)
+    if not total:
+        return None
+    known = status.get("gpuBudget", {})
+    speculative, greedy = known.get("speculativeReplicas", 1), known.get("greedyReplicas", 1)
+    if speculative + greedy != total:
+        share = -(-total * speculative // (speculative + greedy))
+        speculative = min(max(share, 1), total - 1)
+    return Allocation(speculative, total - speculative, known.get("lastMoveTime"))
+
+
+def moved(current: Allocation, demand: Demand, now: str) -> Allocation | None:
+    """The allocation after moving one replica to the pool with the higher load; None if none should be moved.
+
+    A move lowers the higher load per replica, and each pool keeps a replica. At constant demand, no move is undone.
+    """
+    counts = current.counts
+    for receiver, donor in (POOLS, POOLS[::-1]):
+        if counts[donor] < 2:
+            continue
+        relieved = demand[receiver] / counts[receiver]
+        left_behind = demand[donor] / (counts[donor] - 1)
+        if relieved >= MIN_LOAD and relieved > HYSTERESIS * left_behind:
+            counts[receiver] += 1
+            counts[donor] -= 1
+            return Allocation(counts["speculative"], counts["greedy"], now)
+    return None
+
+
+def granted(
+    allocation: Allocation, desired: Mapping[str, int], pods: Mapping[str, int]
+) -> dict[PoolName, int]:
+    """The replicas to request now. A pool grows only when the other pool's pods have released their GPUs.
+
+    Otherwise the new pod would be pending, for which a cluster autoscaler would add a node. desired: `replicas` of the
+    live Deployments. pods: existing pods, including those that are terminating.
+    """
+    counts = allocation.counts
+    total = sum(counts.values())
+    result = {}
+    for pool, other in (POOLS, POOLS[::-1]):
+        free = total - pods.get(other, 0)
+        result[pool] = min(counts[pool], max(desired.get(pool, 0), free, 1))
+    return result
+
+
+def with_replicas(spec: Spec, counts: Counts) -> Spec:
+    """The spec with these replicas, and with rollouts that stay within the budget unless `strategy` is set."""
+    within = PoolStrategy(max_surge=0, max_unavailable=1)
+    pools: dict[str, PoolSpec] = {}
+    for name in POOLS:
+        pool: PoolSpec = getattr(spec.pools, name)
+        strategy = within if pool.strategy == PoolStrategy() else pool.strategy
+        pools[name] = pool.model_copy(update={"replicas": counts[name], "strategy": strategy})
+    return spec.model_copy(update={"pools": spec.pools.model_copy(update=pools)})

@@ -1,0 +1,227 @@
+"""Moves of replicas: when the balancer decides on one, and what the reconciler does about it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dps_operator.balance import Balance, Balancer
+from dps_operator.budget import Allocation, Demand
+from dps_operator.cluster import Cluster
+from dps_operator.demand import GatewayMetrics, demand
+from dps_operator.errors import DemandUnknownError
+from dps_operator.observe import Observations
+from dps_operator.reconcile import Reconciler
+from dps_operator.work_queue import WorkQueue
+from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.objects import pod
+from dps_testkit.operator.routers import SETTINGS, SMALLEST
+
+KEY = ("serving", "qwen")
+SPEC: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4, "cooldownSeconds": 100}}
+METRICS = """\
+# TYPE dps_in_flight gauge
+dps_in_flight{pool="speculative"} 3.0
+dps_in_flight{pool="greedy"} 5.0
+# TYPE dps_queued gauge
+dps_queued{pool="speculative"} 0.0
+dps_queued{pool="greedy"} 2.0
+# TYPE dps_ready_replicas gauge
+dps_ready_replicas{pool="greedy"} 1.0
+"""
+
+
+class Gateways:
+    """Reports `demand`, or fails with `problem`."""
+
+    def __init__(self) -> None:
+        self.demand: Demand = {"speculative": 1.0, "greedy": 30.0}
+        self.problem = ""
+        self.asked: list[str] = []
+
+    async def read(self, addresses: list[str]) -> Demand:
+        self.asked = addresses
+        if self.problem:
+            raise DemandUnknownError(self.problem)
+        return self.demand
+
+
+class World:
+    """An operator with one DPSRouter, whose pools have the replicas that their Deployments request."""
+
+    def __init__(self, spec: Mapping[str, Any] = SPEC) -> None:
+        self.cluster = FakeCluster()
+        self.seen, self.balance, self.gateways = Observations(), Balance(), Gateways()
+        self.time = 0
+        typed: Cluster = self.cluster
+        self.reconciler = Reconciler(typed, self.seen, SETTINGS, self.now, self.balance)
+        queue = WorkQueue(self.reconciler.reconcile)
+        self.balancer = Balancer(self.seen, queue, self.gateways, self.balance, self.now)
+        body = {"apiVersion": "dpsrouter.io/v1alpha1", "kind": "DPSRouter", "spec": dict(spec)}
+        self.cluster.store({**body, "metadata": {"name": KEY[1], "namespace": KEY[0], "generation": 1}})
+        self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
+        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1")
+        self.seen.update_pod(gateway)
+        self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
+
+    def now(self) -> str:
+        return f"2026-01-01T00:{self.time // 60:02}:{self.time % 60:02}Z"
+
+    async def settle(self) -> dict[str, int]:
+        """Reconcile, start and stop pods as requested, until nothing changes; returns the replicas."""
+        for _ in range(4):
+            await self.reconciler.reconcile(KEY)
+            for pool in ("speculative", "greedy"):
+                live = self.cluster.objects["Deployment", KEY[0], f"qwen-{pool}"]
+                count = live["spec"]["replicas"]
+                live["status"] = dict.fromkeys(("replicas", "availableReplicas", "updatedReplicas"), count)
+                self.seen.update_child(live)
+                for number in range(4):
+                    engine = pod(f"{pool}-{number}", "greedy" if pool == "greedy" else "speculative")
+                    self.seen.update_pod(engine, deleted=number >= count)
+        return self.replicas()
+
+    def replicas(self) -> dict[str, int]:
+        return {
+            pool: self.cluster.objects["Deployment", KEY[0], f"qwen-{pool}"]["spec"]["replicas"]
+            for pool in ("speculative", "greedy")
+        }
+
+    async def measure(self, seconds: int) -> None:
+        """Measure every 10 s for this long."""
+        for _ in range(0, seconds, 10):
+            self.time += 10
+            await self.balancer.once(self.time)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.objects["DPSRouter", *KEY]["status"]
+        return found
+
+    def measured(self) -> tuple[str, str]:
+        (found,) = [one for one in self.status()["conditions"] if one["type"] == "DemandMeasured"]
+        return found["status"], found["reason"]
+
+
+async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -> None:
+    world = World()
+    assert await world.settle() == {"speculative": 2, "greedy": 2}
+    assert world.measured() == ("Unknown", "NotMeasured")
+    await world.measure(100)
+    assert await world.settle() == {"speculative": 2, "greedy": 2}
+    assert world.measured() == ("True", "Measured")
+    await world.measure(10)
+    assert await world.settle() == {"speculative": 1, "greedy": 3}
+    assert world.gateways.asked == ["10.0.0.1"]
+    moved_at = "2026-01-01T00:01:50Z"
+    expected = {"speculativeReplicas": 1, "greedyReplicas": 3, "lastMoveTime": moved_at}
+    assert world.status()["gpuBudget"] == expected
+    world.gateways.demand = {"speculative": 30.0, "greedy": 1.0}
+    await world.measure(90)
+    assert await world.settle() == {"speculative": 1, "greedy": 3}
+    await world.measure(10)
+    assert await world.settle() == {"speculative": 2, "greedy": 2}
+
+
+async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
+    world = World()
+    await world.settle()
+    await world.measure(110)
+    await world.settle()
+    world.balance.forget(KEY)
+    assert await world.settle() == {"speculative": 1, "greedy": 3}
+
+
+async def test_no_replica_moves_while_one_is_not_ready() -> None:
+    world = World()
+    await world.settle()
+    deployment = ("Deployment", "qwen-greedy")
+    found = world.seen.children(KEY)[deployment]
+    assert found.replicas is not None
+    world.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
+    await world.measure(300)
+    assert world.balance.decided == {}
+
+
+@pytest.mark.parametrize("change", [{"paused": True}, {"suspend": True}])
+async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str, Any]) -> None:
+    world = World()
+    await world.settle()
+    world.seen.routers[KEY]["spec"] |= change
+    if "suspend" in change:
+        await world.settle()
+    await world.measure(300)
+    assert world.balance.decided == {}
+
+
+async def test_a_short_burst_moves_nothing() -> None:
+    world = World()
+    world.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    await world.settle()
+    await world.measure(200)
+    world.gateways.demand = {"speculative": 10.0, "greedy": 30.0}
+    await world.measure(10)
+    world.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    await world.measure(200)
+    assert world.balance.decided == {}
+
+
+async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -> None:
+    world = World()
+    await world.settle()
+    await world.measure(60)
+    world.gateways.problem = "no gateway is running"
+    await world.measure(10)
+    await world.settle()
+    assert world.measured() == ("False", "GatewaysUnreachable")
+    world.gateways.problem = ""
+    await world.measure(90)
+    assert await world.settle() == {"speculative": 2, "greedy": 2}
+    assert world.measured() == ("True", "Measured")
+
+
+async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
+    world = World()
+    world.gateways.demand = {"speculative": 0.0, "greedy": 0.0}
+    await world.settle()
+    await world.measure(10)
+    await world.settle()
+    before = world.cluster.writes()
+    await world.measure(500)
+    await world.settle()
+    assert world.cluster.writes() == before
+
+
+async def test_a_changed_budget_applies_to_a_decision_that_is_not_in_the_status_yet() -> None:
+    world = World()
+    await world.settle()
+    world.balance.decided[KEY] = Allocation(1, 3, world.now())
+    world.seen.routers[KEY]["spec"]["gpuBudget"] = {"gpus": 2}
+    assert await world.settle() == {"speculative": 1, "greedy": 1}
+
+
+def test_demand_is_the_number_of_requests_in_flight_and_waiting() -> None:
+    assert demand(METRICS) == {"speculative": 3.0, "greedy": 7.0}
+
+
+async def test_demand_is_summed_over_gateways() -> None:
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=METRICS)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert server.port is not None
+        reader = GatewayMetrics(session, server.port)
+        assert await reader.read(["127.0.0.1", "127.0.0.1"]) == {"speculative": 6.0, "greedy": 14.0}
+
+
+async def test_a_gateway_that_does_not_answer_makes_the_demand_unknown() -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(DemandUnknownError, match="no gateway is running"):
+            await GatewayMetrics(session).read([])
+        with pytest.raises(DemandUnknownError, match="port 1 of a gateway does not answer the operator"):
+            await GatewayMetrics(session, 1).read(["127.0.0.1"])
