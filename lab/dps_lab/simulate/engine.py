@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.upstream.replica import Load
 from dps_lab.simulate.roofline import EngineTiming
 from dps_local.emulated_sglang.generation import Plan
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, Step, StepKind
@@ -56,6 +57,13 @@ class VirtualEngine:
         self.scheduler = Scheduler(model, capacity, max_running, serialized)
         self._slowdown = 1.0
         self._refills: dict[str, int] = {}
+
+    @property
+    def load(self) -> Load:
+        """What the engine reports about its requests, as SGLang does at /v1/loads."""
+        waiting = self.scheduler.waiting
+        tokens = sum(len(each.prompt) - self.scheduler.cached(each) for each in waiting)
+        return Load(self.scheduler.running, len(waiting), tokens)
 
     def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
         """Change the factor of the duration of every pass, or the acceptance length; None keeps the present one."""

@@ -2,14 +2,15 @@
 
 import copy
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.affinity import preferred
+from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import Replica
 from dps_lab.simulate.engine import FETCH_THRESHOLD_TOKENS, VirtualEngine
 from dps_lab.simulate.prompts import PlannedTurn
 
@@ -44,22 +45,14 @@ class SessionRecord:
 
 
 @dataclass(frozen=True)
-class _Endpoint:
-    engine: VirtualEngine
-    in_flight: int
-
-    @property
-    def url(self) -> str:
-        return self.engine.url
-
-
-@dataclass(frozen=True)
 class Placement:
-    """A routed turn. `release` must be called with it when the turn has ended."""
+    """A routed turn. Its gateway must be told when the engine begins to answer it, and when it has ended."""
 
     decision: Decision
     engine: VirtualEngine
     gateway_replica: int
+    replica: Replica
+    """The gateway replica's observations of the engine."""
     moved: bool
     view: PoolView
     number: int
@@ -68,33 +61,30 @@ class Placement:
 class VirtualGateway:
     """Gateway replicas over one session store.
 
-    Each replica counts only the requests that it relays itself, and learns only from their answers; what a learning
-    policy has learned is exchanged periodically, as through Redis.
+    Each replica counts the requests that it relays itself, and learns only from their answers. The requests of the
+    others are known from the engines' periodic load reports, and what a learning policy has learned is exchanged
+    periodically, as through Redis.
     """
 
     def __init__(self, policy: Policy, engines: Sequence[VirtualEngine], replicas: int, seed: int) -> None:
         # Each replica has its own copy, because a learning policy has state.
         self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
-        self._pools: Mapping[Pool, list[VirtualEngine]] = {
-            pool: [engine for engine in engines if engine.pool is pool] for pool in Pool
-        }
-        self._in_flight: list[Counter[str]] = [Counter() for _ in range(replicas)]
+        self._engines = {engine.url: engine for engine in engines}
+        self._pools = [{pool: _pool(pool, engines) for pool in Pool} for _ in range(replicas)]
         self._seed = seed
         self._next_exchange = EXCHANGE_SECONDS
 
     def place(self, session_id: str, number: int, turn: PlannedTurn, record: SessionRecord) -> Placement:
         """Route turn `number` of a session, counted from 0, and commit it. Any gateway replica may serve any turn."""
         rng = random.Random(f"{self._seed}/{session_id}/{number}")
-        replica = rng.randrange(len(self._in_flight))
-        in_flight = self._in_flight[replica]
-        chosen = {pool: self._replica(pool, session_id, in_flight) for pool in Pool}
+        gateway_replica = rng.randrange(len(self._pools))
+        pools = self._pools[gateway_replica]
         views = {
-            pool: self._view(pool, turn, record, in_flight[engine.url])
-            for pool, engine in chosen.items()
-            if engine is not None
+            pool: view
+            for pool in Pool
+            if (view := self._view(pools[pool], session_id, turn, record)) is not None
         }
-        decision = self._decide(
-            self._policies[replica],
+        decision = self._policies[gateway_replica].decide(
             Turn(
                 prompt_tokens=len(turn.prompt),
                 delta_tokens=turn.delta_tokens,
@@ -102,17 +92,33 @@ class VirtualGateway:
                 number=number + 1,
                 last_pool=record.pool if turn.base_tokens else None,
                 pools=views,
-            ),
+            )
         )
-        engine = chosen[decision.pool]
-        assert engine is not None
-        in_flight[engine.url] += 1
+        if decision.pool not in views:
+            decision = Decision(decision.pool.other, Reason.FAILOVER)
+        replica = preferred(session_id, pools[decision.pool].ready, UNBOUNDED)
+        assert replica is not None
+        view = views[decision.pool]
+        replica.in_flight += 1
+        replica.prefill_tokens += view.uncached_tokens
         moved = record.commit(turn, decision.pool)
-        return Placement(decision, engine, replica, moved, views[decision.pool], number + 1)
+        engine = self._engines[replica.url]
+        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1)
+
+    def answering(self, placement: Placement) -> None:
+        """Count the prompt of a turn as prefilled."""
+        placement.replica.prefill_tokens -= placement.view.uncached_tokens
 
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
-        self._in_flight[placement.gateway_replica][placement.engine.url] -= 1
+        placement.replica.in_flight -= 1
+
+    def poll(self) -> None:
+        """Report the load of every engine to every gateway replica."""
+        for url, engine in self._engines.items():
+            load = engine.load
+            for pools in self._pools:
+                pools[engine.pool].replicas[url].report(load)
 
     def observe(self, placement: Placement, observed: Observation, now: float) -> None:
         """Pass an answered turn to the policy of the gateway replica that served it."""
@@ -129,26 +135,19 @@ class VirtualGateway:
         for index, learner in enumerate(learners):
             learner.absorb(documents[:index] + documents[index + 1 :])
 
-    def _replica(self, pool: Pool, session_id: str, in_flight: Counter[str]) -> VirtualEngine | None:
-        endpoints = [_Endpoint(engine, in_flight[engine.url]) for engine in self._pools[pool]]
-        chosen = preferred(session_id, endpoints, UNBOUNDED)
-        return None if chosen is None else chosen.engine
-
-    def _view(self, pool: Pool, turn: PlannedTurn, record: SessionRecord, in_flight: int) -> PoolView:
-        uncached = record.uncached_tokens(turn, pool)
-        fetchable = uncached - record.uncached_tokens(turn, pool.other)
-        shared = any(link.writer.pool is not pool for engine in self._pools[pool] for link in engine.links)
-        return PoolView(
-            ready_replicas=len(self._pools[pool]),
-            in_flight=in_flight,
-            queued=0,
-            queued_prefill_tokens=0,
-            uncached_tokens=uncached,
-            fetchable_tokens=fetchable if shared and fetchable >= FETCH_THRESHOLD_TOKENS else 0,
+    def _view(
+        self, pool: EnginePool, session_id: str, turn: PlannedTurn, record: SessionRecord
+    ) -> PoolView | None:
+        uncached = record.uncached_tokens(turn, pool.name)
+        fetchable = uncached - record.uncached_tokens(turn, pool.name.other)
+        links = (link for url in pool.replicas for link in self._engines[url].links)
+        shared = any(link.writer.pool is not pool.name for link in links)
+        return pool.view(
+            session_id, uncached, fetchable if shared and fetchable >= FETCH_THRESHOLD_TOKENS else 0
         )
 
-    def _decide(self, policy: Policy, turn: Turn) -> Decision:
-        decision = policy.decide(turn)
-        if self._pools[decision.pool]:
-            return decision
-        return Decision(decision.pool.other, Reason.FAILOVER)
+
+def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:
+    pool = EnginePool(name, max_in_flight_per_replica=UNBOUNDED, max_queued=0)
+    pool.set_endpoints(engine.url for engine in engines if engine.pool is name)
+    return pool

@@ -12,6 +12,7 @@ from itertools import count
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation
+from dps_gateway.upstream.load import INTERVAL_SECONDS
 from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
@@ -141,6 +142,7 @@ class _Simulation:
 
     def run(self) -> list[TurnResult]:
         """Process events until none is left."""
+        self._at(0.0, self._poll)
         self._schedule_arrivals()
         while self._events and self._events[0][0] <= self._until:
             now = self._events[0][0]
@@ -177,6 +179,12 @@ class _Simulation:
                 return
             self._active += 1
             self._start(session, now)
+
+    def _poll(self, now: float) -> None:
+        """Report the engines' load to the gateway, and again after an interval if the simulation has not ended."""
+        self._gateway.poll()
+        if self._events:
+            self._at(now + INTERVAL_SECONDS, self._poll)
 
     def _apply(self, change: Change, now: float) -> None:
         if change.concurrency is not None:
@@ -226,6 +234,8 @@ class _Simulation:
             return
         for progressed in gpu.complete(now):
             for sequence in progressed:
+                if sequence.first_token == now:
+                    self._gateway.answering(self._in_flight[sequence.rid].placement)
                 if sequence.finished is not None:
                     self._finish(sequence, now)
         self._await_completion(gpu)

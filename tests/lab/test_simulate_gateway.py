@@ -1,0 +1,49 @@
+"""The simulated gateway: what its replicas know about the engines when they route a turn."""
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_lab.simulate.fleet import FleetSpec
+from dps_lab.simulate.run import Load, Scenario, simulate
+from dps_lab.simulate.trace import SessionTrace, TurnLengths
+
+FLEET = FleetSpec({Pool.SPECULATIVE: 0, Pool.GREEDY: 1})
+
+
+class Recorder:
+    """Send every turn to the greedy pool, and record the inputs of all gateway replicas."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Recorder":
+        return self
+
+    def decide(self, turn: Turn, /) -> Decision:
+        self.turns.append(turn)
+        return Decision(Pool.GREEDY, Reason.FIXED)
+
+
+def sessions(count: int, turns: int = 1) -> list[SessionTrace]:
+    lengths = [TurnLengths(prompt_tokens=1_000 * turn, output_tokens=200) for turn in range(1, turns + 1)]
+    return [
+        SessionTrace(id=f"s{number}", arrival_seconds=3.0 * number, turns=lengths) for number in range(count)
+    ]
+
+
+def test_prompts_are_queued_until_the_engine_begins_to_answer() -> None:
+    recorder = Recorder()
+    simulate(sessions(3, turns=2), Scenario(FLEET, recorder, Load(concurrency=3)))
+    queued = [turn.pools[Pool.GREEDY].queued_prefill_tokens for turn in recorder.turns]
+    assert queued[:4] == [0, 1_000, 2_000, 0]
+
+
+def test_requests_of_other_gateway_replicas_are_known_from_the_load_that_the_engine_reports() -> None:
+    """Each replica sees its own requests at once, and those of the others within a second."""
+    recorder = Recorder()
+    long = [session.model_copy(update={"turns": _long_answer()}) for session in sessions(8)]
+    simulate(long, Scenario(FLEET, recorder, Load(), replicas=4))
+    assert [turn.pools[Pool.GREEDY].load for turn in recorder.turns] == list(range(8))
+
+
+def _long_answer() -> list[TurnLengths]:
+    return [TurnLengths(prompt_tokens=1_000, output_tokens=6_000)]
