@@ -19,6 +19,7 @@ IDLE = PoolView(
     in_flight=0,
     queued=0,
     queued_prefill_tokens=0,
+    running_limit=None,
     uncached_tokens=100,
     fetchable_tokens=0,
 )
@@ -31,6 +32,7 @@ views = st.builds(
     in_flight=st.floats(0, 200),
     queued=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
+    running_limit=st.none() | st.integers(1, 2048),
     uncached_tokens=st.integers(0, 100_000),
     fetchable_tokens=st.integers(0, 100_000),
 )
@@ -211,6 +213,30 @@ def test_wait_for_an_engine_that_runs_requests_one_after_another_is_learned() ->
     busy = replace(IDLE, in_flight=7)
     assert predicted(policy, turn(speculative=busy))[Pool.SPECULATIVE] == pytest.approx(3.2, rel=0.2)
     assert policy.decide(turn(busy, busy)).pool is Pool.GREEDY
+
+
+def test_turn_does_not_delay_the_prompts_that_are_queued_before_it() -> None:
+    """Their prefill delays the turn, but is no cost to the other requests of the replica."""
+    long_queue = replace(IDLE, in_flight=2, queued_prefill_tokens=150_000)
+    many_requests = replace(IDLE, in_flight=30, queued_prefill_tokens=60_000)
+    assert Adaptive().decide(turn(long_queue, many_requests, number=10)).pool is Pool.GREEDY
+
+
+def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -> None:
+    queued = turn(speculative=replace(IDLE, queued_prefill_tokens=100_000))
+    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), uncached_tokens=4_000)
+    before = predicted(Adaptive(), queued)[Pool.SPECULATIVE]
+    assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
+
+
+@pytest.mark.parametrize("pool", list(Pool))
+def test_burst_of_first_turns_is_not_queued_on_an_engine_that_runs_requests_one_after_another(
+    pool: Pool,
+) -> None:
+    """The engine reports this limit before it has answered the first request."""
+    serial = {pool: replace(IDLE, in_flight=12, running_limit=1)}
+    parallel = {pool.other: replace(IDLE, in_flight=40, running_limit=2048)}
+    assert Adaptive().decide(turn(pools=serial | parallel, number=1)).pool is pool.other
 
 
 def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:

@@ -19,6 +19,7 @@ from dps_testkit.waiting import wait_until
 
 NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
+LIMITED = {**CORE, "max_running_requests": 48}
 BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
 
 
@@ -26,7 +27,10 @@ BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
     ("document", "load"),
     [
         pytest.param(BUSY, Load(3, 2, 900), id="SGLang 0.5.23"),
+        pytest.param({"loads": [LIMITED]}, Load(3, 2, 900, limit=48), id="limit of running requests"),
         pytest.param({"loads": [CORE, {**CORE, "dp_rank": 1}]}, Load(6, 4, 1800), id="several ranks"),
+        pytest.param({"loads": [LIMITED, LIMITED]}, Load(6, 4, 1800, limit=96), id="limits of several ranks"),
+        pytest.param({"loads": [LIMITED, CORE]}, Load(6, 4, 1800), id="limit of one rank is unknown"),
         pytest.param(
             {"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 70}]},
             Load(3, 2, 0),
@@ -70,6 +74,13 @@ def test_own_tokens_to_prefill_are_not_counted_twice() -> None:
     assert replica.others.waiting_tokens == 200
 
 
+def test_last_limit_that_the_engine_reported_is_kept_while_its_load_is_unknown() -> None:
+    replica = Replica("a")
+    replica.report(Load(0, 0, 0, limit=48))
+    replica.report(NO_LOAD)
+    assert replica.limit == 48
+
+
 def pool(*urls: str, places: int = 4) -> EnginePool:
     result = EnginePool(Pool.GREEDY, places, 10)
     result.set_endpoints(urls)
@@ -80,12 +91,13 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     engines = pool("a", "b")
     serving = await engines.acquire("session", NO_REPLICA, 1.0)
     serving.prefill_tokens = 300
-    serving.report(Load(running=4, waiting=1, waiting_tokens=1000))
+    serving.report(Load(running=4, waiting=1, waiting_tokens=1000, limit=48))
     assert engines.view("session", uncached_tokens=50, fetchable_tokens=20) == PoolView(
         ready_replicas=2,
         in_flight=4,
         queued=1,
         queued_prefill_tokens=1000,
+        running_limit=48,
         uncached_tokens=50,
         fetchable_tokens=20,
     )
@@ -95,6 +107,7 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         in_flight=0,
         queued=0,
         queued_prefill_tokens=0,
+        running_limit=None,
         uncached_tokens=50,
         fetchable_tokens=20,
     )

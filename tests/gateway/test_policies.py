@@ -43,6 +43,7 @@ def loaded(load: float, ready_replicas: int = 1) -> PoolView:
         in_flight=load,
         queued=0,
         queued_prefill_tokens=0,
+        running_limit=None,
         uncached_tokens=0,
         fetchable_tokens=0,
     )

@@ -37,6 +37,14 @@ def test_prompts_are_queued_until_the_engine_begins_to_answer() -> None:
     assert queued[:4] == [0, 1_000, 2_000, 0]
 
 
+def test_engine_reports_how_many_requests_it_runs_at_the_same_time() -> None:
+    recorder = Recorder()
+    serial = FleetSpec({Pool.SPECULATIVE: 1, Pool.GREEDY: 1}, serialized=True)
+    simulate(sessions(1), Scenario(serial, recorder, Load(concurrency=1)))
+    limits = {pool: view.running_limit for pool, view in recorder.turns[0].pools.items()}
+    assert limits == {Pool.SPECULATIVE: 1, Pool.GREEDY: 2048}
+
+
 def test_requests_of_other_gateway_replicas_are_known_from_the_load_that_the_engine_reports() -> None:
     """Each replica sees its own requests at once, and those of the others within a second."""
     recorder = Recorder()

@@ -46,10 +46,12 @@ class SGLang:
         loads = [load for rank in ranks if (load := _load_of_rank(rank)) is not None]
         if not loads or len(loads) != len(ranks):
             return None
+        limits = [load.limit for load in loads if load.limit is not None]
         return Load(
             sum(load.running for load in loads),
             sum(load.waiting for load in loads),
             sum(load.waiting_tokens for load in loads),
+            sum(limits) if len(limits) == len(loads) else None,
         )
 
 
@@ -60,7 +62,12 @@ def _load_of_rank(rank: Any) -> Load | None:
     running, waiting = (token_count(rank.get(field)) for field in ("num_running_reqs", "num_waiting_reqs"))
     if running is None or waiting is None:
         return None
-    return Load(running, waiting, token_count(rank.get("num_waiting_uncached_tokens")) or 0)
+    return Load(
+        running,
+        waiting,
+        token_count(rank.get("num_waiting_uncached_tokens")) or 0,
+        token_count(rank.get("max_running_requests")) or None,
+    )
 
 
 class _GenerateAnswers:

@@ -167,9 +167,12 @@ class Adaptive:
 
         `now` is the predicted cost of this turn.
         """
-        usual = self._estimates[pool].usual(self._usual_load[pool], self._workload.answer_tokens)
+        usual = self._estimates[pool].usual(
+            self._usual_load[pool], view.running_limit, self._workload.answer_tokens
+        )
         return (
-            now.prompt * (1 + EXTERNAL_SHARE * view.load)
+            now.queue
+            + now.prompt * (1 + EXTERNAL_SHARE * view.load)
             + now.idle
             + now.load * (1 + EXTERNAL_SHARE)
             + HORIZON

@@ -33,6 +33,8 @@ class PoolView:
     """Requests that wait for the replica."""
     queued_prefill_tokens: float
     """Tokens that the replica has to prefill before this turn's prompt."""
+    running_limit: int | None
+    """Requests that the replica runs at the same time at most; None if unknown."""
     uncached_tokens: int
     """Tokens of the turn's prompt that are not in the pool's KV cache, according to the session's record."""
     fetchable_tokens: int

@@ -17,15 +17,20 @@ from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.regression import Moments
 
 PRIORS: Final[Mapping[Pool, tuple[float, ...]]] = {
-    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.050, 0.0070, 0.0004),
+    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.004, 0.0070, 0.0004),
     Pool.GREEDY: (0.015, 0.060, 0.003, 0.004, 0.0091, 0.0004),
 }
 """Seconds per turn, per 1,000 prefilled tokens, per 1,000 fetched tokens, per other request, per output token, and per
 output token and other request. They follow the time model of `dps simulate` for Qwen2.5-7B-Instruct on an A100 80 GB,
-with STANDALONE speculation. Only the wait of a speculative engine is longer, because the engine may run requests one
-after another: a burst of first turns would be queued there before the first answer shows it."""
+with STANDALONE speculation. The wait is that of an engine that is not limited in the number of requests that it runs
+at the same time."""
+
+ASSUMED_LIMIT: Final[Mapping[Pool, float]] = {Pool.SPECULATIVE: 10.0, Pool.GREEDY: math.inf}
+"""Requests that an engine is assumed to run at the same time at most. A speculative engine may run requests one after
+another: a burst of first turns would be queued there before the first answer shows it."""
 
 FEATURES: Final = 6
+_WAIT = 3
 
 _STRENGTHS: Final = (4.0, 2.0, 2.0, 30.0, 100.0, 1000.0)
 """The weights of the priors, equal to the weights of a few typical turns."""
@@ -43,6 +48,8 @@ _DOUBT_TOKENS: Final = 1000.0
 class Cost:
     """The parts of a turn's predicted latency in one pool, in seconds."""
 
+    queue: float
+    """Prefill of the prompts that the replica has not begun to answer."""
     prompt: float
     """Prefill and fetch of the prompt."""
     idle: float
@@ -53,7 +60,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """The latency of the turn."""
-        return self.prompt + self.idle + self.load
+        return self.queue + self.prompt + self.idle + self.load
 
 
 @dataclass(slots=True)
@@ -84,9 +91,10 @@ class Statistics:
                 self.expected[kind] = self.expected[kind] * MEMORY + tokens
                 self.cached[kind] = self.cached[kind] * MEMORY + tokens - missed
 
-    def uncached_share(self, kind: str) -> float:
-        """The estimated share of the tokens of a kind that the engine has to compute."""
-        return 1 - self.cached[kind] / (self.expected[kind] + _DOUBT_TOKENS)
+    def uncached_share(self, *kinds: str) -> float:
+        """The estimated share of the tokens of these kinds that the engine has to compute."""
+        cached, expected = (sum(sums[kind] for kind in kinds) for sums in (self.cached, self.expected))
+        return 1 - cached / (expected + _DOUBT_TOKENS)
 
     def export(self) -> Document:
         """A JSON object for `restore`."""
@@ -116,6 +124,7 @@ class PoolEstimate:
 
     def __init__(self, pool: Pool) -> None:
         self._prior = PRIORS[pool]
+        self._assumed_limit = ASSUMED_LIMIT[pool]
         self.own = Statistics()
         """The observations of this gateway process."""
         self._all = self.own
@@ -138,7 +147,7 @@ class PoolEstimate:
         else:
             computed = float(max(0, seen.prompt_tokens - seen.cached_tokens))
             self.own.count_cached(uncached, computed)
-        prefill = (computed + seen.queued_prefill_tokens) / 1000
+        prefill = (computed + self._queued(seen.queued_prefill_tokens)) / 1000
         fetch = seen.fetchable_tokens / 1000
         tokens = float(seen.output_tokens)
         first = (1.0, prefill, fetch, seen.load, 0.0, 0.0)
@@ -161,34 +170,50 @@ class PoolEstimate:
 
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        fixed, prefill, fetch, wait, token, token_load = self._coefficients()
+        fixed, prefill, fetch, wait, token, token_load = self._coefficients(view.running_limit, output_tokens)
         uncached = _uncached(
             turn.prompt_tokens, turn.delta_tokens, view.uncached_tokens, view.fetchable_tokens
         )
-        computed = self._computed(uncached) + view.queued_prefill_tokens
         return Cost(
-            prompt=(prefill * computed + fetch * view.fetchable_tokens) / 1000,
+            queue=prefill * self._queued(view.queued_prefill_tokens) / 1000,
+            prompt=(prefill * self._computed(uncached) + fetch * view.fetchable_tokens) / 1000,
             idle=fixed + token * output_tokens,
             load=(wait + token_load * output_tokens) * view.load,
         )
 
-    def usual(self, load: float, output_tokens: float) -> Cost:
+    def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""
-        fixed, _, _, wait, token, token_load = self._coefficients()
-        return Cost(0.0, fixed + token * output_tokens, (wait + token_load * output_tokens) * load)
+        fixed, _, _, wait, token, token_load = self._coefficients(running_limit, output_tokens)
+        return Cost(0.0, 0.0, fixed + token * output_tokens, (wait + token_load * output_tokens) * load)
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
         return sum(tokens * self._all.uncached_share(kind) for kind, tokens in uncached.items())
+
+    def _queued(self, tokens: float) -> float:
+        """The tokens of queued prompts that the engine computes, of `tokens` according to their sessions' records."""
+        return tokens * self._all.uncached_share(*_KINDS)
 
     def _update(self) -> None:
         self._all = self.own if self._others is None else self.own.plus(self._others)
         self._solved = False
 
-    def _coefficients(self) -> list[float]:
+    def _coefficients(self, running_limit: int | None, output_tokens: float) -> list[float]:
+        """The solution, with a wait that is longer by that for the limit until longer waits have been observed."""
         if not self._solved:
             self._solution = self._all.moments.solve(self._prior, _STRENGTHS, self._solution)
             self._solved = True
-        return self._solution
+        fixed, prefill, fetch, wait, token, token_load = self._solution
+        limit = min(running_limit or math.inf, self._assumed_limit)
+        observed = self._all.moments.products[_WAIT * FEATURES + _WAIT]
+        doubt = _STRENGTHS[_WAIT] / (_STRENGTHS[_WAIT] + observed)
+        return [
+            fixed,
+            prefill,
+            fetch,
+            wait + doubt * (fixed + token * output_tokens) / limit,
+            token,
+            token_load,
+        ]
 
 
 def finite(value: object) -> float:

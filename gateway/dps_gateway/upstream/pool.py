@@ -121,6 +121,7 @@ class EnginePool:
             in_flight=replica.in_flight + others.running,
             queued=others.waiting + self.queued / len(ready),
             queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
+            running_limit=replica.limit,
             uncached_tokens=uncached_tokens,
             fetchable_tokens=fetchable_tokens,
         )

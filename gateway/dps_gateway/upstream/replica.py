@@ -26,6 +26,8 @@ class Load:
     """Requests that wait in the engine's own queue."""
     waiting_tokens: int = 0
     """Tokens that the engine has to prefill for the waiting requests."""
+    limit: int | None = None
+    """Requests that the engine runs at the same time at most; None if it does not report this."""
 
 
 NO_LOAD: Final = Load()
@@ -41,6 +43,8 @@ class Replica:
         """Uncached tokens of this process's streamed requests that the engine has not begun to answer."""
         self.others = NO_LOAD
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
+        self.limit: int | None = None
+        """The last limit that the engine reported."""
         self.available = True
         """Whether the last connection or health check succeeded. True before the first."""
         self.seen_ready = False
@@ -82,6 +86,7 @@ class Replica:
         own = self.in_flight
         waiting = min(load.waiting, max(0, load.running + load.waiting - own))
         running = max(0, load.running + load.waiting - own - waiting)
+        self.limit = load.limit or self.limit
         self.others = Load(running, waiting, max(0, load.waiting_tokens - self.prefill_tokens))
 
     def succeeded(self) -> None:

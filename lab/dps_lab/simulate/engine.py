@@ -63,7 +63,7 @@ class VirtualEngine:
         """What the engine reports about its requests, as SGLang does at /v1/loads."""
         waiting = self.scheduler.waiting
         tokens = sum(len(each.prompt) - self.scheduler.cached(each) for each in waiting)
-        return Load(self.scheduler.running, len(waiting), tokens)
+        return Load(self.scheduler.running, len(waiting), tokens, self.scheduler.max_running)
 
     def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
         """Change the factor of the duration of every pass, or the acceptance length; None keeps the present one."""
