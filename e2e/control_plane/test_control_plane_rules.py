@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown backend of the prefix cache": ({"prefixCache": {"backend": "Mooncake"}}, "Unsupported value"),
     "timeout of zero": (
         {"gateway": {"timeouts": {"queueSeconds": 0}}},
-        "timeouts.queueSeconds and timeouts.healthIntervalSeconds must be greater than 0",
+        "timeouts.silentSeconds and timeouts.healthIntervalSeconds must be greater than 0",
     ),
     "no requests in flight": (
         {"gateway": {"limits": {"maxInFlightPerReplica": 0}}},

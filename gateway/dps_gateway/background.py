@@ -18,7 +18,7 @@ from dps_gateway.session.write_behind import write_behind
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import ApiServer, watch_service
-from dps_gateway.upstream.health import watch_health
+from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.load import watch_load
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,12 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
             runtime.pools.values(),
             runtime.engine.health_path,
             lambda: runtime.config.timeouts.health_interval_seconds,
+        ),
+        "generation": lambda: watch_generation(
+            runtime.pools.values(),
+            runtime.engine.generation_path,
+            lambda: runtime.config.timeouts.health_interval_seconds,
+            lambda: runtime.config.timeouts.silent_seconds,
         ),
         "engine-load": lambda: watch_load(
             runtime.pools.values(),

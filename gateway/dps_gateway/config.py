@@ -158,6 +158,8 @@ class Timeouts(_Section):
     total_seconds: Seconds = 3600.0
     queue_seconds: Seconds = 30.0
     health_interval_seconds: Seconds = 5.0
+    silent_seconds: Seconds = 30.0
+    """Time without a token from an engine after which its scheduler is checked."""
     drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
     """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
     served meanwhile."""

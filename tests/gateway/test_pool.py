@@ -309,3 +309,41 @@ async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longes
         engines.release(held)
         assert await task is held
     assert engines.queued == 0
+
+
+def recovered(engines: EnginePool, url: str) -> Replica:
+    """Eject a replica, and let the probe after its ejection succeed, all at the same time."""
+    now = 1000.0
+    replica = Replica(url, lambda: now)
+    engines.replicas[url] = replica
+    now += replica.eject()
+    engines.record_success(replica)
+    return replica
+
+
+async def test_replica_in_slow_start_receives_a_part_of_its_share() -> None:
+    engines = pool("a", "b", places=100)
+    recovering = recovered(engines, "a")
+    for number in range(30):
+        await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
+    assert (recovering.in_flight, engines.in_flight) == (2, 30)
+
+
+async def test_replica_in_slow_start_is_used_if_the_others_are_full() -> None:
+    engines = pool("a", "b", places=2)
+    recovered(engines, "a")
+    for number in range(4):
+        await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
+    assert [replica.in_flight for replica in engines.replicas.values()] == [2, 2]
+
+
+async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:
+    engines = pool("a")
+    held = await engines.acquire(None, NO_REPLICA, 1.0)
+    waiting = await acquired(engines)
+    engines.mark_hung(held)
+    with pytest.raises(PoolEmpty):
+        await waiting
+    engines.record_token(held)
+    engines.release(held)
+    assert await (await acquired(engines)) is held

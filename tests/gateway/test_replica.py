@@ -4,6 +4,9 @@ from dps_gateway.upstream.replica import (
     ERRORS_TO_EJECT,
     FIRST_EJECTION_SECONDS,
     LONGEST_EJECTION_SECONDS,
+    RATE_WINDOW,
+    SLOW_START_SECONDS,
+    SMALLEST_WEIGHT,
     Replica,
 )
 
@@ -67,3 +70,61 @@ def test_late_answers_of_an_ejected_replica_do_not_end_or_extend_the_ejection() 
     assert (replica.ejected, replica.failing) == (True, False)
     clock.now += FIRST_EJECTION_SECONDS
     assert replica.probing
+
+
+def recovered(clock: Clock) -> Replica:
+    replica = ejected(clock)
+    clock.now += FIRST_EJECTION_SECONDS
+    replica.succeeded()
+    return replica
+
+
+def test_weight_grows_after_an_ejection() -> None:
+    clock = Clock()
+    replica = recovered(clock)
+    weights = []
+    for _ in range(5):
+        weights.append(replica.weight)
+        clock.now += SLOW_START_SECONDS / 4
+    assert weights == [SMALLEST_WEIGHT, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_backoff_keeps_growing_until_the_slow_start_has_ended() -> None:
+    clock = Clock()
+    replica = recovered(clock)
+    replica.succeeded()
+    assert replica.eject() == 2 * FIRST_EJECTION_SECONDS
+    clock.now += 2 * FIRST_EJECTION_SECONDS
+    replica.succeeded()
+    clock.now += SLOW_START_SECONDS
+    replica.succeeded()
+    assert (replica.weight, replica.eject()) == (1.0, FIRST_EJECTION_SECONDS)
+
+
+def test_replica_is_ejected_if_half_of_its_recent_answers_are_errors() -> None:
+    replica = Replica("a", Clock())
+    failing = []
+    for _ in range(RATE_WINDOW // 2):
+        replica.succeeded()
+        replica.errored()
+        failing.append(replica.failing)
+    assert failing == [False] * (RATE_WINDOW // 2 - 1) + [True]
+
+
+def test_few_errors_among_many_answers_do_not_eject() -> None:
+    replica = Replica("a", Clock())
+    for _ in range(3 * RATE_WINDOW):
+        replica.succeeded()
+        replica.succeeded()
+        replica.errored()
+        assert not replica.failing
+
+
+def test_hung_replica_is_ready_again_once_it_generates() -> None:
+    clock = Clock()
+    replica = Replica("a", clock)
+    clock.now += 30
+    replica.hung = True
+    assert (replica.ready, replica.silent_seconds) == (False, 30)
+    replica.generated()
+    assert (replica.ready, replica.silent_seconds) == (True, 0)

@@ -54,6 +54,7 @@ class Relay:
         metrics, pool = self._runtime.metrics, self._placed.pool.name.value
         metrics.decisions.labels(pool, self._placed.reason.value).inc()
         if self._answer.status == 200:
+            self._placed.pool.record_token(self._placed.replica)
             seconds = self._first_byte - self._call.started
             metrics.time_to_first_token.labels(pool).observe(seconds)
             metrics.genai_first_token.labels(self._job.route.operation, self._model).observe(seconds)
@@ -99,6 +100,7 @@ class Relay:
         """
         try:
             async for chunk in self._answer.rest():
+                self._placed.pool.record_token(self._placed.replica)
                 ready, done = events.feed(chunk)
                 if closing:  # nothing may overtake the closing event, which waits for the commit
                     closing += ready + done

@@ -80,6 +80,13 @@ class EngineDialect(Protocol):
         """
 
     @property
+    def generation_path(self) -> str:
+        """The path that checks whether the engine generates tokens.
+
+        Its status is 5xx if the engine generates none, neither for this request nor for others.
+        """
+
+    @property
     def load_path(self) -> str:
         """The path at which the engine reports its load."""
 

@@ -1,4 +1,4 @@
-"""SGLang: its chat rendering, its health path, and the answers of its /generate endpoint.
+"""SGLang: its chat rendering, its health paths, and the answers of its /generate endpoint.
 
 This module performs no I/O.
 """
@@ -19,6 +19,9 @@ class SGLang:
     provider = "sglang"
     health_path = "/v1/models"
     """/health is not used, because SGLang generates a token for it, which takes up to a second."""
+
+    generation_path = "/health_generate"
+    """SGLang generates a token for it only if it has no other requests, and answers 503 after 20 s without any."""
 
     load_path = "/v1/loads?include=core"
 

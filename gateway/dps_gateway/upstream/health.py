@@ -1,8 +1,10 @@
-"""Periodic health checks, which return failed replicas to service."""
+"""Periodic health checks, which return failed replicas to service, and find engines that generate nothing."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import aiohttp
 
@@ -11,6 +13,9 @@ from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
 log = logging.getLogger(__name__)
+
+GENERATION_SECONDS: Final = 25.0
+"""Time limit of a check whether an engine generates tokens. SGLang answers after 1 to 20 seconds."""
 
 
 async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds: Callable[[], float]) -> None:
@@ -36,12 +41,8 @@ async def _check(
     path: str,
     limits: aiohttp.ClientTimeout,
 ) -> None:
-    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
     try:
-        async with session.get(
-            replica.url + path, headers=headers, timeout=limits, ssl=pool.trust
-        ) as response:
-            healthy = response.status < 500
+        healthy = await _status(session, pool, replica, path, limits) < 500
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         if out_of_files(error):  # the check says nothing about the replica
             return
@@ -57,3 +58,62 @@ async def _check(
         pool.mark_available(replica)
     else:
         pool.mark_unavailable(replica)
+
+
+async def watch_generation(
+    pools: Iterable[EnginePool],
+    path: str,
+    interval_seconds: Callable[[], float],
+    silent_seconds: Callable[[], float],
+) -> None:
+    """Request `path` from every available replica that has generated nothing for `silent_seconds`, until cancelled.
+
+    An engine can answer other requests although its scheduler hangs. Engines that generate are not checked, because a
+    check can cost them the generation of a token.
+    """
+    pools = list(pools)
+    limits = aiohttp.ClientTimeout(total=GENERATION_SECONDS)
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    for replica in list(pool.replicas.values()):
+                        silent = replica.hung or replica.silent_seconds >= silent_seconds()
+                        if replica.available and silent:
+                            group.create_task(_check_generation(session, pool, replica, path, limits))
+            await asyncio.sleep(interval_seconds())
+
+
+async def _check_generation(
+    session: aiohttp.ClientSession,
+    pool: EnginePool,
+    replica: Replica,
+    path: str,
+    limits: aiohttp.ClientTimeout,
+) -> None:
+    asked = time.monotonic()
+    try:
+        generates = await _status(session, pool, replica, path, limits) < 500
+    except TimeoutError:
+        generates = False
+    except (aiohttp.ClientError, OSError):  # the health check will find a replica that cannot be reached
+        return
+    if generates:
+        if replica.hung:
+            log.info("replica %s of the %s pool generates tokens again", replica.url, pool.name)
+        pool.record_token(replica)
+    elif not replica.hung and replica.silent_seconds > time.monotonic() - asked:
+        log.warning("replica %s of the %s pool generates no tokens", replica.url, pool.name)
+        pool.mark_hung(replica)
+
+
+async def _status(
+    session: aiohttp.ClientSession,
+    pool: EnginePool,
+    replica: Replica,
+    path: str,
+    limits: aiohttp.ClientTimeout,
+) -> int:
+    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
+    async with session.get(replica.url + path, headers=headers, timeout=limits, ssl=pool.trust) as response:
+        return response.status

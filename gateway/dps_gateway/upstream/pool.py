@@ -9,9 +9,9 @@ from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.affinity import preferred
+from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
 from dps_gateway.upstream.fair_queue import Entry, FairQueue
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import SLOW_START_SECONDS, Replica
 
 log = logging.getLogger(__name__)
 
@@ -163,15 +163,29 @@ class EnginePool:
         replica.available = False
         self._assign()
 
+    def mark_hung(self, replica: Replica) -> None:
+        """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
+        replica.hung = True
+        self._assign()
+
+    def record_token(self, replica: Replica) -> None:
+        """Record that the engine has generated a token."""
+        changed = replica.hung
+        replica.generated()
+        if changed:
+            self._assign()
+
     def record_success(self, replica: Replica) -> None:
         """Record an answer that is not a server error."""
-        changed = replica.probing or not replica.available
+        probed, changed = replica.probing, replica.probing or not replica.available
         replica.succeeded()
+        if probed:
+            asyncio.get_running_loop().call_later(SLOW_START_SECONDS, self._assign)
         if changed:
             self._assign()
 
     def record_error(self, replica: Replica) -> None:
-        """Record a 5xx answer or a timeout, and eject the replica after several consecutive ones."""
+        """Record a 5xx answer or a timeout, and eject the replica after several of them."""
         replica.errored()
         ejected = sum(each.ejected for each in self.replicas.values())
         if not replica.failing or ejected + 1 > MAX_EJECTED_FRACTION * len(self.replicas):
@@ -254,9 +268,12 @@ class EnginePool:
 
     def _take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
         """Reserve a replica if one is free."""
-        limit = self.max_in_flight_per_replica
-        free = [replica for replica in self._usable(avoid) if not replica.probing or replica.accepts(limit)]
-        replica = preferred(session, free, limit)
+        limit, usable = self.max_in_flight_per_replica, self._usable(avoid)
+        share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
+        free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
+        # In slow start a replica receives only a part of its share, unless the others are full.
+        eager = [each for each in free if each.weight == 1.0 or each.in_flight < each.weight * share]
+        replica = preferred(session, eager, limit) or preferred(session, free, limit)
         if replica is not None:
             replica.in_flight += 1
         return replica

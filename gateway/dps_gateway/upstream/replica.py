@@ -1,11 +1,14 @@
 """One engine server, and whether it may receive requests. This module performs no I/O; it reads a clock.
 
-Two independent mechanisms take a replica out of rotation. A failed connection or health check makes it unavailable
-until a health check succeeds. Consecutive errors eject it for a backoff period, even if its health checks succeed;
-then a single request probes it. Envoy's outlier detection is similar.
+Three independent mechanisms take a replica out of rotation. A failed connection or health check makes it unavailable
+until a health check succeeds. An engine whose API answers but whose scheduler generates nothing is hung until it
+generates a token. Consecutive errors, or a high error rate, eject it for a backoff period, even if its health checks
+succeed; then a single request probes it, and its share of the requests grows slowly. Envoy's outlier detection and
+slow start are similar.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +16,18 @@ from typing import Final
 ERRORS_TO_EJECT: Final = 5
 """Consecutive 5xx answers and timeouts after which a replica is ejected."""
 
+RATE_WINDOW: Final = 20
+"""The number of most recent answers from which the error rate is computed."""
+
+ERROR_RATE_TO_EJECT: Final = 0.5
+
 FIRST_EJECTION_SECONDS: Final = 5.0
 LONGEST_EJECTION_SECONDS: Final = 60.0
+
+SLOW_START_SECONDS: Final = 30.0
+"""The time in which the share of a replica grows to that of the others after it has been ejected."""
+
+SMALLEST_WEIGHT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +62,17 @@ class Replica:
         """Whether the last connection or health check succeeded. True before the first."""
         self.seen_ready = False
         """Whether it has ever answered. Until then it does not count towards the gateway's readiness."""
+        self.hung = False
+        """Whether the engine answers health checks but generates nothing."""
         self._clock = clock
+        self._token_at = clock()
         self._errors = 0
+        self._recent: deque[bool] = deque(maxlen=RATE_WINDOW)
+        """Whether each of the most recent answers was an error."""
         self._ejections = 0
         self._ejected_until = 0.0
+        self._recovered_at: float | None = None
+        """When a probe succeeded after an ejection, until the replica has its full share again."""
 
     @property
     def ejected(self) -> bool:
@@ -62,17 +82,32 @@ class Replica:
     @property
     def probing(self) -> bool:
         """Whether an ejection's backoff has ended, and no request has succeeded since."""
-        return self._ejections > 0 and not self.ejected
+        return self._ejections > 0 and not self.ejected and self._recovered_at is None
+
+    @property
+    def weight(self) -> float:
+        """The share of requests, relative to that of other replicas, that it should receive: 1 except in slow start."""
+        if self._recovered_at is None:
+            return 1.0
+        return min(1.0, max(SMALLEST_WEIGHT, (self._clock() - self._recovered_at) / SLOW_START_SECONDS))
+
+    @property
+    def silent_seconds(self) -> float:
+        """The time since the engine last generated a token for this process, as far as is known."""
+        return self._clock() - self._token_at
 
     @property
     def ready(self) -> bool:
         """Whether it may receive requests."""
-        return self.available and not self.ejected
+        return self.available and not self.hung and not self.ejected
 
     @property
     def failing(self) -> bool:
-        """Whether it should be ejected: after consecutive errors, or after a single one while it is probed."""
-        return not self.ejected and self._errors >= (1 if self.probing else ERRORS_TO_EJECT)
+        """Whether to eject it: after consecutive errors, a single one while it is probed, or at a high error rate."""
+        if self.ejected:
+            return False
+        rate = sum(self._recent) / RATE_WINDOW if len(self._recent) == RATE_WINDOW else 0.0
+        return self._errors >= (1 if self.probing else ERRORS_TO_EJECT) or rate >= ERROR_RATE_TO_EJECT
 
     def accepts(self, max_in_flight: int) -> bool:
         """Whether it may receive one more request. While it is probed, only one is in flight."""
@@ -94,17 +129,31 @@ class Replica:
         self.available = self.seen_ready = True
         self._errors = 0
         if self.probing:
-            self._ejections = 0
+            self._recovered_at = self._clock()
+        elif self._recovered_at is not None and self.weight == 1.0:
+            self._ejections, self._recovered_at = 0, None
+        if not self.ejected:
+            self._recent.append(False)
 
     def errored(self) -> None:
         """Record a 5xx answer or a timeout."""
         if not self.ejected:
             self._errors += 1
+            self._recent.append(True)
+
+    def generated(self) -> None:
+        """Record that the engine has generated a token."""
+        self._token_at = self._clock()
+        self.hung = False
 
     def eject(self) -> float:
-        """Take it out of rotation. Returns the backoff in seconds, which doubles with each consecutive ejection."""
+        """Take it out of rotation. Returns the backoff in seconds.
+
+        It doubles with each ejection until the replica has had its full share again.
+        """
         backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
         self._ejections += 1
-        self._errors = 0
+        self._errors, self._recovered_at = 0, None
+        self._recent.clear()
         self._ejected_until = self._clock() + backoff
         return backoff

@@ -14,6 +14,7 @@ from dps_local.emulated_sglang.http import (
     read_body,
 )
 
+GENERATION_PATH = "/health_generate"
 INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
 
 
@@ -22,7 +23,7 @@ class Faults(BaseModel):
 
     fail_next: the number of inference requests still to be answered with `status`.
     latency_seconds: delay in real seconds before each inference request.
-    hang: never answer inference requests.
+    hang: never answer inference requests or /health_generate, like a scheduler that hangs.
     disconnect_after_chunks: drop the connection of every stream after this many events.
     ready: false makes health probes fail.
     """
@@ -58,11 +59,11 @@ class FaultInjection:
 
         @web.middleware
         async def inject(request: web.Request, handler: Handler) -> web.StreamResponse:
+            faults = self.faults
+            if faults.hang and request.path in INFERENCE_PATHS | {GENERATION_PATH}:
+                await asyncio.Event().wait()
             if request.path not in INFERENCE_PATHS:
                 return await handler(request)
-            faults = self.faults
-            if faults.hang:
-                await asyncio.Event().wait()
             if faults.latency_seconds:
                 await asyncio.sleep(faults.latency_seconds)
             if faults.fail_next:

@@ -79,6 +79,7 @@ POSITIVE = (
     "idleSeconds",
     "totalSeconds",
     "queueSeconds",
+    "silentSeconds",
     "healthIntervalSeconds",
 )
 """Timeouts that must not be 0. A fractional `minimum` does not express this, because the API server rounds it down if
@@ -104,6 +105,9 @@ class GatewayTimeouts(APIObject):
     idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")
     total_seconds: float | None = _seconds("Time limit for a request")
     queue_seconds: float | None = _seconds("Time limit for waiting in the queue of a pool")
+    silent_seconds: float | None = _seconds(
+        "Time without a token after which an engine's scheduler is checked"
+    )
     health_interval_seconds: float | None = _seconds("Time between two health checks of an engine")
     drain_delay_seconds: float | None = Field(
         default=None,

@@ -1,0 +1,87 @@
+"""Checks whether an engine generates tokens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dps_gateway.engine.sglang import SGLang
+from dps_gateway.pool import Pool
+from dps_gateway.upstream.health import watch_generation
+from dps_gateway.upstream.pool import EnginePool
+from dps_testkit.waiting import wait_until
+
+
+class Engine:
+    """Answers generation checks with `status`."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.checks = 0
+
+    async def check(self, request: web.Request) -> web.Response:
+        self.checks += 1
+        return web.Response(status=self.status)
+
+    async def checked(self) -> None:
+        """Wait for two checks, so that the first has been evaluated."""
+        before = self.checks
+
+        async def twice() -> bool:
+            return self.checks >= before + 2
+
+        await wait_until(twice, "two checks")
+
+
+class Watched:
+    """An engine whose generation is checked after `silent_seconds` without a token."""
+
+    def __init__(self, engine: Engine, pool: EnginePool) -> None:
+        self.engine = engine
+        self.pool = pool
+        self.silent_seconds = 0.0
+
+    @property
+    def ready(self) -> int:
+        return len(self.pool.ready)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    engine, pool = Engine(), EnginePool(Pool.GREEDY, 1, 1)
+    app = web.Application()
+    app.router.add_get(SGLang.generation_path, engine.check)
+    async with TestServer(app) as server:
+        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
+        result = Watched(engine, pool)
+        task = asyncio.create_task(
+            watch_generation([pool], SGLang.generation_path, lambda: 0.01, lambda: result.silent_seconds)
+        )
+        yield result
+        task.cancel()
+
+
+async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(watched: Watched) -> None:
+    watched.engine.status = 503
+    await watched.engine.checked()
+    assert watched.ready == 0
+    watched.engine.status = 200
+    await watched.engine.checked()
+    assert watched.ready == 1
+
+
+async def test_engine_without_such_a_check_is_not_hung(watched: Watched) -> None:
+    watched.engine.status = 404
+    await watched.engine.checked()
+    assert watched.ready == 1
+
+
+async def test_engine_that_generates_is_not_checked(watched: Watched) -> None:
+    await watched.engine.checked()
+    watched.silent_seconds = 3600.0
+    await asyncio.sleep(0.05)
+    before = watched.engine.checks
+    await asyncio.sleep(0.1)
+    assert watched.engine.checks == before
