@@ -45,6 +45,7 @@ observations = st.builds(
     uncached_tokens=st.integers(0, 100_000),
     fetchable_tokens=st.integers(0, 100_000),
     cached_tokens=st.none() | st.integers(0, 100_000),
+    fetched_tokens=st.none() | st.integers(0, 100_000),
     output_tokens=st.integers(0, 10_000),
     load=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
@@ -83,6 +84,7 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
         uncached_tokens=100,
         fetchable_tokens=0,
         cached_tokens=3_900,
+        fetched_tokens=None,
         output_tokens=50,
         load=load,
         queued_prefill_tokens=0,
@@ -188,6 +190,40 @@ def test_session_stays_while_a_move_costs_more_prefill_than_it_saves() -> None:
 def test_session_moves_if_the_other_pool_can_fetch_its_prefix() -> None:
     moved = replace(IDLE, uncached_tokens=4_000, fetchable_tokens=3_900)
     assert Adaptive().decide(turn(moved, IDLE, last_pool=Pool.GREEDY)).pool is Pool.SPECULATIVE
+
+
+def moving(fetched_tokens: int, first_token_seconds: float) -> Observation:
+    """The speculative pool's answer to a turn of which it could have fetched all but the new tokens."""
+    return replace(
+        answer(Pool.SPECULATIVE, seconds_per_token=0.007),
+        uncached_tokens=4_000,
+        fetchable_tokens=3_900,
+        cached_tokens=fetched_tokens,
+        fetched_tokens=fetched_tokens,
+        first_token_seconds=first_token_seconds,
+        total_seconds=first_token_seconds + 50 * 0.007,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fetched_tokens", "first_token_seconds", "pool"),
+    [
+        pytest.param(3_900, 0.03, Pool.SPECULATIVE, id="fast storage"),
+        pytest.param(3_900, 1.0, Pool.GREEDY, id="storage slower than prefill"),
+        pytest.param(0, 0.35, Pool.GREEDY, id="storage that serves nothing"),
+    ],
+)
+def test_session_moves_only_if_fetching_was_observed_to_be_faster(
+    fetched_tokens: int, first_token_seconds: float, pool: Pool
+) -> None:
+    """A prefill of 4,000 tokens takes 0.3 s. No further turns are expected after the 40th."""
+    policy = learned(*(moving(fetched_tokens, first_token_seconds) for _ in range(30)))
+    moved = replace(IDLE, uncached_tokens=4_000, fetchable_tokens=3_900)
+    last = turn(moved, IDLE, last_pool=Pool.GREEDY, number=40)
+    assert policy.decide(last).pool is pool
+    assert predicted(policy, last)[Pool.SPECULATIVE] == pytest.approx(
+        first_token_seconds + 50 * 0.007, rel=0.2
+    )
 
 
 @pytest.mark.parametrize("pool", list(Pool))

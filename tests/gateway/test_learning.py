@@ -21,6 +21,7 @@ OBSERVATION = Observation(
     uncached_tokens=100,
     fetchable_tokens=0,
     cached_tokens=0,
+    fetched_tokens=0,
     output_tokens=10,
     load=0,
     queued_prefill_tokens=0,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
-from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
+from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, read_usage
 from dps_gateway.engine.openai import OPENAI_ANSWERS
 from dps_gateway.engine.sglang import GENERATE_ANSWERS
+from dps_gateway.engine.sources import without_sources
 
 ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant"}}],"usage":null}\n\n'
 TEXT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"\\"usage\\":{ is just text"}}]}\n\n'
@@ -22,15 +23,23 @@ USAGE = (
 )
 RUNNING = b'data: {"id":"c","choices":[{"index":0,"delta":{}}],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
 DONE = b"data: [DONE]\n\n"
+SOURCES = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"choices":[],"model":"m","usage":null,'
+    b'"sglext":{"cached_tokens_details":{"device":2,"host":1,"storage":4,"storage_backend":"SharedPrefixCache"}}}\n\n'
+)
+OTHERS = (
+    b'data: {"choices":[],"sglext":{"cached_tokens_details":{"device":2,"storage":4},"input_ids":[1]}}\n\n'
+)
+NOTHING = Asked()
 
 pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
 def relay(
-    stream: bytes, sizes: list[int], *, hide: bool, answers: AnswerFormat = OPENAI_ANSWERS
+    stream: bytes, sizes: list[int], asked: Asked = NOTHING, answers: AnswerFormat = OPENAI_ANSWERS
 ) -> tuple[bytes, bytes, Usage | None]:
     """(bytes forwarded before `[DONE]`, `[DONE]` and the bytes after it, the usage) of a stream received in pieces."""
-    events, closing, at = EventRelay(answers, hide_usage=hide), b"", 0
+    events, closing, at = EventRelay(answers, asked), b"", 0
     passed = b""
     while at < len(stream):
         size = sizes.pop(0) if sizes else len(stream)
@@ -41,50 +50,129 @@ def relay(
 
 @given(pieces)
 def test_stream_is_unchanged_if_the_client_requested_usage(sizes: list[int]) -> None:
-    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=False)
+    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes)
     assert passed + closing == ROLE + TEXT + USAGE + DONE
     assert usage == Usage(9, 4, cached_tokens=7, response_id="c", model="m")
 
 
 @given(pieces)
 def test_usage_that_only_the_gateway_requested_is_removed(sizes: list[int]) -> None:
-    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, hide=True)
+    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, Asked(usage=True))
     assert passed + closing == ROLE + TEXT + DONE
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (9, 7)
 
 
+@given(pieces)
+def test_sources_of_cached_tokens_that_only_the_gateway_requested_are_removed(sizes: list[int]) -> None:
+    passed, closing, usage = relay(
+        ROLE + TEXT + SOURCES + USAGE + DONE, sizes, Asked(usage=True, sources=True)
+    )
+    assert passed + closing == ROLE + TEXT + DONE
+    assert usage == Usage(9, 4, cached_tokens=7, fetched_tokens=4, response_id="c", model="m")
+
+
+@pytest.mark.parametrize(
+    ("event", "asked", "left"),
+    [
+        pytest.param(SOURCES, Asked(usage=True), SOURCES, id="requested by the client"),
+        pytest.param(SOURCES, Asked(sources=True), b"", id="with nothing else"),
+        pytest.param(
+            OTHERS,
+            Asked(sources=True),
+            b'data: {"choices":[],"sglext":{"input_ids":[1]}}\n\n',
+            id="with another extension",
+        ),
+        pytest.param(
+            b'data: {"sglext":{"broken"\n\n',
+            Asked(sources=True),
+            b'data: {"sglext":{"broken"\n\n',
+            id="not JSON",
+        ),
+    ],
+)
+def test_only_the_sources_of_cached_tokens_are_removed(event: bytes, asked: Asked, left: bytes) -> None:
+    passed, closing, _ = relay(ROLE + event + USAGE + DONE, [], asked)
+    assert passed + closing == ROLE + left + (b"" if asked.usage else USAGE) + DONE
+
+
+ANSWER = b'{"id":"c","choices":[{"message":{"content":"%s"}}],"usage":{"prompt_tokens":9}%s}'
+EXTENSION = b',"sglext":{"cached_tokens_details":{"device":5,"host":0,"storage":2,"storage_backend":null}}'
+
+
+def test_sources_of_cached_tokens_are_removed_from_a_complete_answer_whose_text_mentions_them() -> None:
+    text = EXTENSION.replace(b'"', b'\\"')
+    assert without_sources(ANSWER % (text, EXTENSION)) == ANSWER % (text, b"")
+    assert without_sources(ANSWER % (text, b"")) == ANSWER % (text, b"")
+    usage = read_usage(ANSWER % (text, EXTENSION), OPENAI_ANSWERS)
+    assert usage is not None
+    assert usage.fetched_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "sources", "sent", "asked"),
+    [
+        ('{"a": 1}', False, '{"a": 1}', Asked()),
+        ('{"a": 1}', True, '{"return_cached_tokens_details":true,"a": 1}', Asked(sources=True)),
+        ("{}", True, "{}", Asked()),
+        (
+            '{"return_cached_tokens_details": false}',
+            True,
+            '{"return_cached_tokens_details":true}',
+            Asked(sources=True),
+        ),
+        (
+            '{"return_cached_tokens_details": true}',
+            True,
+            '{"return_cached_tokens_details": true}',
+            Asked(),
+        ),
+        (
+            '{"stream": true}',
+            True,
+            '{"stream_options":{"include_usage":true},"return_cached_tokens_details":true,"stream": true}',
+            Asked(usage=True, sources=True),
+        ),
+    ],
+)
+def test_request_asks_for_what_the_client_did_not_ask_for(
+    raw: str, sources: bool, sent: str, asked: Asked
+) -> None:
+    result = OPENAI_ANSWERS.ask_for_usage(json.loads(raw), raw.encode(), sources=sources)
+    assert result == (sent.encode(), asked)
+
+
 def test_done_event_is_returned_separately_from_the_events_before_it() -> None:
-    assert relay(ROLE + DONE, [], hide=False)[:2] == (ROLE, DONE)
+    assert relay(ROLE + DONE, [])[:2] == (ROLE, DONE)
 
 
 def test_done_inside_generated_text_does_not_close_the_stream() -> None:
     quoted = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"data: [DONE]"}}]}\n\n'
-    assert relay(quoted + ROLE + DONE, [len(quoted)], hide=False)[:2] == (quoted + ROLE, DONE)
-    events = EventRelay(OPENAI_ANSWERS, hide_usage=False)
+    assert relay(quoted + ROLE + DONE, [len(quoted)])[:2] == (quoted + ROLE, DONE)
+    events = EventRelay(OPENAI_ANSWERS, Asked())
     assert events.feed(quoted) == (quoted, b"")
 
 
 def test_usage_in_an_event_with_choices_is_kept() -> None:
-    passed, closing, usage = relay(RUNNING + DONE, [], hide=True)
+    passed, closing, usage = relay(RUNNING + DONE, [], Asked(usage=True))
     assert passed + closing == RUNNING + DONE
     assert usage is not None
 
 
 def test_crlf_line_endings_are_supported() -> None:
     stream = (ROLE + USAGE + DONE).replace(b"\n", b"\r\n")
-    passed, closing, usage = relay(stream, [], hide=True)
+    passed, closing, usage = relay(stream, [], Asked(usage=True))
     assert passed + closing == (ROLE + DONE).replace(b"\n", b"\r\n")
     assert usage is not None
 
 
 def test_incomplete_last_event_is_forwarded() -> None:
-    passed, closing, _ = relay(ROLE + b'data: {"id"', [], hide=True)
+    passed, closing, _ = relay(ROLE + b'data: {"id"', [], Asked(usage=True))
     assert passed + closing == ROLE + b'data: {"id"'
 
 
 def test_oversized_event_is_not_buffered() -> None:
-    events = EventRelay(OPENAI_ANSWERS, hide_usage=True)
+    events = EventRelay(OPENAI_ANSWERS, Asked(usage=True))
     passed, _ = events.feed(b"data: " + b"x" * 2_000_000)
     assert len(passed) > 2_000_000
 
@@ -93,11 +181,11 @@ def test_generate_stream_reports_usage_in_every_event() -> None:
     first = b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
     last = (
         b'data: {"text":"ab","meta_info":{"id":"r","prompt_tokens":3,"completion_tokens":2,"cached_tokens":1,'
-        b'"finish_reason":{"type":"stop"}}}\n\n'
+        b'"cached_tokens_details":{"device":0,"host":0,"storage":1},"finish_reason":{"type":"stop"}}}\n\n'
     )
-    passed, closing, usage = relay(first + last + DONE, [], hide=False, answers=GENERATE_ANSWERS)
+    passed, closing, usage = relay(first + last + DONE, [], answers=GENERATE_ANSWERS)
     assert passed + closing == first + last + DONE
-    assert usage == Usage(3, 2, cached_tokens=1, finish_reason="stop", response_id="r")
+    assert usage == Usage(3, 2, cached_tokens=1, fetched_tokens=1, finish_reason="stop", response_id="r")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +213,7 @@ def test_stream_with_usage_removed_equals_a_recorded_stream_without_usage() -> N
     bodies = {
         case["name"]: re.sub(r'"(id|created)":("\w+"|\d+)', r'"\1":0', case["body"]) for case in recorded
     }
-    passed, closing, usage = relay(bodies["include_usage"].encode(), [100] * 100, hide=True)
+    passed, closing, usage = relay(bodies["include_usage"].encode(), [100] * 100, Asked(usage=True))
     assert (passed + closing).decode() == bodies["plain"]
     assert usage is not None
     assert usage.completion_tokens == 8
@@ -136,7 +224,7 @@ def test_recorded_messages_stream_is_unchanged_and_its_usage_is_complete(sizes: 
     """Recorded from SGLang 0.5.23: the prompt's tokens are in the first event, the completion's in the last but one."""
     recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
     (body,) = (case["body"].encode() for case in recorded if case["name"] == "messages: stream")
-    passed, closing, usage = relay(body, sizes, hide=False, answers=ANTHROPIC_ANSWERS)
+    passed, closing, usage = relay(body, sizes, answers=ANTHROPIC_ANSWERS)
     assert passed + closing == body
     assert closing == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     assert usage == Usage(
@@ -162,7 +250,9 @@ def test_anthropic_usage_counts_cached_tokens_separately(
     usage: dict[str, int], prompt_tokens: int, cached_tokens: int | None
 ) -> None:
     document = {"type": "message", "id": "msg", "stop_reason": "end_turn", "usage": usage}
-    assert ANTHROPIC_ANSWERS.usage_of(document) == Usage(prompt_tokens, 2, cached_tokens, "end_turn", "msg")
+    assert ANTHROPIC_ANSWERS.usage_of(document) == Usage(
+        prompt_tokens, 2, cached_tokens, finish_reason="end_turn", response_id="msg"
+    )
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"usage": None}, {"message": None}, {"type": "ping"}])

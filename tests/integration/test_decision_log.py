@@ -63,6 +63,7 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         "pool": "speculative",
         "reason": "within_threshold",
         "output_tokens": 4,
+        "fetched_tokens": 0,
     }
     assert second == {
         "session": session,
@@ -74,4 +75,5 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         "pool": "greedy",
         "reason": "over_threshold",
         "output_tokens": 6,
+        "fetched_tokens": 0,
     }

@@ -31,7 +31,8 @@ async def _answer(job: Job) -> web.StreamResponse:
     spans.describe_request(span, route.operation, runtime.engine.provider, job.body, model)
     if job.turn is not None:
         spans.describe_conversation(call.span, span, job.turn.session.client_id)
-    body, hide_usage = route.answers.ask_for_usage(job.body, job.raw)
+    common = runtime.config.routing.common_prefix_cache
+    body, asked = route.answers.ask_for_usage(job.body, job.raw, sources=common)
     trace = runtime.tracing.propagate(span, request.headers)
     outbound = Outbound(
         method="POST",
@@ -50,7 +51,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         spans.describe_placement(
             span, placed.replica.url, placed.pool.name, placed.reason, placed.answer.status
         )
-        return await Relay(job, placed, span, hide_usage=hide_usage).run()
+        return await Relay(job, placed, span, asked).run()
     except Exception as error:
         fail_span(span, error)
         raise

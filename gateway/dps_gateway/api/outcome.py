@@ -8,6 +8,7 @@ from typing import Any
 from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.job import Job
 from dps_gateway.engine.dialect import Usage
+from dps_gateway.engine.sources import prompt_sources
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Reason, Turn
 from dps_gateway.routing.learning import Observation
@@ -85,6 +86,7 @@ def _observation(outcome: Outcome) -> Observation:
         uncached_tokens=view.uncached_tokens,
         fetchable_tokens=view.fetchable_tokens,
         cached_tokens=usage.cached_tokens,
+        fetched_tokens=usage.fetched_tokens,
         output_tokens=usage.completion_tokens,
         load=view.load,
         queued_prefill_tokens=view.queued_prefill_tokens,
@@ -100,6 +102,8 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
     turn, usage, arrived = outcome.turn, outcome.usage, outcome.job.call.started
     growth, views = turn.session.growth, outcome.routed.pools
     predicted = outcome.job.decision.predicted
+    common = outcome.job.call.runtime.config.routing.common_prefix_cache
+    sources = prompt_sources(usage, common)
     return {
         "time": round(time.time() - (time.perf_counter() - arrived), 6),
         "session": turn.session.id.text,
@@ -117,6 +121,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
         "total_seconds": _rounded(outcome.ended - arrived),
         "output_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
+        "fetched_tokens": sources.fetched if sources is not None else None,
     }
 
 

@@ -14,7 +14,8 @@ from dps_gateway.api.job import Job
 from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
-from dps_gateway.engine.dialect import Usage, read_usage
+from dps_gateway.engine.dialect import Asked, Usage, read_usage
+from dps_gateway.engine.sources import PromptSources, prompt_sources, without_sources
 from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.upstream.exchange import UpstreamBroken
 
@@ -28,7 +29,7 @@ class Relay:
     complete answer can therefore rely on the commit, whichever gateway replica receives its next turn.
     """
 
-    def __init__(self, job: Job, placed: Placed, span: Span, *, hide_usage: bool) -> None:
+    def __init__(self, job: Job, placed: Placed, span: Span, asked: Asked) -> None:
         self._job = job
         self._call = job.call
         self._runtime = job.call.runtime
@@ -36,7 +37,7 @@ class Relay:
         self._answer = placed.answer
         self._span = span
         """The CLIENT span of the upstream request."""
-        self._hide_usage = hide_usage
+        self._asked = asked
         self._model = self._runtime.config.model.name
         self._first_byte = time.perf_counter()
 
@@ -64,17 +65,18 @@ class Relay:
         if self._answer.status != 200 or not content:
             await send_complete(self._call, response, content)
             return
-        response.content_length = len(content)
+        shown = without_sources(content) if self._asked.sources else content
+        response.content_length = len(shown)
         await self._call.start(response)
-        await self._call.write(content[:-1])
+        await self._call.write(shown[:-1])
         await self._commit()
         await self._account(read_usage(content, self._job.route.answers))
-        await self._call.finish(content[-1:])
+        await self._call.finish(shown[-1:])
 
     async def _send_stream(self, response: web.StreamResponse) -> None:
         """Forward events as they arrive; the closing one waits for the commit."""
         call = self._call
-        events = EventRelay(self._job.route.answers, hide_usage=self._hide_usage)
+        events = EventRelay(self._job.route.answers, self._asked)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
         await call.write(ready)
@@ -139,7 +141,10 @@ class Relay:
             return
         self._call.usage = usage
         first_chunk = self._first_byte - self._call.started if self._answer.streams else None
-        spans.describe_usage(self._span, usage, first_chunk)
+        common = self._runtime.config.routing.common_prefix_cache
+        sources = prompt_sources(usage, common)
+        spans.describe_usage(self._span, usage, first_chunk, sources if common else None)
+        self._count_sources(sources)
         metrics.genai_token_usage.labels(*labels, "input").observe(usage.prompt_tokens)
         metrics.genai_token_usage.labels(*labels, "output").observe(usage.completion_tokens)
         metrics.cached_tokens.labels(pool.name.value).inc(usage.cached_tokens or 0)
@@ -150,6 +155,13 @@ class Relay:
         pool.observe(first_chunk, per_token)
         record_outcome(self._job, self._placed, usage, self._first_byte, ended)
         await self._correct(usage)
+
+    def _count_sources(self, sources: PromptSources | None) -> None:
+        if sources is None:
+            return
+        metric, pool = self._runtime.metrics.prompt_sources, self._placed.pool.name.value
+        for name in ("held", "fetched", "computed"):
+            metric.labels(pool, name).inc(getattr(sources, name))
 
     async def _correct(self, usage: Usage) -> None:
         turn, pool = self._job.turn, self._placed.pool.name

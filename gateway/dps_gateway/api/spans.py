@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from opentelemetry.trace import Span, Status, StatusCode
 
 from dps_gateway.engine.dialect import Usage
+from dps_gateway.engine.sources import PromptSources
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.turn import MeasuredTurn
@@ -108,8 +109,13 @@ def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status:
         span.set_status(Status(StatusCode.ERROR))
 
 
-def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float | None) -> None:
-    """Record the usage that the engine reports and, for a stream, the seconds until its first chunk."""
+def describe_usage(
+    span: Span, usage: Usage, first_chunk_seconds: float | None, sources: PromptSources | None
+) -> None:
+    """Record the usage that the engine reports and, for a stream, the seconds until its first chunk.
+
+    `sources` is None if the replicas have no prefix cache in common, or if the engine has not reported them.
+    """
     if not span.is_recording():
         return
     span.set_attributes(
@@ -122,6 +128,14 @@ def describe_usage(span: Span, usage: Usage, first_chunk_seconds: float | None) 
         span.set_attribute("gen_ai.response.time_to_first_chunk", first_chunk_seconds)
     if usage.cached_tokens is not None:
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+    if sources is not None:
+        span.set_attributes(
+            {
+                "dps.held_tokens": sources.held,
+                "dps.fetched_tokens": sources.fetched,
+                "dps.computed_tokens": sources.computed,
+            }
+        )
     if usage.finish_reason is not None:
         span.set_attribute("gen_ai.response.finish_reasons", [usage.finish_reason])
     if usage.response_id is not None:

@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dps_gateway.engine.dialect import AnswerFormat, Usage, read_usage
+from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, read_usage
+from dps_gateway.engine.sources import SOURCES, read_fetched, without_sources
 
 MAX_HELD_BYTES: Final = 1024 * 1024
 """An incomplete event longer than this is forwarded in pieces."""
@@ -15,13 +16,14 @@ _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 class EventRelay:
     """Forwards whole events byte for byte and records the most recent usage that they report.
 
-    With `hide_usage`, events that carry only usage are dropped, because the gateway requested them, not the client.
+    What only the gateway `asked` for is removed, and so are events that have nothing else.
     """
 
-    def __init__(self, answer_format: AnswerFormat, *, hide_usage: bool) -> None:
+    def __init__(self, answer_format: AnswerFormat, asked: Asked) -> None:
         self._format = answer_format
-        self._hide = hide_usage
+        self._asked = asked
         self._held = b""
+        self._sources = b""
         self._first_usage = b""
         self._last_usage = b""
 
@@ -29,7 +31,11 @@ class EventRelay:
     def usage(self) -> Usage | None:
         """The most recent usage in the stream, with the prompt's tokens from the first one if it has none itself."""
         last = read_usage(self._last_usage, self._format) if self._last_usage else None
-        if last is None or last.prompt_tokens:
+        if last is None:
+            return None
+        if self._sources:
+            last = replace(last, fetched_tokens=read_fetched(self._sources))
+        if last.prompt_tokens:
             return last
         first = read_usage(self._first_usage, self._format) or last
         return replace(first, completion_tokens=last.completion_tokens, finish_reason=last.finish_reason)
@@ -59,9 +65,21 @@ class EventRelay:
         kept = []
         for event in events.split(separator):
             if self._format.usage_marker.search(event):
-                self._last_usage = event.partition(b"data:")[2]
-                self._first_usage = self._first_usage or self._last_usage
-                if self._hide and _NO_CHOICES.search(event):
+                event = self._record(event)
+                if not event:
                     continue
             kept.append(event)
         return separator.join(kept)
+
+    def _record(self, event: bytes) -> bytes:
+        """Record an event with usage or sources. Returns what is left for the client; empty if nothing is."""
+        if SOURCES.search(event):
+            self._sources = event.partition(b"data:")[2]
+            if self._asked.sources:
+                event = without_sources(event)
+                if _NO_CHOICES.search(event) and not self._format.usage_marker.search(event):
+                    return b""
+            return event
+        self._last_usage = event.partition(b"data:")[2]
+        self._first_usage = self._first_usage or self._last_usage
+        return b"" if self._asked.usage and _NO_CHOICES.search(event) else event

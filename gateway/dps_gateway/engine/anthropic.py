@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, ErrorFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import AnswerFormat, Asked, ErrorFormat, Usage, text_or_none, token_count
 from dps_gateway.engine.openai import error_object_of
 
 _PROMPT_FIELDS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -35,8 +35,8 @@ class _AnthropicAnswers:
     closing = b"event: message_stop"
     usage_marker = re.compile(rb'"usage":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        return raw, False
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+        return raw, Asked()
 
     def usage_of(self, document: Any) -> Usage | None:
         if not isinstance(document, dict):

@@ -25,9 +25,22 @@ class Usage:
     completion_tokens: int
     cached_tokens: int | None = None
     """Prompt tokens found in the KV cache, or None if the engine does not report them."""
+    fetched_tokens: int | None = None
+    """The part of `cached_tokens` that was fetched from storage, or None if the engine does not report it. It is 0 if
+    no token was cached."""
     finish_reason: str | None = None
     response_id: str | None = None
     model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the gateway requests of an engine on the client's behalf, so that it must not be relayed to the client."""
+
+    usage: bool = False
+    """Token usage, which a stream reports in an event of its own."""
+    sources: bool = False
+    """Where the cached tokens were found (see `sources.py`)."""
 
 
 class AnswerFormat(Protocol):
@@ -39,13 +52,13 @@ class AnswerFormat(Protocol):
 
     @property
     def usage_marker(self) -> re.Pattern[bytes]:
-        """Matches a stream event that may carry usage, so that other events need no parsing."""
+        """Matches a stream event that may carry usage or `sources`, so that other events need no parsing."""
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        """Returns the request body to send, and whether it requests usage on the client's behalf.
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+        """Returns the request body to send, and what it requests on the client's behalf.
 
-        `raw` is the client's request body; `body` is the same, parsed. If usage is requested on the client's behalf,
-        the event that carries only usage must not be relayed to the client.
+        `raw` is the client's request body; `body` is the same, parsed. `sources`: whether to request the sources of
+        cached tokens as well, if the endpoint can report them.
         """
 
     def usage_of(self, document: Any) -> Usage | None:

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, ErrorFormat, Usage, text_or_none, token_count
-
-_INCLUDE_USAGE: Final = b'"stream_options":{"include_usage":true},'
+from dps_gateway.engine.dialect import AnswerFormat, Asked, ErrorFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.sources import REQUEST_FIELD, cached_tokens_details, fetched_tokens
 
 
 class _OpenAIAnswers:
@@ -18,22 +17,27 @@ class _OpenAIAnswers:
     """
 
     closing = b"data: [DONE]"
-    usage_marker = re.compile(rb'"usage":\s*\{')
+    usage_marker = re.compile(rb'"(?:usage|sglext)":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        if body.get("stream") is not True:
-            return raw, False
-        options = body.get("stream_options")
-        if isinstance(options, dict) and options.get("include_usage"):
-            return raw, False
-        if "stream_options" in body:
-            merged = (options if isinstance(options, dict) else {}) | {"include_usage": True}
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+        added: dict[str, Any] = {}
+        if body.get("stream") is True:
+            options = body.get("stream_options")
+            options = options if isinstance(options, dict) else {}
+            if not options.get("include_usage"):
+                added["stream_options"] = options | {"include_usage": True}
+        if sources and not body.get(REQUEST_FIELD):
+            added[REQUEST_FIELD] = True
+        if not added or not body:
+            return raw, Asked()
+        asked = Asked(usage="stream_options" in added, sources=REQUEST_FIELD in added)
+        if added.keys() & body.keys():
             try:
-                return orjson.dumps({**body, "stream_options": merged}), True
+                return orjson.dumps({**body, **added}), asked
             except orjson.JSONEncodeError:  # nested too deeply for the encoder, but not for the decoder
-                return raw, False
+                return raw, Asked()
         start = raw.index(b"{") + 1
-        return raw[:start] + _INCLUDE_USAGE + raw[start:], True
+        return raw[:start] + orjson.dumps(added)[1:-1] + b"," + raw[start:], asked
 
     def usage_of(self, document: Any) -> Usage | None:
         usage = document.get("usage") if isinstance(document, dict) else None
@@ -43,12 +47,14 @@ class _OpenAIAnswers:
         if prompt_tokens is None:
             return None
         details = usage.get("prompt_tokens_details")
+        cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=token_count(usage.get("completion_tokens")) or 0,
-            cached_tokens=token_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+            cached_tokens=cached,
+            fetched_tokens=fetched_tokens(cached_tokens_details(document), cached),
             finish_reason=text_or_none(choice.get("finish_reason")) if isinstance(choice, dict) else None,
             response_id=text_or_none(document.get("id")),
             model=text_or_none(document.get("model")),

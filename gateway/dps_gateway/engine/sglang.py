@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dps_gateway.engine.dialect import AnswerFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, text_or_none, token_count
+from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Load
@@ -82,8 +83,8 @@ class _GenerateAnswers:
     closing = b"data: [DONE]"
     usage_marker = re.compile(rb'"meta_info":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        return raw, False
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+        return raw, Asked()
 
     def usage_of(self, document: Any) -> Usage | None:
         meta = document.get("meta_info") if isinstance(document, dict) else None
@@ -92,11 +93,13 @@ class _GenerateAnswers:
         prompt_tokens = token_count(meta.get("prompt_tokens"))
         if prompt_tokens is None:
             return None
+        cached = token_count(meta.get("cached_tokens"))
         finish = meta.get("finish_reason")
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=token_count(meta.get("completion_tokens")) or 0,
-            cached_tokens=token_count(meta.get("cached_tokens")),
+            cached_tokens=cached,
+            fetched_tokens=fetched_tokens(meta.get("cached_tokens_details"), cached),
             finish_reason=text_or_none(finish.get("type")) if isinstance(finish, dict) else None,
             response_id=text_or_none(meta.get("id")),
         )

@@ -9,7 +9,7 @@ from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
 from dps_gateway.routing.estimates import Cost, PoolEstimate, Statistics, finite
 from dps_gateway.routing.learning import Document, Observation
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Contained in every exported document. Documents of other versions are ignored."""
 
 EXTERNAL_SHARE: Final = 1.5

@@ -38,10 +38,11 @@ _STRENGTHS: Final = (4.0, 2.0, 2.0, 30.0, 100.0, 1000.0)
 MEMORY: Final = 0.99
 """Factor of an observation's weight for each later observation of the same pool."""
 
-_KINDS: Final = ("grown", "new", "moved")
+_KINDS: Final = ("grown", "new", "moved", "fetchable")
 
 _DOUBT_TOKENS: Final = 1000.0
-"""Weight of the prior that nothing is cached, in tokens, when the share of cached tokens is estimated."""
+"""Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
+nothing else is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +84,29 @@ class Statistics:
 
     def count_cached(self, uncached: Mapping[str, float], computed: float) -> None:
         """Add a prompt with `uncached` tokens by kind, of which the engine computed `computed`."""
-        for kind in _KINDS:
-            tokens = uncached.get(kind, 0.0)
-            if tokens:
-                missed = min(tokens, computed)
-                computed -= missed
-                self.expected[kind] = self.expected[kind] * MEMORY + tokens
-                self.cached[kind] = self.cached[kind] * MEMORY + tokens - missed
+        for kind, tokens in uncached.items():
+            missed = min(tokens, computed)
+            computed -= missed
+            self._count(kind, tokens, tokens - missed)
+
+    def count_fetched(self, fetchable: float, fetched: float) -> None:
+        """Add a prompt of which `fetchable` tokens could have been fetched, and `fetched` were."""
+        self._count("fetchable", fetchable, min(fetchable, fetched))
 
     def uncached_share(self, *kinds: str) -> float:
         """The estimated share of the tokens of these kinds that the engine has to compute."""
         cached, expected = (sum(sums[kind] for kind in kinds) for sums in (self.cached, self.expected))
         return 1 - cached / (expected + _DOUBT_TOKENS)
+
+    def fetched_share(self) -> float:
+        """The estimated share that the engine fetches of the tokens that the other pool has cached."""
+        cached, expected = self.cached["fetchable"], self.expected["fetchable"]
+        return (cached + _DOUBT_TOKENS) / (expected + _DOUBT_TOKENS)
+
+    def _count(self, kind: str, expected: float, cached: float) -> None:
+        if expected:
+            self.expected[kind] = self.expected[kind] * MEMORY + expected
+            self.cached[kind] = self.cached[kind] * MEMORY + cached
 
     def export(self) -> Document:
         """A JSON object for `restore`."""
@@ -142,13 +154,18 @@ class PoolEstimate:
         uncached = _uncached(
             seen.prompt_tokens, seen.delta_tokens, seen.uncached_tokens, seen.fetchable_tokens
         )
+        if seen.fetched_tokens is None:
+            fetched = seen.fetchable_tokens * self._all.fetched_share()
+        else:
+            fetched = float(seen.fetched_tokens)
+            self.own.count_fetched(seen.fetchable_tokens, fetched)
         if seen.cached_tokens is None:
-            computed = self._computed(uncached)
+            computed = self._computed(uncached) + max(0.0, seen.fetchable_tokens - fetched)
         else:
             computed = float(max(0, seen.prompt_tokens - seen.cached_tokens))
             self.own.count_cached(uncached, computed)
         prefill = (computed + self._queued(seen.queued_prefill_tokens)) / 1000
-        fetch = seen.fetchable_tokens / 1000
+        fetch = fetched / 1000
         tokens = float(seen.output_tokens)
         first = (1.0, prefill, fetch, seen.load, 0.0, 0.0)
         moments = self.own.moments
@@ -174,9 +191,11 @@ class PoolEstimate:
         uncached = _uncached(
             turn.prompt_tokens, turn.delta_tokens, view.uncached_tokens, view.fetchable_tokens
         )
+        fetched = view.fetchable_tokens * self._all.fetched_share()
+        computed = self._computed(uncached) + view.fetchable_tokens - fetched
         return Cost(
             queue=prefill * self._queued(view.queued_prefill_tokens) / 1000,
-            prompt=(prefill * self._computed(uncached) + fetch * view.fetchable_tokens) / 1000,
+            prompt=(prefill * computed + fetch * fetched) / 1000,
             idle=fixed + token * output_tokens,
             load=(wait + token_load * output_tokens) * view.load,
         )
@@ -227,7 +246,7 @@ def _uncached(prompt: int, delta: int, uncached: int, fetchable: int) -> dict[st
     """The tokens of a prompt that a pool has to compute according to the session's record, by kind.
 
     grown: since the previous turn. new: all of a prompt without a previous turn, which may share a prefix with other
-    sessions. moved: of previous turns, which the other pool served.
+    sessions. moved: of previous turns, which the other pool served. What can be fetched is not included.
     """
     computed = max(0, uncached - fetchable)
     if delta >= prompt:

@@ -25,6 +25,8 @@ class Observation:
     """`PoolView.fetchable_tokens` of the pool, when the turn was routed."""
     cached_tokens: int | None
     """Prompt tokens that the engine reported as cached, fetched ones included; None if it reported none."""
+    fetched_tokens: int | None
+    """The part of `cached_tokens` that the engine fetched from a common prefix cache; None if it did not report it."""
     output_tokens: int
     load: float
     """`PoolView.load` of the pool, when the turn was routed."""

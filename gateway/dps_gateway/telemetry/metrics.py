@@ -100,6 +100,9 @@ class Metrics:
         self.cached_tokens = counter(
             "dps_cached_tokens", "Prompt tokens that the engine found in its KV cache", "pool"
         )
+        self.prompt_sources = counter(
+            "dps_prompt_tokens_by_source", "Prompt tokens, by where their KV came from", "pool", "source"
+        )
         self.in_flight = gauge("dps_in_flight", "Requests in flight to engines", "livesum", "pool")
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")
         self.ready_replicas = gauge("dps_ready_replicas", "Ready engine replicas", "livemin", "pool")

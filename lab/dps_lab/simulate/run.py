@@ -279,6 +279,7 @@ def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observati
         delta_tokens=flight.turn.delta_tokens,
         uncached_tokens=view.uncached_tokens,
         cached_tokens=sequence.cached_tokens,
+        fetched_tokens=None,  # what the record expects to be fetched is fetched
         fetchable_tokens=view.fetchable_tokens,
         output_tokens=sequence.generated,
         load=view.load,

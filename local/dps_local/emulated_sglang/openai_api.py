@@ -164,7 +164,8 @@ class OpenAIEndpoints:
         for index, output in last.items():
             await send(rid, index, {}, _ending(output))
         if extension := self._extension(last[0], request):
-            await stream.send(_envelope(rid, "chat.completion.chunk", created, request, []) | extension)
+            chunk = _envelope(rid, "chat.completion.chunk", created, request, [])
+            await stream.send(chunk | {"usage": None} | extension)
         if request.include_usage:
             await self._send_usage(stream, last, request, "chat.completion.chunk", created, rid)
         return await stream.close()

@@ -184,7 +184,23 @@ ANTHROPIC: tuple[Case, ...] = (
 )
 """Sent last, after the prefix cache has been emptied."""
 
-GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION, *ANTHROPIC)
+ASKING: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Where was this cached?"}],
+    "return_cached_tokens_details": True,
+}
+SOURCES: tuple[Case, ...] = (
+    chat("sources of cached tokens: few cached", **ASKING),
+    chat("sources of cached tokens", **ASKING),
+    chat("sources of cached tokens, stream", **ASKING, **STREAM),
+    chat("sources of cached tokens, stream with usage", **ASKING, **WITH_USAGE),
+    completions("sources of cached tokens: none cached", "Where?", return_cached_tokens_details=True),
+    completions("sources of cached tokens", "Where?", return_cached_tokens_details=True),
+    completions(
+        "sources of cached tokens, stream", "Where?", return_cached_tokens_details=True, **WITH_USAGE
+    ),
+)
+
+GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION, *ANTHROPIC, *SOURCES)
 SPECULATIVE: tuple[Case, ...] = (
     chat("first turn of a session"),
     chat("second turn", messages=SECOND_TURN),
