@@ -96,6 +96,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"sessionStore": {"managed": {}, "urlSecretRef": {"name": "redis", "key": "url"}}},
         "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
     ),
+    "authorities of a managed store": (
+        {"sessionStore": {"caSecretRef": {"name": "ca", "key": "ca.crt"}}},
+        "sessionStore.caSecretRef requires sessionStore.urlSecretRef",
+    ),
     "cache with size and existing claim": (
         {"model": {"cache": {"size": "1Gi", "existingClaim": "models"}}},
         "set either cache.size, for a volume that the operator creates, or cache.existingClaim, not both",
@@ -231,6 +235,11 @@ IMMUTABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "size of the managed store": (
         {"sessionStore": {"managed": {"size": "1Gi"}}},
+        {"sessionStore": {"managed": {"size": "2Gi"}}},
+        "sessionStore.managed.size cannot be changed",
+    ),
+    "size of the managed store that was unset": (
+        {},
         {"sessionStore": {"managed": {"size": "2Gi"}}},
         "sessionStore.managed.size cannot be changed",
     ),

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -127,6 +128,46 @@ def test_routers_survive_upgrade_rollback_uninstall_and_reinstall(
     eventually(observed)
     kube.until("qwen", 120, Ready="True", Progressing="Settled")
     assert uids(kube) == before
+
+
+@pytest.mark.timeout(300)
+def test_upgrade_of_the_operator_restarts_engines_only_on_request(
+    kube: Kube, start_operator: StartOperator
+) -> None:
+    cache = {"mode": "Common", "file": {"hostPath": "/mnt/cache"}, "size": "10Gi"}
+    shared: dict[str, Any] = {"engine": {"version": "0.5.23"}, "prefixCache": cache}
+    operator = start_operator()
+    kube.apply(router(**shared))
+    kube.until("qwen", 120, Ready="True", Progressing="Settled")
+    before = engine_pods(kube)
+    operator.stop()
+
+    start_operator("--plugin-image", "operator:next")
+    eventually(lambda: _is_outdated(kube))
+    kube.apply(router(**shared, routing={"thresholdTokens": 64}))
+    kube.until("qwen", 120, Ready="True", Progressing="Settled")
+    assert engine_pods(kube) == before
+
+    shared["engine"] = {"version": "0.5.23", "upgradePolicy": "Automatic"}
+    kube.apply(router(**shared))
+    eventually(lambda: _are_replaced(kube, before))
+    kube.until("qwen", 120, Ready="True", Progressing="Settled")
+    revisions = kube.get("dpsrouter", "qwen")["status"]["pools"]["greedy"]["revisions"]
+    assert len(revisions) == 2
+
+
+def engine_pods(kube: Kube) -> set[str]:
+    found = kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
+    return {item["metadata"]["uid"] for item in found if "deletionTimestamp" not in item["metadata"]}
+
+
+def _is_outdated(kube: Kube) -> None:
+    pools = kube.get("dpsrouter", "qwen")["status"]["pools"]
+    assert [pool.get("outdated") for pool in pools.values()] == [True, True]
+
+
+def _are_replaced(kube: Kube, before: set[str]) -> None:
+    assert engine_pods(kube).isdisjoint(before)
 
 
 def _has_features(system: Kube, expected: tuple[bool, bool]) -> None:

@@ -131,6 +131,8 @@ class Session(_Section):
     redis_url: str | None = None
     """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. If null, sessions
     are kept in memory only."""
+    scope: Annotated[str, Field(max_length=512)] = ""
+    """Gateways with different scopes share no records, even if they use the same Redis and model name."""
     redis_timeout_seconds: Seconds = 0.05
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
     """Maximum number of records and pointers that this process caches for use while Redis is unavailable."""

@@ -186,7 +186,7 @@ class Runtime:
 
     def scope(self, tenant: str) -> Scope:
         """The scope that separates the tenant's sessions from those of other tenants."""
-        return _scope(self.config.model.name, tenant)
+        return _scope(self.config.model.name, tenant, self.config.session.scope)
 
     def scope_names(self) -> frozenset[str]:
         """The names of the scopes of all tenants."""
@@ -243,7 +243,7 @@ def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
     """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
     session = {
         name: getattr(started.session, name)
-        for name in ("redis_url", "redis_timeout_seconds", "mirror_records")
+        for name in ("redis_url", "scope", "redis_timeout_seconds", "mirror_records")
     }
     return config.model_copy(
         update={
@@ -263,6 +263,7 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
         **{f"pools.{name}.service": config.pools[name].service for name in Pool},
         "routing.decisionLog": config.routing.decision_log,
         "session.redisUrl": session.redis_url,
+        "session.scope": session.scope,
         "session.redisTimeoutSeconds": session.redis_timeout_seconds,
         "session.mirrorRecords": session.mirror_records,
         "session.peers": None if peers is None else (peers.service, bool(peers.endpoints)),

@@ -169,9 +169,8 @@ class Reconciler:
                 component: await self._secret(router, key, component)
                 for component in _secret_components(router)
             }
-            desired = children(
-                router, self._settings, revisions.get("redis", ""), revisions.get("prefix-cache", "")
-            )
+            store = revisions.get("redis") or await self._external_revision(router)
+            desired = children(router, self._settings, store, revisions.get("prefix-cache", ""))
         except (SpecError, RejectedError) as error:
             outcome.invalid.append(str(error))
             return outcome
@@ -262,6 +261,17 @@ class Reconciler:
             self._observations.update_child(live)
             return str(live["metadata"]["uid"])
         return found.uid
+
+    async def _external_revision(self, router: Router) -> str:
+        """Identifies the content of the Secret with the URL of an external Redis; empty if it does not exist."""
+        reference = router.spec.session_store.url_secret_ref
+        if reference is None:
+            return ""
+        try:
+            live = await self._cluster.get(BY_NAME["Secret"], router.namespace, reference.name)
+        except NotFoundError:
+            return ""
+        return str(live["metadata"]["resourceVersion"])
 
     async def _apply(self, router: Router, key: Key, manifest: Manifest) -> None:
         """Apply one child, unless the same manifest was applied and its fields are still owned by the operator."""

@@ -73,8 +73,15 @@ def test_client_id_is_hashed_and_the_opaque_id_is_stable(client_id: str) -> None
     assert len(client_id) < 3 or client_id not in session.text
 
 
-def test_tenants_and_models_have_separate_sessions() -> None:
-    scopes = [Scope.of("model", "a"), Scope.of("model", "b"), Scope.of("other", "a"), Scope.of("mode", "la")]
+def test_tenants_models_and_routers_have_separate_sessions() -> None:
+    scopes = [
+        Scope.of("model", "a"),
+        Scope.of("model", "b"),
+        Scope.of("other", "a"),
+        Scope.of("mode", "la"),
+        Scope.of("model", "a", "serving/qwen"),
+        Scope.of("model", "a", "serving/other"),
+    ]
     assert len({SessionId.of_client(scope, "same").text for scope in scopes}) == len(scopes)
 
 

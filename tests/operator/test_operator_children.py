@@ -16,6 +16,7 @@ from dps_operator.builders.gateway import (
     gateway_config,
     gateway_deployment,
 )
+from dps_operator.builders.network import base_url, http_route
 from dps_operator.builders.store import redis_secret
 from dps_operator.errors import SpecError
 from dps_operator.kinds import CHILDREN, kind_of
@@ -182,6 +183,48 @@ def test_read_write_once_cache_is_an_ephemeral_volume_of_each_pod() -> None:
             }
         },
     }
+
+
+def test_downloaded_models_are_limited_by_the_limit_of_ephemeral_storage() -> None:
+    resources = {"limits": {"ephemeral-storage": "200Gi"}}
+    made = engine_deployment(smallest(greedy={"resources": resources}), "greedy", SETTINGS)
+    pod = made["spec"]["template"]["spec"]
+    assert pod["volumes"][0] == {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}}
+    assert pod["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "200Gi"
+
+
+URLS: dict[str, tuple[dict[str, Any], str]] = {
+    "Service": ({}, "http://qwen-gateway.serving.svc:8000"),
+    "HTTPRoute": (
+        {"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example.com", "b.example.com"]}},
+        "http://a.example.com",
+    ),
+    "HTTPRoute at a listener with TLS": (
+        {
+            "httpRoute": {
+                "parentRefs": [{"name": "edge", "sectionName": "https"}],
+                "hostnames": ["a.example.com"],
+            }
+        },
+        "https://a.example.com",
+    ),
+    "HTTPRoute for all host names": (
+        {"httpRoute": {"parentRefs": [{"name": "edge"}]}},
+        "http://qwen-gateway.serving.svc:8000",
+    ),
+    "Ingress": ({"ingress": {"host": "a.example.com", "tlsSecretName": "tls"}}, "https://a.example.com"),
+}
+
+
+@pytest.mark.parametrize(("gateway", "url"), URLS.values(), ids=URLS.keys())
+def test_url_is_that_of_the_ingress_or_the_route(gateway: dict[str, Any], url: str) -> None:
+    assert base_url(router({**SMALLEST, "gateway": gateway})) == url
+
+
+def test_request_timeout_of_the_route_can_be_set() -> None:
+    route = {"parentRefs": [{"name": "edge"}], "requestTimeout": "10m"}
+    (made,) = http_route(router({**SMALLEST, "gateway": {"httpRoute": route}}))
+    assert made["spec"]["rules"][0]["timeouts"] == {"request": "10m"}
 
 
 def test_gateway_mounts_the_cache_volume_of_a_local_model() -> None:

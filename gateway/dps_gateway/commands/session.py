@@ -46,7 +46,7 @@ async def _run(config: GatewayConfig, action: str, client_id: str, tenant: str) 
     assert config.session.redis_url is not None
     backend = RedisBackend(connect(config.session.redis_url, TIMEOUT_SECONDS), TIMEOUT_SECONDS)
     store = SessionStore(backend, Mirror(0), config.session.ttl_seconds)
-    scope = Scope.of(config.model.name, tenant)
+    scope = Scope.of(config.model.name, tenant, config.session.scope)
     session = SessionId.of_client(scope, client_id)
     try:
         snapshot = await store.read(scope, session)

@@ -113,8 +113,10 @@ class Scope:
     name: str
 
     @classmethod
-    def of(cls, model: str, tenant: str) -> "Scope":
-        return cls(_hex_digest(b"scope", model.encode(), tenant.encode(), size=10))
+    def of(cls, model: str, tenant: str, router: str = "") -> "Scope":
+        """router: separates gateways that share a store and serve models of the same name; see `session.scope`."""
+        parts = [model.encode(), tenant.encode(), *([router.encode()] if router else [])]
+        return cls(_hex_digest(b"scope", *parts, size=10))
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,15 @@ class GatewayHTTPRoute(APIObject):
         min_length=1, max_length=16, description="Gateways to which the route attaches."
     )
     hostnames: list[Hostname] = Field(
-        default=[], max_length=16, description="Host names; all host names if empty."
+        default=[],
+        max_length=16,
+        description="Host names; all host names if empty. status.url has the first one, with https if the section name "
+        "of the first parent contains https.",
+    )
+    request_timeout: str = Field(
+        default="0s",
+        pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$",
+        description="Time limit for a whole request, streamed answers included, for example 10m; 0s for none.",
     )
 
 

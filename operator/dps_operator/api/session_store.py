@@ -2,7 +2,14 @@
 
 from pydantic import ConfigDict, Field
 
-from dps_operator.api.types import APIObject, Name, Quantity, SecretKeyRef, rules
+from dps_operator.api.types import APIObject, Name, PodTemplate, Quantity, Resources, SecretKeyRef, rules
+
+CA_FILE = "/etc/dps-redis/ca.crt"
+"""Where the gateways mount the certificate authorities of an external Redis."""
+DEFAULT_SIZE = "1Gi"
+
+SIZE_IS_IMMUTABLE = "sessionStore.managed.size cannot be changed; create a new DPSRouter, or use urlSecretRef"
+CLASS_IS_IMMUTABLE = "sessionStore.managed.storageClassName cannot be changed; create a new DPSRouter"
 
 
 class ManagedStore(APIObject):
@@ -12,17 +19,17 @@ class ManagedStore(APIObject):
         json_schema_extra=rules(
             (
                 "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) == 0",
-                "sessionStore.managed.size cannot be changed; create a new DPSRouter, or use urlSecretRef",
+                SIZE_IS_IMMUTABLE,
             ),
             (
                 "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
                 " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-                "sessionStore.managed.storageClassName cannot be changed; create a new DPSRouter",
+                CLASS_IS_IMMUTABLE,
             ),
         )
     )
 
-    size: Quantity = Field(default="1Gi", description="Size of the volume. Immutable.")
+    size: Quantity = Field(default=DEFAULT_SIZE, description="Size of the volume. Immutable.")
     storage_class_name: Name | None = Field(
         default=None,
         description="Storage class of the volume; the cluster's default if unset. Immutable.",
@@ -34,6 +41,22 @@ class ManagedStore(APIObject):
         description="Container image of Redis or Valkey; if unset, the operator's default (redisImage in the "
         "chart's values).",
     )
+    resources: Resources = Field(
+        default=Resources(),
+        description="Resources of the container. Redis uses at most three quarters of the memory limit, 512Mi by "
+        "default, for its data.",
+    )
+    pod_template: PodTemplate = Field(
+        default=PodTemplate(),
+        description="Pod template to merge into the generated one, for example with pull secrets and a node selector.",
+    )
+
+
+_SAME_KIND = (
+    "has(self.urlSecretRef) || has(oldSelf.urlSecretRef) || has(self.managed) == has(oldSelf.managed)"
+)
+_SETTINGS = "(has(self.managed) ? self.managed : oldSelf.managed)"
+"""The settings of a managed store that is, or was, described by the defaults alone."""
 
 
 class SessionStore(APIObject):
@@ -44,7 +67,16 @@ class SessionStore(APIObject):
             (
                 "!(has(self.managed) && has(self.urlSecretRef))",
                 "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
-            )
+            ),
+            (
+                "!has(self.caSecretRef) || has(self.urlSecretRef)",
+                "sessionStore.caSecretRef requires sessionStore.urlSecretRef",
+            ),
+            (
+                f"{_SAME_KIND} || quantity(string({_SETTINGS}.size)).compareTo(quantity('{DEFAULT_SIZE}')) == 0",
+                SIZE_IS_IMMUTABLE,
+            ),
+            (f"{_SAME_KIND} || !has({_SETTINGS}.storageClassName)", CLASS_IS_IMMUTABLE),
         )
     )
 
@@ -52,5 +84,12 @@ class SessionStore(APIObject):
         default=None, description="A Redis server that the operator deploys."
     )
     url_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Secret key with the URL of your own Redis: redis://, rediss://, …"
+        default=None,
+        description="Secret key with the URL of your own Redis: redis://, rediss://, redis+sentinel:// or "
+        "redis+cluster://. After a change of the Secret, the gateways restart one after the other.",
+    )
+    ca_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Secret key with the certificate authorities of your own Redis. Add "
+        f"?ssl_ca_certs={CA_FILE} to the URL.",
     )

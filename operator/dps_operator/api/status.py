@@ -124,7 +124,7 @@ class Status(APIObject):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     url: str = Field(
-        description="Base URL for clients: the Ingress host if there is one, otherwise the Service."
+        description="Base URL for clients: of the Ingress or the HTTPRoute if there is one, otherwise of the Service."
     )
     pools: PoolsStatus = Field(description="Replicas of both pools.")
     gateway: GatewayStatus = Field(description="Replicas of the gateway.")

@@ -64,10 +64,11 @@ def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
     return list(by_name.values())
 
 
-def _models_volume(router: Router) -> Manifest:
+def _models_volume(router: Router, pool: PoolSpec) -> Manifest:
     cache = router.spec.model.cache
     if cache is None:
-        return {"emptyDir": {}}
+        limit = (pool.resources.limits or {}).get("ephemeral-storage")
+        return {"emptyDir": {"sizeLimit": limit} if limit else {}}
     if cache.existing_claim is not None:
         return {"persistentVolumeClaim": {"claimName": cache.existing_claim}}
     if cache.access_mode == "ReadWriteMany":
@@ -178,7 +179,7 @@ def engine_deployment(
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
         "volumes": [
-            {"name": "models", **_models_volume(router)},
+            {"name": "models", **_models_volume(router, pool)},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
         ],
         **placement(router.spec.node_pool),

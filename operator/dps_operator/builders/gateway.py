@@ -8,6 +8,7 @@ import yaml
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.model import ServedModel
+from dps_operator.api.session_store import CA_FILE
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
 from dps_operator.builders.launch import runtime_of
@@ -103,6 +104,9 @@ def gateway_config(router: Router) -> dict[str, Any]:
         },
         "timeouts": {"drainSeconds": spec.gateway.drain_seconds, **to_wire(spec.gateway.timeouts)},
     }
+    if spec.session_store.url_secret_ref is not None:
+        # Other routers may use the same Redis.
+        config["session"]["scope"] = f"{router.namespace}/{router.name}"
     if launch_settings(spec) is not None:
         config["routing"]["commonPrefixCache"] = True
     if limits := to_wire(spec.gateway.limits):
@@ -158,6 +162,12 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
     if spec.gateway.auth is not None:
         mounts.append({"name": "keys", "mountPath": KEYS_DIR, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
+    authorities = spec.session_store.ca_secret_ref
+    if authorities is not None:
+        folder, _, file = CA_FILE.rpartition("/")
+        items = [{"key": authorities.key, "path": file}]
+        mounts.append({"name": "redis-ca", "mountPath": folder, "readOnly": True})
+        volumes.append({"name": "redis-ca", "secret": {"secretName": authorities.name, "items": items}})
     cache = spec.model.cache
     if cache is not None and (spec.model.tokenizer or spec.model.name).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.

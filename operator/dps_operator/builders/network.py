@@ -34,7 +34,7 @@ def http_route(router: Router) -> list[Manifest]:
     spec: Manifest = {
         "parentRefs": [to_wire(parent) for parent in settings.parent_refs],
         # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
-        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
+        "rules": [{"backendRefs": [backend], "timeouts": {"request": settings.request_timeout}}],
     }
     if settings.hostnames:
         spec["hostnames"] = list(settings.hostnames)
@@ -78,9 +78,13 @@ def network_policies(router: Router) -> list[Manifest]:
 
 
 def base_url(router: Router) -> str:
-    """The base URL for clients: the Ingress host if there is one, otherwise the Service."""
+    """The base URL for clients: the host of the Ingress or the HTTPRoute if there is one, otherwise the Service."""
     gateway = router.spec.gateway
+    route = gateway.http_route
     if gateway.ingress is not None:
         scheme = "https" if gateway.ingress.tls_secret_name else "http"
         return f"{scheme}://{gateway.ingress.host}"
+    if route is not None and route.hostnames:
+        scheme = "https" if "https" in (route.parent_refs[0].section_name or "") else "http"
+        return f"{scheme}://{route.hostnames[0]}"
     return f"http://{child_name(router, 'gateway')}.{router.namespace}.svc:{gateway.service.port}"

@@ -106,12 +106,13 @@ def pod_template(
 
 
 def spread(router: Router, component: Component) -> list[Manifest]:
-    """Prefers different nodes for the replicas of a component."""
+    """Prefers different zones and nodes for the replicas of a component."""
     return [
         {
             "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
+            "topologyKey": key,
             "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": {"matchLabels": selector(router, component)},
         }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
     ]

@@ -1,8 +1,9 @@
 """The session store: a managed Redis, or the URL of an external one from a Secret."""
 
+from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import to_wire
-from dps_operator.builders.pods import pod_template, restricted
+from dps_operator.builders.pods import container_resources, pod_template, restricted
 from dps_operator.resources import Manifest, Router, child, child_name, selector
 from dps_operator.settings import Settings
 
@@ -15,11 +16,10 @@ URL_KEY = "url"
 PASSWORD_KEY = "password"
 SECRET_REVISION = "dpsrouter.io/redis-secret"
 RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
-MAX_MEMORY = "384mb"
-"""`maxmemory` of Redis, enough for about a million sessions.
+DATA_SHARE = 0.75
+"""`maxmemory` of Redis as a part of the container's memory limit, because rewriting the append-only file copies memory.
 
-It is below the container's memory limit, because rewriting the append-only file copies memory.
-"""
+With the default limit it is enough for about a million sessions."""
 
 
 def managed(router: Router) -> ManagedStore | None:
@@ -55,7 +55,14 @@ def redis_secret(router: Router, password: str) -> Manifest:
     )
 
 
+def _max_memory(resources: Manifest) -> str:
+    """The value of `maxmemory`."""
+    limit = quantity_bytes(str(resources["limits"]["memory"]))
+    return f"{int(limit * DATA_SHARE) // 2**20}mb"
+
+
 def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest:
+    resources = container_resources(RESOURCES, store.resources)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {PORT} ping | grep -q PONG"]}}
     password = {"secretKeyRef": {"name": secret, "key": PASSWORD_KEY}}
     return {
@@ -67,13 +74,13 @@ def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest
             *("--dir", "/data"),
             *("--appendonly", "yes"),
             *("--appendfsync", "everysec"),
-            *("--maxmemory", MAX_MEMORY),
+            *("--maxmemory", _max_memory(resources)),
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
         "env": [{"name": "REDISCLI_AUTH", "valueFrom": password}],
         "ports": [{"name": "redis", "containerPort": PORT, "protocol": "TCP"}],
-        "resources": RESOURCES,
+        "resources": resources,
         "startupProbe": ping | {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 150},
         "readinessProbe": ping | {"periodSeconds": 5, "timeoutSeconds": 2, "failureThreshold": 2},
         "livenessProbe": ping | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
@@ -109,7 +116,8 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
                 }
             ],
         },
-        annotations={SECRET_REVISION: revision},
+        store.pod_template,
+        {SECRET_REVISION: revision},
     )
     claim: Manifest = {
         "accessModes": ["ReadWriteOnce"],

@@ -1,0 +1,86 @@
+"""The session store: its options, and the separation of routers that share one."""
+
+from typing import Any
+
+import pytest
+
+from dps_gateway.config import GatewayConfig
+from dps_operator.builders.children import children
+from dps_operator.builders.gateway import gateway_config, gateway_deployment
+from dps_operator.resources import Manifest
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.operator.world import World
+
+EXTERNAL = {"urlSecretRef": {"name": "sessions", "key": "url"}}
+
+
+def redis_pod(**managed: Any) -> Manifest:
+    made = children(router({**SMALLEST, "sessionStore": {"managed": managed}}), SETTINGS, "uid")
+    (found,) = [one for one in made if one["kind"] == "StatefulSet"]
+    result: Manifest = found["spec"]["template"]["spec"]
+    return result
+
+
+def test_managed_store_has_the_resources_placement_and_pull_secrets_of_the_spec() -> None:
+    template = {"spec": {"nodeSelector": {"disk": "ssd"}, "imagePullSecrets": [{"name": "mirror"}]}}
+    pod = redis_pod(image="valkey/valkey:8", resources={"limits": {"memory": "2Gi"}}, podTemplate=template)
+    (container,) = pod["containers"]
+    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"disk": "ssd"}, [{"name": "mirror"}])
+    assert container["image"] == "valkey/valkey:8"
+    assert container["resources"] == {
+        "requests": {"cpu": "100m", "memory": "512Mi"},
+        "limits": {"memory": "2Gi"},
+    }
+
+
+@pytest.mark.parametrize(("limit", "data"), [(None, "384mb"), ("2Gi", "1536mb"), (1000000000, "715mb")])
+def test_redis_uses_three_quarters_of_its_memory_limit_for_data(limit: Any, data: str) -> None:
+    pod = redis_pod(**({"resources": {"limits": {"memory": limit}}} if limit else {}))
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--maxmemory") + 1] == data
+
+
+def test_gateways_mount_the_authorities_of_an_external_redis() -> None:
+    store = {**EXTERNAL, "caSecretRef": {"name": "redis-ca", "key": "tls.crt"}}
+    made = gateway_deployment(router({**SMALLEST, "sessionStore": store}), SETTINGS, "s")
+    pod = made["spec"]["template"]["spec"]
+    assert pod["volumes"][-1] == {
+        "name": "redis-ca",
+        "secret": {"secretName": "redis-ca", "items": [{"key": "tls.crt", "path": "ca.crt"}]},
+    }
+    assert pod["containers"][0]["volumeMounts"][-1] == {
+        "name": "redis-ca",
+        "mountPath": "/etc/dps-redis",
+        "readOnly": True,
+    }
+
+
+def test_routers_that_share_a_redis_have_separate_scopes() -> None:
+    spec = {**SMALLEST, "sessionStore": EXTERNAL}
+    configs = [gateway_config(router(spec, name)) for name in ("qwen", "other")]
+    assert [config["session"]["scope"] for config in configs] == ["serving/qwen", "serving/other"]
+    GatewayConfig.model_validate(configs[0])
+    assert "scope" not in gateway_config(router(SMALLEST))["session"]
+
+
+def gateway_template(world: World) -> Any:
+    return world.object("Deployment", "qwen-gateway")["spec"]["template"]
+
+
+def stored_url(world: World, url: str) -> None:
+    metadata = {"name": "sessions", "namespace": "serving"}
+    world.cluster.store({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"url": url}})
+
+
+async def test_changed_secret_of_an_external_redis_restarts_the_gateways() -> None:
+    world = World({**SMALLEST, "sessionStore": EXTERNAL})
+    await world.reconcile()
+    without = gateway_template(world)
+    stored_url(world, "b2xk")
+    await world.reconcile()
+    first = gateway_template(world)
+    await world.reconcile()
+    assert gateway_template(world) == first != without
+    stored_url(world, "bmV3")
+    await world.reconcile()
+    assert gateway_template(world) != first
