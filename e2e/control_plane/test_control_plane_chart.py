@@ -38,6 +38,7 @@ EVERY_VALUE: Manifest = {
     "crds": {"enabled": True, "keep": False},
     "serviceAccount": {"create": True, "name": "robot", "annotations": {"a": "b"}},
     "rbac": {"create": True, "aggregate": True},
+    "replicas": 2,
     "workers": 2,
     "resyncSeconds": 60,
     "verbose": True,

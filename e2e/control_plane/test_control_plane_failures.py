@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from dps_testkit.cluster.kube import Kube, Manifest
-from dps_testkit.cluster.operator import StartOperator
+from dps_testkit.cluster.operator import Operator, StartOperator
+from dps_testkit.paths import ROOT
 from dps_testkit.waiting import eventually
 from e2e.cluster.faults import Fault, FaultyServer
 from e2e.cluster.routers import router
@@ -148,6 +149,42 @@ def test_two_operators_do_not_conflict(kube: Kube, start_operator: StartOperator
 
 def _queue_is_empty(metrics: str) -> None:
     assert "dps_operator_queue_length 0.0" in metrics
+
+
+def test_one_of_two_replicas_reconciles_and_the_other_takes_over(
+    kube: Kube, start_operator: StartOperator
+) -> None:
+    system, lease = Kube(kube.kubeconfig, "dps-system"), ("--lease", "dps-system/dps-dps-router")
+    options = ("--set", "replicas=2", "--show-only", "templates/leader.yaml")
+    chart = system.helm("template", "dps", str(ROOT / "charts/dps-router"), *options)
+    system.kubectl("apply", "--filename", "-", stdin=chart)
+    first = start_operator(*lease)
+    kube.apply(router())
+    settled(kube)
+    second = start_operator(*lease)
+
+    def waits() -> None:
+        try:
+            second.get("/readyz")
+        except OSError as error:
+            raise AssertionError("the second operator does not answer yet") from error
+
+    eventually(waits)
+    assert (leading(first), leading(second), second.writes()) == (1, 0, 0)
+    assert first.stop() == 0
+    kube.apply(router(pools={"greedy": {"replicas": 2}}))
+
+    def taken_over() -> None:
+        assert kube.get("deployment", "qwen-greedy")["spec"]["replicas"] == 2
+
+    eventually(taken_over)
+    assert leading(second) == 1
+
+
+def leading(operator: Operator) -> float:
+    """The operator's metric dps_operator_leader."""
+    lines = operator.get("/metrics").splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("dps_operator_leader "))
 
 
 def test_router_deleted_while_the_operator_is_down_leaves_no_children(

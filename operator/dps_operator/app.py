@@ -6,8 +6,10 @@ import contextlib
 import datetime
 import logging
 import os
+import secrets
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import kopf
@@ -16,9 +18,10 @@ from aiohttp import web
 from dps_operator.balance import Balance, Balancer
 from dps_operator.cluster import KubernetesCluster
 from dps_operator.demand import GatewayMetrics
-from dps_operator.errors import ClusterError
+from dps_operator.errors import ClusterError, LeadershipLostError
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
+from dps_operator.leader import Lease
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
@@ -53,6 +56,10 @@ async def run(settings: Settings) -> None:
     gateways = aiohttp.ClientSession()
     balancer = Balancer(observations, queue, GatewayMetrics(gateways), balance, _now)
     resync = Resync(cluster, observations, queue, settings)
+    lease: Lease | None = None
+    if settings.lease:
+        namespace, _, name = settings.lease.partition("/")
+        lease = Lease(cluster, namespace, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def install_signal_handlers() -> None:
@@ -60,8 +67,8 @@ async def run(settings: Settings) -> None:
             loop.add_signal_handler(number, stop.set)
 
     install_signal_handlers()
-    watching = asyncio.Event()
-    server = web.AppRunner(application(queue, resync, watching, settings), shutdown_timeout=1)
+    leading, watching = asyncio.Event(), asyncio.Event()
+    server = web.AppRunner(application(queue, resync, leading, watching, settings), shutdown_timeout=1)
     await server.setup()
     await web.TCPSite(server, port=settings.health_port).start()
 
@@ -103,8 +110,25 @@ async def run(settings: Settings) -> None:
                 with contextlib.suppress(ClusterError):
                     await resync.once()
 
-    parts = [asyncio.create_task(part) for part in (resync.run(), watch_forever(), balancer.run())]
-    parts += [asyncio.create_task(queue.work()) for _ in range(settings.workers)]
+    async def lead() -> None:
+        """Let the other tasks start once this replica holds the Lease; return when it has lost it."""
+        if lease is None:
+            leading.set()
+            await asyncio.Event().wait()
+        else:
+            await lease.acquire()
+            leading.set()
+            try:
+                await lease.hold()
+            except LeadershipLostError as error:
+                log.error("this replica stops: %s", error)
+
+    async def while_leading(run: Callable[[], Awaitable[None]]) -> None:
+        await leading.wait()
+        await run()
+
+    functions = [resync.run, watch_forever, balancer.run, *[queue.work] * settings.workers]
+    parts = [asyncio.create_task(part) for part in (lead(), *map(while_leading, functions))]
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((stopped, *parts), return_when=asyncio.FIRST_COMPLETED)
@@ -117,6 +141,8 @@ async def run(settings: Settings) -> None:
         _, hanging = await asyncio.wait((stopped, *parts), timeout=SHUTDOWN_SECONDS)
         for task in hanging:
             log.error("task did not stop: %r", task)
+        if lease is not None and leading.is_set():
+            await lease.release()
         await server.cleanup()
         await gateways.close()
         await cluster.close()
@@ -149,6 +175,12 @@ def settings_from(arguments: list[str]) -> Settings:
         "--plugin-image",
         default=environment("PLUGIN_IMAGE", DEFAULT_PLUGIN_IMAGE),
         help="image with the SGLang plugin of the common prefix cache, the operator's own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lease",
+        metavar="NAMESPACE/NAME",
+        default=environment("LEASE", ""),
+        help="Lease of the replica that reconciles, if there are several (default: none)",
     )
     parser.add_argument(
         "--workers",
@@ -187,6 +219,7 @@ def settings_from(arguments: list[str]) -> Settings:
         redis_image=options.redis_image,
         plugin_image=options.plugin_image,
         namespaces=tuple(options.namespace),
+        lease=options.lease,
         workers=options.workers,
         resync_seconds=options.resync_seconds,
         health_port=options.health_port,

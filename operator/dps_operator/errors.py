@@ -16,6 +16,10 @@ class DemandUnknownError(OperatorError):
     """The demand of the pools cannot be read from the gateways; the message says why."""
 
 
+class LeadershipLostError(OperatorError):
+    """This replica no longer holds the Lease, and must stop writing."""
+
+
 class ClusterError(OperatorError):
     """The API server returned an error, or did not respond.
 

@@ -1,6 +1,7 @@
 """The operator's HTTP endpoints: /healthz, /readyz and /metrics.
 
-/healthz fails if the operator is stuck; /readyz fails until watches are established.
+/healthz fails if the operator is stuck; /readyz fails until watches are established. Both succeed while another replica
+holds the Lease.
 """
 
 import asyncio
@@ -27,16 +28,20 @@ def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
 
 
 def application(
-    queue: WorkQueue, resync: Resync, watching: asyncio.Event, settings: Settings
+    queue: WorkQueue, resync: Resync, leading: asyncio.Event, watching: asyncio.Event, settings: Settings
 ) -> web.Application:
-    """The endpoints of an operator process. `watching` is set while watches are established."""
+    """The endpoints of an operator process.
+
+    leading: set once this replica reconciles; until then it is ready, because another one does. watching: set while
+    watches are established.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
-        why = stuck_reason(queue, resync, settings)
+        why = stuck_reason(queue, resync, settings) if leading.is_set() else ""
         return web.Response(text=why or "ok", status=500 if why else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        ready = watching.is_set()
+        ready = watching.is_set() or not leading.is_set()
         return web.Response(
             text="ok" if ready else "not watching the API server", status=200 if ready else 503
         )

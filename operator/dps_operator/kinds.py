@@ -34,6 +34,7 @@ class Kind:
 ROUTER = Kind(API_VERSION, KIND, PLURAL)
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 CHILDREN = (
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -53,7 +54,7 @@ CHILDREN = (
 )
 """Every kind that a DPSRouter can own. The last two are served only if their CRDs are installed."""
 
-BY_NAME = {kind.name: kind for kind in (ROUTER, POD, EVENT, *CHILDREN)}
+BY_NAME = {kind.name: kind for kind in (ROUTER, POD, EVENT, LEASE, *CHILDREN)}
 
 
 def kind_of(manifest: Manifest) -> Kind:

@@ -17,6 +17,8 @@ class Settings:
     """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
     namespaces: tuple[str, ...] = ()
     """Watched namespaces; empty for all namespaces."""
+    lease: str = ""
+    """Lease of the replica that reconciles, as NAMESPACE/NAME; empty if there is one replica."""
     workers: int = 8
     """DPSRouters reconciled concurrently."""
     resync_seconds: float = 600

@@ -96,16 +96,31 @@ async def test_age_of_the_oldest_reconcile_is_computed_at_scrape_time() -> None:
     queue = WorkQueue(Reconciles(0))
     made = Resync(FakeCluster(), Observations(), queue, Settings())
     queue.running[KEY] = made.alive - 400
-    async with TestClient(TestServer(application(queue, made, asyncio.Event(), Settings()))) as client:
+    async with TestClient(TestServer(application(queue, made, *events(), Settings()))) as client:
         answer = await (await client.get("/metrics")).text()
     (age,) = [line for line in answer.splitlines() if line.startswith("dps_operator_oldest_pass_seconds ")]
     assert float(age.split()[1]) >= 400
 
 
-async def test_readiness_requires_established_watches() -> None:
-    queue, watching = WorkQueue(Reconciles(0)), asyncio.Event()
+def events() -> tuple[asyncio.Event, asyncio.Event]:
+    """`leading` and `watching` of a replica that waits for the Lease."""
+    return asyncio.Event(), asyncio.Event()
+
+
+async def test_replica_that_waits_for_the_lease_is_ready_and_healthy() -> None:
+    queue = WorkQueue(Reconciles(0))
     made = Resync(FakeCluster(), Observations(), queue, Settings())
-    async with TestClient(TestServer(application(queue, made, watching, Settings()))) as client:
+    made.alive -= 100_000
+    async with TestClient(TestServer(application(queue, made, *events(), Settings()))) as client:
+        assert (await client.get("/readyz")).status == 200
+        assert (await client.get("/healthz")).status == 200
+
+
+async def test_readiness_requires_established_watches() -> None:
+    queue, (leading, watching) = WorkQueue(Reconciles(0)), events()
+    leading.set()
+    made = Resync(FakeCluster(), Observations(), queue, Settings())
+    async with TestClient(TestServer(application(queue, made, leading, watching, Settings()))) as client:
         assert (await client.get("/readyz")).status == 503
         watching.set()
         assert (await client.get("/readyz")).status == 200

@@ -20,6 +20,7 @@ TEMPLATES = {
     "pipeline passes its value as the last argument": ('{{ .Values.name | printf "%s-%s" "b" }}', "b-a"),
     "parentheses": ("{{ quote (.Values.name) }}", '"a"'),
     "default": ('{{ .Values.empty | default "d" }}', "d"),
+    "comparison": ("{{ if gt (int .Values.map.k) 0 }}1{{ end }}", "1"),
     "or": ("{{ if or .Values.empty .Values.list }}1{{ end }}", "1"),
     "if and else": ("{{ if .Values.empty }}1{{ else }}2{{ end }}", "2"),
     "with sets the dot": ("{{ with .Values.map }}{{ .k }}{{ $.Values.name }}{{ end }}", "1a"),

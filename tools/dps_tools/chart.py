@@ -116,6 +116,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "default": lambda value, given=None: given or value,
     "dict": lambda *pairs: dict(zip(pairs[::2], pairs[1::2], strict=True)),
     "fromYaml": yaml.safe_load,
+    "gt": lambda left, right: left > right,
+    "int": int,
     "join": lambda separator, items: separator.join(map(str, items)),
     "list": lambda *items: list(items),
     "nindent": lambda width, text: "\n" + _indent(width, text),

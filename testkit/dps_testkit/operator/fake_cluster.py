@@ -72,7 +72,14 @@ class FakeCluster:
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         self._called("merge", kind.name)
-        self.objects[kind.name, namespace, name] = _merged(await self.get(kind, namespace, name), change)
+        live = await self.get(kind, namespace, name)
+        version = live["metadata"].get("resourceVersion")
+        if change.get("metadata", {}).get("resourceVersion", version) != version:
+            raise ClusterError("the object has been modified", 409)
+        self._version += 1
+        merged = _merged(live, change)
+        merged["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[kind.name, namespace, name] = merged
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._called("delete", kind.name)
