@@ -29,6 +29,8 @@ def _length(answer: Any) -> int | None:
     usage = answer.get("message", answer).get("usage") or answer.get("meta_info") or {}
     if "prompt_tokens" in usage:
         return int(usage["prompt_tokens"])
-    if "input_tokens" in usage:  # Anthropic's usage, which counts cached tokens separately
+    if (
+        "input_tokens" in usage
+    ):  # of the APIs of Anthropic, which counts cached tokens separately, and of OpenAI
         return int(usage["input_tokens"]) + int(usage.get("cache_read_input_tokens", 0))
     return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.real_sglang.messages import MESSAGES, message_bodies
+from e2e.real_sglang.responses import RESPONSES, response_bodies
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 CHAT = "/v1/chat/completions"
@@ -438,4 +439,10 @@ def prompt_cases() -> Iterator[PromptCase]:
     for name, body in message_bodies():
         yield PromptCase(
             f"messages: {name}", MESSAGES, {"model": MODEL, "max_tokens": 1, "temperature": 0} | body
+        )
+    for name, body in response_bodies():
+        yield PromptCase(
+            f"responses: {name}",
+            RESPONSES,
+            {"model": MODEL, "max_output_tokens": 4, "temperature": 0} | body,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case, chat, messages
+from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case, chat, messages, responses
 from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
 from dps_testkit.engine_contract.observe import Shape, describe, metrics
 
@@ -43,7 +43,7 @@ async def contract(greedy: aiohttp.ClientSession, speculative: aiohttp.ClientSes
 
 
 async def streams(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-    """The exact text of a stream without usage, with usage and with continuous usage, and of /v1/messages."""
+    """The exact text of a stream without usage, with usage and with continuous usage, and of the other APIs."""
     options: dict[str, Any] = {
         "plain": {},
         "include_usage": {"stream_options": {"include_usage": True}},
@@ -54,9 +54,13 @@ async def streams(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
         case = chat(name, messages=STREAMED, stream=True, **fields)
         answer = await send(session, case)
         recorded.append({"name": name, "request": case.body, "body": answer.body.decode()})
-    case = messages("stream", messages=STREAMED, stream=True)
-    answer = await send(session, case)
-    return [*recorded, {"name": case.name, "request": case.body, "body": answer.body.decode()}]
+    for case in (
+        messages("stream", messages=STREAMED, stream=True),
+        responses("stream", input=STREAMED, stream=True),
+    ):
+        answer = await send(session, case)
+        recorded.append({"name": case.name, "request": case.body, "body": answer.body.decode()})
+    return recorded
 
 
 async def main(greedy_url: str, speculative_url: str) -> None:

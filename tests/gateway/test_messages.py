@@ -30,13 +30,16 @@ def converted(case: dict[str, Any]) -> ChatInput | None:
     return chat_input(chat, "openai")
 
 
-def recorded(case: dict[str, Any]) -> ChatInput | None:
-    """The chat template's input for SGLang's chat request, or None if SGLang refused the request."""
+def recorded(case: dict[str, Any], *, both_variables: bool = True) -> ChatInput | None:
+    """The chat template's input for SGLang's chat request, or None if SGLang refused the request.
+
+    both_variables: whether the gateway sets both variables for thinking, where SGLang sets one of them.
+    """
     chat = case["chat"]
     if chat is None:
         return None
     variables = dict(chat.get("chat_template_kwargs") or {})
-    if "enable_thinking" in variables:  # SGLang sets one of the two variables, the gateway both
+    if both_variables and "enable_thinking" in variables:
         variables["thinking"] = variables["enable_thinking"]
     if "reasoning_effort" in chat:
         variables["reasoning_effort"] = chat["reasoning_effort"]

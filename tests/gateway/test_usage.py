@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
 from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, read_usage
-from dps_gateway.engine.openai import OPENAI_ANSWERS
+from dps_gateway.engine.openai import OPENAI_ANSWERS, RESPONSES_ANSWERS, RESPONSES_ERRORS
 from dps_gateway.engine.sglang import GENERATE_ANSWERS
 from dps_gateway.engine.sources import without_sources
 
@@ -258,3 +258,58 @@ def test_anthropic_usage_counts_cached_tokens_separately(
 @pytest.mark.parametrize("document", [None, [], {}, {"usage": None}, {"message": None}, {"type": "ping"}])
 def test_documents_without_anthropic_usage_report_none(document: object) -> None:
     assert ANTHROPIC_ANSWERS.usage_of(document) is None
+
+
+@given(pieces)
+def test_recorded_responses_stream_is_unchanged_and_closed_by_its_last_event(sizes: list[int]) -> None:
+    """Recorded from SGLang 0.5.23: the last event contains the whole response."""
+    recorded = json.loads((Path(__file__).parent / "fixtures" / "streams_sglang_0_5_23.json").read_text())
+    (body,) = (case["body"].encode() for case in recorded if case["name"] == "responses: stream")
+    passed, closing, usage = relay(body, sizes, answers=RESPONSES_ANSWERS)
+    assert passed + closing == body
+    assert closing.startswith(b"event: response.incomplete\ndata: ")
+    assert closing.count(b"event: ") == 1
+    assert usage == Usage(
+        prompt_tokens=31,
+        completion_tokens=8,
+        cached_tokens=30,
+        finish_reason="incomplete",
+        response_id=json.loads(body.split(b"data: ")[1].splitlines()[0])["response"]["id"],
+        model="Qwen/Qwen2.5-7B-Instruct",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"status": "queued", "usage": None}, Usage(0, 0, finish_reason="queued", response_id="resp")),
+        (
+            {"status": "completed", "usage": {"input_tokens": 5, "output_tokens": 2}},
+            Usage(5, 2, finish_reason="completed", response_id="resp"),
+        ),
+        (
+            {"usage": {"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 0}}},
+            Usage(5, 2, response_id="resp"),
+        ),
+    ],
+    ids=["in the background", "completed", "no cache report"],
+)
+def test_usage_of_a_response(fields: dict[str, object], expected: Usage) -> None:
+    response = {"object": "response", "id": "resp", **fields}
+    assert RESPONSES_ANSWERS.usage_of(response) == expected
+    assert RESPONSES_ANSWERS.usage_of({"type": "response.completed", "response": response}) == expected
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"response": None}, {"type": "error", "message": "x"}])
+def test_documents_that_are_no_response_report_no_usage(document: object) -> None:
+    assert RESPONSES_ANSWERS.usage_of(document) is None
+
+
+def test_error_in_a_stream_of_responses_is_an_event_of_that_api() -> None:
+    event = RESPONSES_ERRORS.event(RESPONSES_ERRORS.error(502, "server_error", "upstream_broken", "gone"))
+    name, data = event.decode().removesuffix("\n\n").split("\n")
+    fields = {"code": "upstream_broken", "message": "gone", "param": None}
+    assert (name, json.loads(data.removeprefix("data: "))) == (
+        "event: error",
+        {"type": "error", **fields, "error": {"type": "server_error", **fields}},
+    )

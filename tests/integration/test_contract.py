@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from dps_local.stack import DPS
+from dps_local.stack import DPS, MODEL
 from dps_testkit.plane import CHAT, chat, refusal
 from dps_testkit.processes import Engine, Gateway, Site
 
@@ -94,6 +94,12 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
             {"model": "m", "messages": [{"role": "user", "content": "once"}], "max_tokens": 2},
             200,
             id="messages",
+        ),
+        pytest.param(
+            "/v1/responses",
+            {"model": MODEL, "input": "once", "max_output_tokens": 4},
+            200,
+            id="responses",
         ),
         pytest.param(
             "/generate", {"text": "once", "sampling_params": {"max_new_tokens": 2}}, 200, id="generate"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dps_gateway.prompt.messages import chat_request
+from dps_gateway.prompt import messages, responses
 from dps_gateway.prompt.tool_schema import normalized_schema
 from dps_local.assets import qwen_tokenizer
 from dps_local.emulated_sglang.prompt import Prompts
@@ -29,7 +29,10 @@ def counted(prompts: Prompts, path: str, body: dict[str, Any]) -> int:
     if path == "/v1/chat/completions":
         return len(prompts.encode_chat(ChatRequest.model_validate(body)))
     if path == "/v1/messages":
-        chat = chat_request(body, inline_system=prompts.renders_inline_system, reasoning=False)
+        chat = messages.chat_request(body, inline_system=prompts.renders_inline_system, reasoning=False)
+        return len(prompts.encode_chat(ChatRequest.model_validate(chat)))
+    if path == "/v1/responses":
+        chat = responses.chat_request(body, inline_system=prompts.renders_inline_system)
         return len(prompts.encode_chat(ChatRequest.model_validate(chat)))
     if path == "/v1/completions":
         inputs = CompletionRequest.model_validate(body).prompt

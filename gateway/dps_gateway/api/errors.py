@@ -10,7 +10,7 @@ from aiohttp import web
 from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
 from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
 from dps_gateway.engine.dialect import ErrorFormat
-from dps_gateway.engine.openai import OPENAI_ERRORS
+from dps_gateway.engine.openai import OPENAI_ERRORS, RESPONSES_ERRORS
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
@@ -86,7 +86,9 @@ def _problem(error: Exception) -> _Problem:
 
 def errors_of(path: str) -> ErrorFormat:
     """The format of the errors of an endpoint."""
-    return ANTHROPIC_ERRORS if path.startswith("/v1/messages") else OPENAI_ERRORS
+    if path.startswith("/v1/messages"):
+        return ANTHROPIC_ERRORS
+    return RESPONSES_ERRORS if path.startswith("/v1/responses") else OPENAI_ERRORS
 
 
 def error_object(error: Exception, errors: ErrorFormat = OPENAI_ERRORS) -> bytes:

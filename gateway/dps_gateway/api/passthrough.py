@@ -5,7 +5,6 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from dps_gateway.api.cache_salt import with_salt
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES
@@ -20,8 +19,6 @@ from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 ROUTE: Final = "/v1/*"
 
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
-_SALTED: Final = "/v1/responses"
-"""The only endpoint that is not routed and that accepts a cache salt."""
 
 
 def checked_target(raw_path: str, raw_path_and_query: str) -> str:
@@ -43,13 +40,10 @@ async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
     call.headers["x-dps-history"] = History.STATELESS.value
     call.authenticate()
-    salt = runtime.cache_salt(call.tenant)
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     body = await read_body(request, runtime.config) if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
-    if salt is not None and body is not None and unquote(request.rel_url.raw_path) == _SALTED:
-        body, _ = with_salt(body, parse_object(body), ("cache_salt",), salt)
     trace = runtime.tracing.propagate(call.span, request.headers)
     outbound = Outbound(
         method=request.method,
@@ -108,4 +102,4 @@ async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
 
 
 pass_through: Final = handler(ROUTE, "relayed", _forward)
-"""Handles every engine endpoint that is not a routed endpoint, such as /v1/models, /v1/embeddings and /v1/responses."""
+"""Handles every engine endpoint that is not a routed endpoint, such as /v1/models and /v1/embeddings."""

@@ -115,7 +115,7 @@ class Relay:
         rest = events.finish()
         if not closing and self._answer.status == 200:
             await self._call.write(rest)
-            ending = self._job.route.answers.closing.decode().partition(": ")[2]
+            ending = self._job.route.answers.closing[0].decode().partition(": ")[2]
             raise UpstreamBroken(f"the engine ended the stream without {ending}")
         return closing + rest
 
@@ -137,7 +137,7 @@ class Relay:
         labels = (self._job.route.operation, self._model)
         ended = time.perf_counter()
         metrics.genai_duration.labels(*labels).observe(ended - self._call.started)
-        if usage is None:
+        if usage is None or not usage.prompt_tokens:
             return
         self._call.usage = usage
         first_chunk = self._first_byte - self._call.started if self._answer.streams else None

@@ -32,7 +32,7 @@ class _AnthropicAnswers:
     (`message_delta`). `input_tokens` excludes the cached tokens.
     """
 
-    closing = b"event: message_stop"
+    closing = (b"event: message_stop",)
     usage_marker = re.compile(rb'"usage":\s*\{')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:

@@ -22,6 +22,7 @@ class Usage:
     """Token counts of one answer, as the engine reports them."""
 
     prompt_tokens: int
+    """0 if the answer does not report it yet, because the engine answers in the background."""
     completion_tokens: int
     cached_tokens: int | None = None
     """Prompt tokens found in the KV cache, or None if the engine does not report them."""
@@ -47,8 +48,8 @@ class AnswerFormat(Protocol):
     """The format in which the answers of an endpoint, streamed or not, report token usage."""
 
     @property
-    def closing(self) -> bytes:
-        """The beginning of the event that ends a stream."""
+    def closing(self) -> tuple[bytes, ...]:
+        """The beginnings of the events of which one ends a stream."""
 
     @property
     def usage_marker(self) -> re.Pattern[bytes]:
@@ -123,6 +124,13 @@ class EngineDialect(Protocol):
         """The chat request to which the engine converts a request of Anthropic's Messages API.
 
         Raises KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request.
+        """
+
+    def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
+        """The chat request to which the engine converts a request of OpenAI's Responses API, without history.
+
+        Raises KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request, or does not
+        convert requests for this model.
         """
 
 

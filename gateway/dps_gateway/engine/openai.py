@@ -16,7 +16,7 @@ class _OpenAIAnswers:
     A stream reports usage only if the request sets stream_options.include_usage.
     """
 
-    closing = b"data: [DONE]"
+    closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"(?:usage|sglext)":\s*\{')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
@@ -64,6 +64,40 @@ class _OpenAIAnswers:
 OPENAI_ANSWERS: Final[AnswerFormat] = _OpenAIAnswers()
 
 
+class _ResponsesAnswers:
+    """Answers of /v1/responses. A stream reports usage in its last event, which contains the whole response."""
+
+    closing = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+    usage_marker = re.compile(rb'"usage":\s*\{')
+
+    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+        return raw, Asked()
+
+    def usage_of(self, document: Any) -> Usage | None:
+        if not isinstance(document, dict):
+            return None
+        response = document.get("response", document)
+        if not isinstance(response, dict) or response.get("object") != "response":
+            return None
+        usage = response.get("usage")
+        if not isinstance(usage, dict):
+            usage = {}
+        details = usage.get("input_tokens_details")
+        cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+        return Usage(
+            prompt_tokens=token_count(usage.get("input_tokens")) or 0,
+            completion_tokens=token_count(usage.get("output_tokens")) or 0,
+            # SGLang reports 0 also if it is not configured to report cached tokens.
+            cached_tokens=cached or None,
+            finish_reason=text_or_none(response.get("status")),
+            response_id=text_or_none(response.get("id")),
+            model=text_or_none(response.get("model")),
+        )
+
+
+RESPONSES_ANSWERS: Final[AnswerFormat] = _ResponsesAnswers()
+
+
 def error_object_of(status: int, content: bytes) -> bytes:
     """An engine's error body as an OpenAI error object, which is where clients look for `error.message`.
 
@@ -105,3 +139,16 @@ class _OpenAIErrors:
 
 
 OPENAI_ERRORS: Final[ErrorFormat] = _OpenAIErrors()
+
+
+class _ResponsesErrors(_OpenAIErrors):
+    """OpenAI error objects. In a stream of /v1/responses, an error is an event of type `error`."""
+
+    def event(self, body: bytes) -> bytes:
+        error = orjson.loads(body)["error"]
+        fields = {"type": "error", **{name: error[name] for name in ("code", "message", "param")}}
+        # OpenAI's SDKs raise an exception for an event that has an error object.
+        return b"event: error\ndata: " + orjson.dumps(fields | {"error": error}) + b"\n\n"
+
+
+RESPONSES_ERRORS: Final[ErrorFormat] = _ResponsesErrors()

@@ -9,9 +9,12 @@ from typing import Any, Final
 
 from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, text_or_none, token_count
 from dps_gateway.engine.sources import fetched_tokens
-from dps_gateway.prompt import chat, messages
+from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Load
+
+_HARMONY: Final = "<|channel|>"
+"""A token of the harmony format, which the chat templates of other models do not contain."""
 
 
 class SGLang:
@@ -42,6 +45,12 @@ class SGLang:
             inline_system=messages.renders_inline_system(chat_template),
             reasoning="</think>" in chat_template,
         )
+
+    def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
+        """SGLang does not use the chat template for requests to models with the harmony format (gpt-oss)."""
+        if _HARMONY in chat_template:
+            raise ValueError("requests to models with the harmony format cannot be counted")
+        return responses.chat_request(body, inline_system=messages.renders_inline_system(chat_template))
 
     def load_of(self, document: Any) -> Load | None:
         ranks = document.get("loads") if isinstance(document, dict) else None
@@ -80,7 +89,7 @@ class _GenerateAnswers:
     The answer to a batch, or to several samples of one prompt, is a list, for which no usage is reported.
     """
 
-    closing = b"data: [DONE]"
+    closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"meta_info":\s*\{')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:

@@ -124,6 +124,8 @@ class ChatRules(Protocol):
 
     def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]: ...
 
+    def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]: ...
+
 
 class Accountant:
     """Renders requests to prompts, as the engine would."""
@@ -149,11 +151,22 @@ class Accountant:
 
     def messages(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/messages request. Raises Uncountable."""
+        return self.chat(self._converted(self._engine.chat_of_messages, body))
+
+    def responses(self, body: dict[str, Any]) -> Prompt:
+        """The prompt of a /v1/responses request. Raises Uncountable."""
+        if body.get("previous_response_id") is not None:
+            raise Uncountable("only the engine knows the conversation that the request continues")
+        return self.chat(self._converted(self._engine.chat_of_responses, body))
+
+    def _converted(
+        self, convert: Callable[[dict[str, Any], str], dict[str, Any]], body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The chat request to which the engine converts a request of another API. Raises Uncountable."""
         try:
-            chat = self._engine.chat_of_messages(body, self._tokenizer.chat_template or "")
+            return convert(body, self._tokenizer.chat_template or "")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Uncountable(f"the engine will refuse the request: {error}") from error
-        return self.chat(chat)
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""

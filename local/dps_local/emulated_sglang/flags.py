@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-total-tokens", type=int, default=EngineSettings.max_total_tokens, help="KV cache capacity"
     )
     real.add_argument("--enable-cache-report", action="store_true", help="report cached_tokens in usage")
+    real.add_argument("--enable-response-store", action="store_true", help="store answers of /v1/responses")
     real.add_argument("--random-seed", "--seed", type=int, default=0)
     real.add_argument("--speculative-algorithm", choices=sorted(SPECULATION_DEFAULTS))
     real.add_argument("--speculative-num-steps", type=int)
@@ -145,6 +146,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         or (MAX_RUNNING_SPECULATIVE if speculation else EngineSettings.max_running_requests),
         max_total_tokens=options.max_total_tokens,
         enable_cache_report=options.enable_cache_report,
+        enable_response_store=options.enable_response_store,
         time_model=_time_model(options, speculation),
         serialized_speculation=options.emulate_serialized_speculation,
         speed=options.emulate_speed,

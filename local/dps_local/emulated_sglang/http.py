@@ -86,9 +86,10 @@ def _validation_message(errors: Any) -> str:
 class EventStream:
     """A server-sent event response. The first event opens it, unless `open` was called before."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, headers: Mapping[str, str] | None = None) -> None:
         self._request = request
-        self._response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        content_type = {"content-type": "text/event-stream; charset=utf-8"}
+        self._response = web.StreamResponse(headers=content_type | dict(headers or {}))
         self._cut_after: int | None = request.get(DISCONNECT_AFTER_CHUNKS)
 
     async def open(self) -> None:

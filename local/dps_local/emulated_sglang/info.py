@@ -105,6 +105,7 @@ class InfoEndpoints:
                 "max_total_num_tokens": settings.max_total_tokens,
                 "max_req_input_len": settings.context_length - 6,
                 "enable_cache_report": settings.enable_cache_report,
+                "enable_response_store": settings.enable_response_store,
                 "speculative_algorithm": speculation and speculation.algorithm,
                 "speculative_num_steps": speculation and speculation.steps,
                 "speculative_eagle_topk": speculation and speculation.top_k,
@@ -167,11 +168,6 @@ class InfoEndpoints:
             "This model does not appear to be an embedding model by default. Please add `--is-embedding` "
             "when launching the server or try another model."
         )
-
-    async def responses(self, _request: web.Request) -> web.Response:
-        """POST /v1/responses: 501 in that endpoint's error format. It is not emulated."""
-        error = {"message": "Not emulated.", "type": "Not Implemented", "param": None, "code": 501}
-        return json_response({"error": error}, 501)
 
     def _model_card(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ from dps_local.emulated_sglang.metrics import EngineMetrics
 from dps_local.emulated_sglang.native_api import NativeEndpoints
 from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
 from dps_local.emulated_sglang.prompt import Prompts
+from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
 from dps_local.emulated_sglang.scheduler import Scheduler
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage import Storage
@@ -60,11 +61,20 @@ def create_app(
     async def running(_app: web.Application) -> AsyncIterator[None]:
         engine.start()
         yield
+        await responses.stop()
         await engine.stop()
 
     app.cleanup_ctx.append(running)
     openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
     messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report)
+    responses = ResponsesEndpoints(
+        engine,
+        prompts,
+        openai,
+        settings.served_model_name,
+        cache_report=settings.enable_cache_report,
+        stores=settings.enable_response_store,
+    )
     native = NativeEndpoints(engine, prompts)
     info = InfoEndpoints(engine, settings, faults)
     app.add_routes(
@@ -74,7 +84,9 @@ def create_app(
             web.post("/v1/messages", messages.messages),
             web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", info.embeddings),
-            web.post("/v1/responses", info.responses),
+            web.post("/v1/responses", responses.create),
+            web.get("/v1/responses/{id}", responses.retrieve),
+            web.post("/v1/responses/{id}/cancel", responses.cancel),
             web.get("/v1/models", info.models),
             web.get("/v1/models/{model:.+}", info.model),
             web.get("/v1/loads", info.loads),

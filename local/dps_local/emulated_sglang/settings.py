@@ -32,6 +32,7 @@ class EngineSettings:
     max_running_requests: int = 2048
     max_total_tokens: int = 900_000
     enable_cache_report: bool = True
+    enable_response_store: bool = False
     time_model: TimeModel = field(default_factory=TimeModel)
     serialized_speculation: bool = False
     speed: float = 1.0

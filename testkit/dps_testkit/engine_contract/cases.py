@@ -14,6 +14,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 JSON = {"content-type": "application/json"}
 
 
@@ -40,6 +41,13 @@ def messages(name: str, **fields: Any) -> Case:
     return Case(f"messages: {name}", "POST", MESSAGES, body | fields)
 
 
+def responses(name: str, **fields: Any) -> Case:
+    """A request of OpenAI's Responses API for eight tokens at temperature 0."""
+    # SGLang subtracts two tokens.
+    body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 10, "temperature": 0}
+    return Case(f"responses: {name}", "POST", RESPONSES, body | fields)
+
+
 def completions(name: str, prompt: Any, **fields: Any) -> Case:
     """A completions request for eight tokens at temperature 0."""
     return Case(
@@ -60,6 +68,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "weather", "description": "Today's", "parameters": PARAMETERS},
 }
+FUNCTION = {"type": "function", "name": "weather", "description": "Today's", "parameters": PARAMETERS}
 ARGUMENTS = '{"city": "Zürich"}'
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
 AFTER_TOOL_CALL = [
@@ -200,7 +209,33 @@ SOURCES: tuple[Case, ...] = (
     ),
 )
 
-GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION, *ANTHROPIC, *SOURCES)
+OPENAI_RESPONSES: tuple[Case, ...] = (
+    responses("first turn of a session"),
+    responses("the same again"),
+    responses("text", input="What is the weather in Bern?", instructions="Be terse."),
+    responses("second turn", input=SECOND_TURN),
+    responses("stream", **STREAM),
+    responses("stream with tools", tools=[FUNCTION], tool_choice="none", metadata={"a": "b"}, **STREAM),
+    responses("background", background=True, input="In the background"),
+    responses("error: input missing", input=None),
+    responses("error: input empty", input=[]),
+    responses("error: input item unknown", input=[{"type": "oracle"}]),
+    responses("error: model unknown", model="another"),
+    responses("error: previous response unknown", previous_response_id="resp_unknown"),
+    responses("error: tool choice without tools", tool_choice="required"),
+    responses("error: prompt and answer over the context", max_output_tokens=CONTEXT_TOKENS - 1),
+    responses(
+        "error: prompt and answer over the context, stream", max_output_tokens=CONTEXT_TOKENS - 1, **STREAM
+    ),
+    Case("responses: error: not JSON", "POST", RESPONSES, b'{"model": ', JSON),
+    Case("responses: error: content type", "POST", RESPONSES, b"{}", {"content-type": "text/plain"}),
+    Case("responses: error: unknown id", "GET", f"{RESPONSES}/resp_unknown"),
+    Case("responses: error: invalid id", "GET", f"{RESPONSES}/unknown"),
+    Case("responses: error: cancel an unknown id", "POST", f"{RESPONSES}/resp_unknown/cancel"),
+)
+"""Sent last, to an engine with a response store."""
+
+GREEDY: tuple[Case, ...] = (*GENERATIONS, *ERRORS, *INFORMATION, *ANTHROPIC, *SOURCES, *OPENAI_RESPONSES)
 SPECULATIVE: tuple[Case, ...] = (
     chat("first turn of a session"),
     chat("second turn", messages=SECOND_TURN),

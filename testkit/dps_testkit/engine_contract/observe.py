@@ -23,11 +23,12 @@ DETERMINED = COUNTS | {
     "object", "role", "index", "type", "code", "param", "model", "matched_stop", "finish_reason", "length",
     "success", "error", "detail", "weight_version", "max_model_len", "message",
     "event", "stop_reason", "input_tokens", "output_tokens", "cache_read_input_tokens",
+    "status", "reason", "store", "max_output_tokens",
 }  # fmt: skip
 FREE_HEADERS = frozenset(
     {"date", "content-length", "server", "connection", "keep-alive", "transfer-encoding"}
 )
-FRAME = re.compile(rb"(?:event: (\w+)\n)?data: (.*)")
+FRAME = re.compile(rb"(?:event: ([\w.]+)\n)?data: (.*)")
 VALIDATION = re.compile(r"\d+ validation error|\[\{'type'|.*Expecting|.*JSON decode", re.DOTALL)
 
 

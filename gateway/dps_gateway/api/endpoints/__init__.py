@@ -2,7 +2,13 @@
 
 from typing import Final
 
-from dps_gateway.api.endpoints import chat, completions, generate, messages
+from dps_gateway.api.endpoints import chat, completions, generate, messages, responses
 from dps_gateway.api.endpoints.route import Route
 
-ROUTES: Final[tuple[Route, ...]] = (chat.ROUTE, completions.ROUTE, messages.ROUTE, generate.ROUTE)
+ROUTES: Final[tuple[Route, ...]] = (
+    chat.ROUTE,
+    completions.ROUTE,
+    messages.ROUTE,
+    responses.ROUTE,
+    generate.ROUTE,
+)
