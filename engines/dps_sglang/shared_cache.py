@@ -1,7 +1,7 @@
 """Batches of pages between an engine's host memory and the shared store."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Protocol
 
 from dps_sglang.storage.shard import Outcome
@@ -34,8 +34,11 @@ class SharedCache:
         self._store = store
         self._host = host
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dps-prefix-cache")
+        self._closed = False
 
     def close(self) -> None:
+        """From now on, no page is read or written. Transfers that are under way end early."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prefix_pages(self, keys: Sequence[str]) -> int:
@@ -55,7 +58,12 @@ class SharedCache:
 
     def _each(self, operation: "PageOperation", keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
         """Last page first, so that the beginning of a prefix is evicted after its end."""
-        results = list(self._threads.map(operation, reversed(keys), reversed(slots)))
+        try:
+            results = list(self._threads.map(operation, reversed(keys), reversed(slots)))
+        except (CancelledError, RuntimeError):
+            if not self._closed:
+                raise
+            return [False] * len(keys)
         return results[::-1]
 
     def _read(self, key: str, slot: int) -> bool:

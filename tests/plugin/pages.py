@@ -61,6 +61,22 @@ def total_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in [*files(root), *files(root, "*.tmp")])
 
 
+class Memory:
+    """The host memory of an engine. `pages` maps the first slot of each page to its content."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytes] = {}
+
+    def load(self, slot: int) -> memoryview:
+        return memoryview(self.pages[slot])
+
+    def buffer(self) -> memoryview:
+        return memoryview(bytearray(PAYLOAD_BYTES))
+
+    def save(self, slot: int, page: memoryview) -> None:
+        self.pages[slot] = bytes(page)
+
+
 def script(*arguments: object) -> list[str]:
     """The command line that runs the writer process."""
     return [sys.executable, str(Path(__file__).with_name("writer.py")), *map(str, arguments)]

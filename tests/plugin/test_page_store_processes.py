@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
-import pytest
-
 from dps_sglang.storage.page import HEADER_BYTES
 from dps_sglang.storage.shard import Outcome
 from dps_sglang.storage.store import SHARDS
@@ -111,22 +109,6 @@ def test_write_refused_by_the_file_system_stores_no_page_and_raises_no_error(tmp
         assert process.stdout.read().split() == ["full"] * 3
         assert process.wait() == 0
     assert total_bytes(tmp_path) == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("mounting a small file system needs privileges")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_write_to_a_full_disk_raises_no_error_and_keeps_the_stored_pages(small_disk: Path) -> None:

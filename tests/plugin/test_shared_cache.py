@@ -5,27 +5,11 @@ from pathlib import Path
 import pytest
 
 from dps_sglang.shared_cache import SharedCache
-from tests.plugin.pages import PAYLOAD_BYTES, files, payload, store
+from tests.plugin.pages import Memory, files, payload, store
 
 PAGE_TOKENS = 64
 KEYS = [f"page {number}" for number in range(20)]
 SLOTS = [PAGE_TOKENS * (number + 3) for number in range(20)]
-
-
-class Memory:
-    """The host memory of an engine. `pages` maps the first slot of each page to its content."""
-
-    def __init__(self) -> None:
-        self.pages: dict[int, bytes] = {}
-
-    def load(self, slot: int) -> memoryview:
-        return memoryview(self.pages[slot])
-
-    def buffer(self) -> memoryview:
-        return memoryview(bytearray(PAYLOAD_BYTES))
-
-    def save(self, slot: int, page: memoryview) -> None:
-        self.pages[slot] = bytes(page)
 
 
 @pytest.fixture
@@ -69,3 +53,13 @@ def test_beginning_of_a_prefix_counts_as_more_recently_used_than_its_end(tmp_pat
     assert len(files(tmp_path)) == len(KEYS)
     first, last = (pages._locate(key)[0].stat().st_mtime_ns for key in (KEYS[0], KEYS[-1]))
     assert first >= last
+
+
+def test_closed_cache_finds_and_stores_nothing(tmp_path: Path) -> None:
+    """SGLang can detach the storage while transfers are under way."""
+    memory = Memory()
+    memory.pages = {0: payload("k")}
+    cache = SharedCache(store(tmp_path), memory)
+    cache.close()
+    assert cache.write(["k"], [0]) == [False]
+    assert cache.read(["k"], [0]) == [False]
