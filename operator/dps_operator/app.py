@@ -183,6 +183,12 @@ def settings_from(arguments: list[str]) -> Settings:
         help="Lease of the replica that reconciles, if there are several (default: none)",
     )
     parser.add_argument(
+        "--pull-secret",
+        action="append",
+        default=[name for name in environment("PULL_SECRETS", "").split(",") if name],
+        help="pull secret of all pods of DPSRouters, in their namespaces; repeatable (default: none)",
+    )
+    parser.add_argument(
         "--workers",
         type=int,
         default=int(environment("WORKERS", "8")),
@@ -218,6 +224,7 @@ def settings_from(arguments: list[str]) -> Settings:
         gateway_image=options.gateway_image,
         redis_image=options.redis_image,
         plugin_image=options.plugin_image,
+        pull_secrets=tuple(options.pull_secret),
         namespaces=tuple(options.namespace),
         lease=options.lease,
         workers=options.workers,

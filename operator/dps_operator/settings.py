@@ -15,6 +15,8 @@ class Settings:
     redis_image: str = DEFAULT_REDIS_IMAGE
     plugin_image: str = DEFAULT_PLUGIN_IMAGE
     """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
+    pull_secrets: tuple[str, ...] = ()
+    """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""
     namespaces: tuple[str, ...] = ()
     """Watched namespaces; empty for all namespaces."""
     lease: str = ""

@@ -1,5 +1,6 @@
 """The children of a DPSRouter, compared with golden files (see dps_testkit.operator.golden)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,6 +239,24 @@ def test_gateway_mounts_the_cache_volume_of_a_local_model() -> None:
         "name": "models",
         "mountPath": "/models",
         "readOnly": True,
+    }
+
+
+def test_all_pods_have_the_operators_pull_secrets_in_addition_to_those_of_the_spec() -> None:
+    template = {"spec": {"imagePullSecrets": [{"name": "mine"}]}}
+    spec = smallest(greedy={"podTemplate": template})
+    made = children(spec, replace(SETTINGS, pull_secrets=("mirror",)), "")
+    assert {
+        one["metadata"]["name"]: [
+            item["name"] for item in one["spec"]["template"]["spec"]["imagePullSecrets"]
+        ]
+        for one in made
+        if one["kind"] in ("Deployment", "StatefulSet")
+    } == {
+        "qwen-redis": ["mirror"],
+        "qwen-speculative": ["mirror"],
+        "qwen-greedy": ["mirror", "mine"],
+        "qwen-gateway": ["mirror"],
     }
 
 

@@ -197,5 +197,7 @@ async def test_liveness_detects_a_hanging_reconcile_and_an_overdue_listing() -> 
 def test_settings_are_read_from_environment_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPS_OPERATOR_NAMESPACES", "a,b")
     monkeypatch.setenv("DPS_OPERATOR_GATEWAY_IMAGE", "gateway:9")
+    monkeypatch.setenv("DPS_OPERATOR_PULL_SECRETS", "mirror,")
     made = settings_from(["--workers", "3"])
+    assert made.pull_secrets == ("mirror",)
     assert (made.namespaces, made.gateway_image, made.workers) == (("a", "b"), "gateway:9", 3)

@@ -51,6 +51,15 @@ def test_unsupported_or_incomplete_template_is_refused(source: str) -> None:
         Renderer(CONTEXT).render(source)
 
 
+def test_operator_receives_the_global_pull_secrets() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["global"]["imagePullSecrets"] = [{"name": "a"}, {"name": "b"}]
+    objects = [yaml.safe_load(text) for _, text in rendered(CHART, "r", "ns", values)]
+    (deployment,) = [item for item in objects if item["kind"] == "Deployment"]
+    environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "DPS_OPERATOR_PULL_SECRETS", "value": "a,b,"} in environment
+
+
 def test_values_select_the_charts_objects() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     values |= {"watchNamespaces": ["a", "b"], "crds": {"enabled": False}}

@@ -13,6 +13,7 @@ from dps_operator.builders.pods import (
     container_resources,
     overlay,
     pod_template,
+    pull_secrets,
     spread,
 )
 from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions
@@ -183,6 +184,7 @@ def engine_deployment(
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
         ],
         **placement(router.spec.node_pool),
+        **pull_secrets(settings),
     }
     additions = pod_additions(router, name, settings)
     revision = {SECRET_REVISION: cache_revision} if additions else None

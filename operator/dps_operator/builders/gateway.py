@@ -12,7 +12,7 @@ from dps_operator.api.session_store import CA_FILE
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
 from dps_operator.builders.launch import runtime_of
-from dps_operator.builders.pods import container_resources, pod_template, restricted, spread
+from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted, spread
 from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.builders.store import redis_url_source
 from dps_operator.errors import SpecError
@@ -227,6 +227,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
             "terminationGracePeriodSeconds": _grace_seconds(router),
             "topologySpreadConstraints": spread(router, "gateway"),
             "volumes": volumes,
+            **pull_secrets(settings),
         },
         gateway.pod_template,
         {CONFIG_HASH + "-fixed": digest([fixed, store_revision])},

@@ -4,6 +4,7 @@ from typing import Any
 
 from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.resources import Component, Manifest, Router, labels, selector
+from dps_operator.settings import Settings
 
 MERGE_KEYS = {
     "containers": "name",
@@ -79,6 +80,12 @@ def restricted(user: int) -> tuple[Manifest, Manifest]:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     return pod, CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
+
+
+def pull_secrets(settings: Settings) -> Manifest:
+    """The field `imagePullSecrets` of a pod; empty if there are none."""
+    names = [{"name": name} for name in settings.pull_secrets]
+    return {"imagePullSecrets": names} if names else {}
 
 
 def pod_template(

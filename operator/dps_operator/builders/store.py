@@ -3,7 +3,7 @@
 from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import to_wire
-from dps_operator.builders.pods import container_resources, pod_template, restricted
+from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted
 from dps_operator.resources import Manifest, Router, child, child_name, selector
 from dps_operator.settings import Settings
 
@@ -105,6 +105,7 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
             "containers": [_container(store, settings, secret)],
             "securityContext": restricted(USER)[0],
             "terminationGracePeriodSeconds": 60,
+            **pull_secrets(settings),
             "volumes": [
                 {
                     "name": "auth",
