@@ -159,9 +159,12 @@ class Relay:
     def _count_sources(self, sources: PromptSources | None) -> None:
         if sources is None:
             return
-        metric, pool = self._runtime.metrics.prompt_sources, self._placed.pool.name.value
+        metrics, pool = self._runtime.metrics, self._placed.pool.name
         for name in ("held", "fetched", "computed"):
-            metric.labels(pool, name).inc(getattr(sources, name))
+            metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
+        if self._job.routed is not None and pool in self._job.routed.pools:
+            fetchable = self._job.routed.pools[pool].fetchable_tokens
+            metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
     async def _correct(self, usage: Usage) -> None:
         turn, pool = self._job.turn, self._placed.pool.name
