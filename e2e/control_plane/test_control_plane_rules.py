@@ -64,6 +64,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gpuBudget": {"gpus": 3}, "engine": {"tensorParallel": 2}},
         "gpuBudget.gpus must be at least 2 * engine.tensorParallel",
     ),
+    "two replicas on a shared GPU": (
+        {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 2}}},
+        "with placement SharedGPU each pool has one replica on one GPU",
+    ),
+    "tensor parallelism on a shared GPU": (
+        {"placement": "SharedGPU", "engine": {"tensorParallel": 2}},
+        "with placement SharedGPU each pool has one replica on one GPU",
+    ),
     "surge with Recreate": (
         {"pools": {"greedy": {"strategy": {"type": "Recreate", "maxSurge": 1}}}},
         "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",
@@ -187,6 +195,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "separate prefix caches": {"prefixCache": {}},
     "minimal": {},
+    "GPU budget": {"gpuBudget": {"gpus": 4}, "engine": {"tensorParallel": 2}},
+    "shared GPU": {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 1}}},
     "Ngram": speculation(algorithm="Ngram", draftTokens=8),
     "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
     "null threshold": {"routing": {"thresholdTokens": None}},

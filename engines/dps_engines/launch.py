@@ -85,7 +85,8 @@ class Launch:
 
     tokenizer: None for the model's. revision: branch, tag or commit of the model; None for its default branch.
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
-    the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown.
+    the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown. shares_gpu_with: the other engine
+    on the same GPU; None if the engine has its GPUs for itself.
     """
 
     model: str
@@ -99,3 +100,4 @@ class Launch:
     tokenizer: str | None = None
     revision: str | None = None
     gpu_bytes: int | None = None
+    shares_gpu_with: "Launch | None" = None

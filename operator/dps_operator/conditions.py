@@ -72,6 +72,9 @@ def _serving(router: Router, observed: Observed, component: Component, type: Con
     if suspended:
         message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
         return Verdict(type, "False", "Suspended", message)
+    if replicas.desired == 0 and router.spec.placement == "SharedGPU":
+        message = "the engine starts when that of the greedy pool is ready, because both share a GPU"
+        return Verdict(type, "False", "Starting", message)
     if replicas.desired == 0:
         message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
         return Verdict(type, "False", "ScaledToZero", message)

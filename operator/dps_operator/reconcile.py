@@ -43,7 +43,7 @@ from dps_operator.resources import (
     digest,
 )
 from dps_operator.revisions import kept_pools, with_version
-from dps_operator.rollout import pool_on_hold
+from dps_operator.rollout import held_back, pool_on_hold
 from dps_operator.settings import Settings
 
 READY = Gauge(
@@ -180,6 +180,12 @@ class Reconciler:
         engines = self._engines(router, key)
         outcome.kept = kept_pools(router.spec, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
+        if held_back(router.spec, engines):
+            name = child_name(router, "speculative")
+            (engine,) = [
+                one for one in desired if one["kind"] == "Deployment" and one["metadata"]["name"] == name
+            ]
+            engine["spec"]["replicas"] = 0
         for manifest in desired:
             held = manifest["metadata"]["labels"][COMPONENT_LABEL] in (outcome.waiting_pool, *outcome.kept)
             try:

@@ -6,6 +6,7 @@ This module performs no I/O.
 from collections.abc import Collection, Mapping
 
 from dps_engines.pools import POOLS
+from dps_operator.api.spec import Spec
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 
@@ -45,6 +46,17 @@ def pool_on_hold(
         if other_first or not _updated(observed.get(other)):
             return pool
     return None
+
+
+def held_back(spec: Spec, observed: Mapping[str, Child]) -> bool:
+    """Whether the speculative engine must not start yet, because the greedy one, on the same GPU, is starting.
+
+    Two engines that start at the same time would each count the other's memory as free. An engine that runs is not
+    stopped.
+    """
+    live = observed.get("speculative")
+    running = live is not None and live.replicas is not None and live.replicas.desired > 0
+    return spec.placement == "SharedGPU" and not running and not _serves(observed.get("greedy"))
 
 
 def _serves(child: Child | None) -> bool:

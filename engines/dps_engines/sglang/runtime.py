@@ -7,6 +7,7 @@ from dps_engines.launch import EngineError, Launch, Speculation, Unshareable
 from dps_engines.pools import PoolName
 from dps_engines.sglang import flags, memory
 from dps_engines.sglang import prefix_cache as cache_flags
+from dps_engines.sglang.shared_gpu import shared_arguments
 
 DEFAULT_VERSION = "0.5.8.post1"
 REPOSITORY = "lmsysorg/sglang"
@@ -72,6 +73,8 @@ class SGLang:
 
     def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
         """See EngineRuntime."""
+        if launch.shares_gpu_with is not None:
+            return shared_arguments(launch, launch.shares_gpu_with, arguments)
         return memory.memory_arguments(launch, _numbers(version), arguments)
 
     def arguments(self, launch: Launch) -> list[str]:

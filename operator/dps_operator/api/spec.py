@@ -1,6 +1,6 @@
 """The whole `spec` of a DPSRouter."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -20,14 +20,38 @@ LONGEST_NAME = 50
 """Longest name of a DPSRouter, in characters: `<name>-speculative` must be a valid Service name."""
 
 
+def _one_replica(pool: str) -> str:
+    return (
+        f"(!has({pool}.replicas) || {pool}.replicas == 1) && !has({pool}.autoscaling)"
+        f" && (!has({pool}.scaling) || {pool}.scaling == 'Managed')"
+    )
+
+
+ONE_REPLICA_ON_SHARED_GPU = (
+    "!has(self.placement) || self.placement != 'SharedGPU' || (!has(self.gpuBudget)"
+    " && (!has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1)"
+    f" && {_one_replica('self.pools.speculative')}"
+    f" && (!has(self.pools.greedy) || ({_one_replica('self.pools.greedy')})))",
+    "with placement SharedGPU each pool has one replica on one GPU; remove gpuBudget, autoscaling, scaling External,"
+    " and replicas and engine.tensorParallel other than 1",
+)
+
+
 class Spec(APIObject):
     """Desired state of the DPSRouter."""
 
-    model_config = ConfigDict(json_schema_extra=rules(BUDGET_ALONE, BUDGET_FOR_BOTH_POOLS))
+    model_config = ConfigDict(
+        json_schema_extra=rules(BUDGET_ALONE, BUDGET_FOR_BOTH_POOLS, ONE_REPLICA_ON_SHARED_GPU)
+    )
 
     model: ServedModel = Field(description="The target model.")
     engine: Engine = Field(default=Engine(), description="The inference engine of both pools.")
     node_pool: NodePool = Field(default=NodePool(), description="Nodes for the engines.")
+    placement: Literal["SeparateGPUs", "SharedGPU"] = Field(
+        default="SeparateGPUs",
+        description="SeparateGPUs: each replica has its own GPUs. SharedGPU: the engines of both pools share the "
+        "memory of one GPU, on nodes whose device plugin offers each GPU twice by time-slicing.",
+    )
     pools: Pools = Field(description="The two pools of engines.")
     gpu_budget: GPUBudget | None = Field(
         default=None,

@@ -135,9 +135,14 @@ def _container(router: Router, name: PoolName) -> Manifest:
     }
 
 
-def _strategy(pool: PoolSpec) -> Manifest:
-    """The Deployment's strategy. By default, a rollout never reduces the number of ready replicas."""
+def _strategy(pool: PoolSpec, *, shared_gpu: bool) -> Manifest:
+    """The Deployment's strategy. By default, a rollout never reduces the number of ready replicas.
+
+    A third engine does not fit on a GPU that two share, so there the default replaces the pod.
+    """
     settings = pool.strategy
+    if shared_gpu and settings == PoolStrategy():
+        settings = PoolStrategy(max_surge=0, max_unavailable=1)
     if settings.type == "Recreate":
         return {"type": "Recreate"}
     surge = 1 if settings.max_surge is None else settings.max_surge
@@ -163,7 +168,15 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
     cache = common(spec)
     shared = [cache.model_dump(mode="json", exclude_defaults=True), cache_revision] if cache else []
-    return digest([fields, shared])
+    placed = [spec.placement] if spec.placement != "SeparateGPUs" else []
+    return digest([fields, shared, *placed])
+
+
+def _neighbour(router: Router, name: PoolName) -> dict[str, str] | None:
+    """The labels of the pod with which a pool's engine shares a GPU."""
+    if router.spec.placement != "SharedGPU":
+        return None
+    return selector(router, "greedy" if name == "speculative" else "speculative")
 
 
 def engine_deployment(
@@ -183,7 +196,7 @@ def engine_deployment(
             {"name": "models", **_models_volume(router, pool)},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
         ],
-        **placement(router.spec.node_pool),
+        **placement(router.spec.node_pool, _neighbour(router, name)),
         **pull_secrets(settings),
     }
     additions = pod_additions(router, name, settings)
@@ -191,7 +204,7 @@ def engine_deployment(
     template = pod_template(router, name, overlay(pod, additions), pool.pod_template, revision)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
-        "strategy": _strategy(pool),
+        "strategy": _strategy(pool, shared_gpu=router.spec.placement == "SharedGPU"),
         "progressDeadlineSeconds": runtime.load_seconds + 600,
         "revisionHistoryLimit": 3,
         "template": template,

@@ -1,5 +1,7 @@
 """The engine process of one pool, as described by the spec."""
 
+from dataclasses import replace
+
 from dps_engines.launch import EngineError, Launch, Speculation, Traces
 from dps_engines.pools import PoolName
 from dps_engines.registry import RUNTIMES
@@ -25,9 +27,14 @@ def _speculation(pool: PoolSpec) -> Speculation | None:
     return Speculation(**pool.speculation.model_dump()) if isinstance(pool, SpeculativePoolSpec) else None
 
 
+SHARED_GPU = "nvidia.com/gpu.shared"
+"""The resource of time-sliced GPUs if the device plugin renames it."""
+
+
 def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
     """Memory of one GPU; None if it is unknown, as with other resources than whole GPUs."""
-    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
+    resources = {name for name in pool.resources.limits or {} if name.startswith("nvidia.com/")}
+    if resources and not (spec.placement == "SharedGPU" and SHARED_GPU in resources):
         return None
     return GPU_BYTES.get(spec.node_pool.profile)
 
@@ -46,6 +53,15 @@ def _launch(spec: Spec, pool: PoolSpec) -> Launch:
         prefix_cache=launch_settings(spec),
         gpu_bytes=_gpu_bytes(spec, pool),
     )
+
+
+def _placed_launch(spec: Spec, name: PoolName) -> Launch:
+    """The engine of a pool, with the one that shares its GPU."""
+    launch = _launch(spec, pool_of(spec, name))
+    if spec.placement != "SharedGPU":
+        return launch
+    other: PoolName = "greedy" if name == "speculative" else "speculative"
+    return replace(launch, shares_gpu_with=_launch(spec, pool_of(spec, other)))
 
 
 def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> list[str]:
@@ -74,7 +90,7 @@ def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
         *_checked(spec, pool, spec.engine.args, "spec.engine.args"),
         *_checked(spec, pool, pool.args, f"spec.pools.{name}.args"),
     ]
-    launch = _launch(spec, pool)
+    launch = _placed_launch(spec, name)
     try:
         memory = runtime.memory_arguments(launch, version, additional)
         return [*runtime.arguments(launch), *memory, *additional]

@@ -7,6 +7,7 @@ from dps_operator.api.types import to_wire
 from dps_operator.resources import Manifest
 
 Expression = tuple[str, tuple[str, ...]]
+PRODUCT = "nvidia.com/gpu.product"
 
 # Each row is one convention for labelling nodes with a GPU; a node has to match any one row.
 # Sources: NVIDIA GPU feature discovery; GKE accelerator labels; AWS p4 instances, Karpenter and EKS Auto Mode
@@ -15,7 +16,7 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
     "A100-80GB": (
         (
             (
-                "nvidia.com/gpu.product",
+                PRODUCT,
                 (
                     "NVIDIA-A100-SXM4-80GB",
                     "NVIDIA-A100-80GB-PCIe",
@@ -50,7 +51,7 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
     "A100-40GB": (
         (
             (
-                "nvidia.com/gpu.product",
+                PRODUCT,
                 ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB", "A100-SXM4-40GB", "A100-PCIE-40GB"),
             ),
         ),
@@ -78,13 +79,26 @@ GPU_TOLERATIONS: tuple[Manifest, ...] = (
 """The taint of GKE and of most GPU node groups, and the one in the AKS documentation."""
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def _profile_terms(profile: str) -> list[Manifest]:
-    return [
-        {"matchExpressions": [{"key": key, "operator": "In", "values": list(values)} for key, values in row]}
-        for row in PROFILES[profile]
-    ]
+SHARED_SUFFIX = "-SHARED"
+"""GPU feature discovery appends this to the product of a GPU that the device plugin offers several times."""
+
+
+def _profile_terms(profile: str, *, shared: bool) -> list[Manifest]:
+    """The profile's rows as node selector terms.
+
+    shared: require GPUs that are offered several times, where a label says so.
+    """
+    terms = []
+    for row in PROFILES[profile]:
+        expressions = []
+        for key, values in row:
+            suffix = SHARED_SUFFIX if shared and key == PRODUCT else ""
+            expressions.append({"key": key, "operator": "In", "values": [value + suffix for value in values]})
+        terms.append({"matchExpressions": expressions})
+    return terms
 
 
 def _conjunction(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
@@ -102,14 +116,22 @@ def _conjunction(left: list[Manifest], right: list[Manifest]) -> list[Manifest]:
     ]
 
 
-def placement(pool: NodePool) -> Manifest:
-    """`affinity`, `nodeSelector` and `tolerations` of an engine's pod spec; empty fields are omitted."""
+def placement(pool: NodePool, neighbour: dict[str, str] | None = None) -> Manifest:
+    """`affinity`, `nodeSelector` and `tolerations` of an engine's pod spec; empty fields are omitted.
+
+    neighbour: labels of the pod with which the engine shares a GPU; None if it shares none.
+    """
     affinity: dict[str, Any] = dict(pool.affinity)
     node_affinity = dict(affinity.get("nodeAffinity", {}))
     own_terms = node_affinity.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
-    terms = _conjunction(_profile_terms(pool.profile), own_terms)
+    terms = _conjunction(_profile_terms(pool.profile, shared=neighbour is not None), own_terms)
     if terms:
         affinity["nodeAffinity"] = node_affinity | {_REQUIRED: {"nodeSelectorTerms": terms}}
+    if neighbour is not None:
+        pods = dict(affinity.get("podAffinity", {}))
+        near = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": neighbour}}
+        pods[_PREFERRED] = [*pods.get(_PREFERRED, []), {"weight": 100, "podAffinityTerm": near}]
+        affinity["podAffinity"] = pods
     tolerations = [] if pool.profile == "None" else list(GPU_TOLERATIONS)
     tolerations += [to_wire(toleration) for toleration in pool.tolerations]
     fields = {"affinity": affinity, "nodeSelector": dict(pool.node_selector), "tolerations": tolerations}
