@@ -21,6 +21,8 @@ from e2e.cluster.routers import router
 
 IDLE_SECONDS = 60
 LIMIT_SECONDS = 1800
+BATCH = 100
+"""DPSRouters that one call of kubectl creates, which has a time limit."""
 
 
 def calls(operator: Operator) -> Counter[str]:
@@ -52,7 +54,9 @@ def run(kube: Kube, scratch: Path, routers: int) -> None:
     kubeconfig = service_account_kubeconfig(Kube(kube.kubeconfig, SYSTEM), ACCOUNT, scratch / "operator")
     store = {"urlSecretRef": {"name": "redis", "key": "url"}}
     names = [f"r{number:03}" for number in range(routers)]
-    kube.apply(*(router(name, sessionStore=store, gateway={"replicas": 1}) for name in names))
+    for first in range(0, routers, BATCH):
+        batch = names[first : first + BATCH]
+        kube.apply(*(router(name, sessionStore=store, gateway={"replicas": 1}) for name in batch))
     operator = Operator(kubeconfig, scratch / "log")
     began = time.monotonic()
 
