@@ -200,7 +200,7 @@ def test_example_becomes_ready(kube: Kube, example: Path) -> None:
     kube.kubectl("apply", "-f", str(example))
     for item in yaml.safe_load_all(example.read_text()):
         if item["kind"] == "DPSRouter":
-            kube.until(item["metadata"]["name"], Ready="True", Progressing="Settled")
+            kube.until(item["metadata"]["name"], 180, Ready="True", Progressing="Settled")
     if example.stem in NODES:
         engines = kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
         assert {item["spec"]["nodeName"] for item in engines} == NODES[example.stem]
