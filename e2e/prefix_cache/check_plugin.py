@@ -85,6 +85,10 @@ def round_trip(folder: Path, layout: str, dtype: torch.dtype) -> bool:
     writer.clear()
     assert reader.batch_exists(KEYS) == len(KEYS)
     assert all(reader.batch_get_v1(KEYS, slots))
+    stats = reader.get_stats()
+    assert stats.prefetch_pgs == [len(KEYS)]
+    assert stats.prefetch_bandwidth[0] > 0
+    assert reader.get_stats().prefetch_pgs == []
     return bool(torch.equal(source.kv_buffer, target.kv_buffer))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
+from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from dps_sglang import compatibility
@@ -62,6 +63,7 @@ class SharedPrefixCache(HiCacheStorage):
         self._settings = Settings.parse(storage_config.extra_config)
         self._cache: SharedCache | None = None
         self._page_tokens = 1
+        self._page_bytes = 0
         self._warned_of_sidecars = False
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -79,6 +81,7 @@ class SharedPrefixCache(HiCacheStorage):
         geometry = self._geometry(pool, pages.page_bytes)
         page_format = PageFormat.of(geometry, self._settings.secret())
         self._page_tokens = pool.page_size
+        self._page_bytes = pages.page_bytes
         logger.info(
             "dps prefix cache: shared in folder %s of each shard of %s; geometry: %s",
             page_format.folder,
@@ -150,6 +153,14 @@ class SharedPrefixCache(HiCacheStorage):
 
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
         return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
+
+    def get_stats(self) -> Any:
+        """The pages and the bandwidth in GB/s of each fetch since the last call, which SGLang adds to its metrics."""
+        fetches = self._cache.take_fetches() if self._cache is not None else []
+        return StorageMetrics(
+            prefetch_pgs=[fetch.pages for fetch in fetches],
+            prefetch_bandwidth=[fetch.pages * self._page_bytes / 1e9 / fetch.seconds for fetch in fetches],
+        )
 
     def clear(self) -> None:
         """Does nothing, because the pages belong to other engines as well. SGLang's admin endpoint calls this."""

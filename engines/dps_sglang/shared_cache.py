@@ -1,7 +1,10 @@
 """Batches of pages between an engine's host memory and the shared store."""
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from dps_sglang.storage.shard import Outcome
@@ -9,6 +12,18 @@ from dps_sglang.storage.store import PageStore
 
 THREADS = 8
 """Computing checksums (1.7 GB/s per thread) releases the GIL, so throughput grows with the number of threads."""
+
+
+REMEMBERED_FETCHES = 1000
+"""Fetches that are kept if nobody asks for them."""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A batch of pages that was read and verified, and how long it took."""
+
+    pages: int
+    seconds: float
 
 
 class HostPages(Protocol):
@@ -35,6 +50,7 @@ class SharedCache:
         self._host = host
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dps-prefix-cache")
         self._closed = False
+        self._fetches: deque[Fetch] = deque(maxlen=REMEMBERED_FETCHES)
 
     def close(self) -> None:
         """From now on, no page is read or written. Transfers that are under way end early."""
@@ -50,7 +66,15 @@ class SharedCache:
 
     def read(self, keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
         """Whether each page was read and verified. Host memory changes only for those that were."""
-        return self._each(self._read, keys, slots)
+        started = time.perf_counter()
+        results = self._each(self._read, keys, slots)
+        if any(results):
+            self._fetches.append(Fetch(sum(results), time.perf_counter() - started))
+        return results
+
+    def take_fetches(self) -> list[Fetch]:
+        """The fetches since the last call."""
+        return [self._fetches.popleft() for _ in range(len(self._fetches))]
 
     def write(self, keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
         """Whether each page is in the store now."""

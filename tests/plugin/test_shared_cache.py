@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dps_sglang.shared_cache import SharedCache
+from dps_sglang.shared_cache import Fetch, SharedCache
 from tests.plugin.pages import Memory, files, payload, store
 
 PAGE_TOKENS = 64
@@ -37,6 +37,18 @@ def test_damaged_page_leaves_host_memory_unchanged(written: Path) -> None:
     results = SharedCache(pages, memory).read(KEYS, SLOTS)
     assert results == [key != KEYS[7] for key in KEYS]
     assert SLOTS[7] not in memory.pages
+
+
+def test_fetches_are_measured_by_the_pages_that_arrived(written: Path) -> None:
+    pages = store(written)
+    pages._locate(KEYS[7])[0].unlink()
+    cache = SharedCache(pages, Memory())
+    cache.read(KEYS, SLOTS)
+    cache.read(["unknown"], [0])
+    (fetch,) = cache.take_fetches()
+    assert fetch == Fetch(len(KEYS) - 1, fetch.seconds)
+    assert fetch.seconds > 0
+    assert cache.take_fetches() == []
 
 
 def test_prefix_ends_at_the_first_missing_page(written: Path) -> None:
