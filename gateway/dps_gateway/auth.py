@@ -18,7 +18,8 @@ random bits, so a plain digest cannot be reversed by guessing, and checking it f
 
 _DIGEST_CHARS: Final = 64
 _ID_CHARS: Final = 12
-_OPTIONS: Final = ("expires", "models", "maxInFlight")
+_URGENCIES: Final = frozenset("01234567")
+_OPTIONS: Final = ("expires", "models", "maxInFlight", "urgency")
 
 
 class Unauthorized(Exception):
@@ -47,6 +48,8 @@ class Key:
     """The model names that the key may use. If None, all of them."""
     max_in_flight: int | None = None
     """Maximum number of the key's requests in flight, in each gateway process. If None, there is no limit."""
+    urgency: int | None = None
+    """The highest priority that the key may request, as an urgency of RFC 9218: 0 is the highest. If None, 3."""
 
     @property
     def id(self) -> str:
@@ -174,6 +177,7 @@ def parse_key(line: str) -> Key | None:
         expires=_timestamp(options["expires"]) if "expires" in options else None,
         models=_names(options["models"]) if "models" in options else None,
         max_in_flight=_positive(options["maxInFlight"]) if "maxInFlight" in options else None,
+        urgency=_urgency(options["urgency"]) if "urgency" in options else None,
     )
 
 
@@ -209,4 +213,10 @@ def _names(text: str) -> frozenset[str]:
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise ValueError(f"contains maxInFlight={text}; write a number above 0")
+    return int(text)
+
+
+def _urgency(text: str) -> int:
+    if text not in _URGENCIES:
+        raise ValueError(f"contains urgency={text}; write a number from 0 to 7")
     return int(text)

@@ -144,7 +144,7 @@ class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     max_queued: Annotated[int, Field(ge=0)] = 1024
-    """Maximum number of requests that wait for a free replica of a pool. Further requests are answered with 429."""
+    """Maximum number of requests that wait for a free replica. Further requests are answered with 429."""
     max_connections: Annotated[int, Field(gt=0)] = 10_000
     """Maximum number of client connections. It is lower if the process may open too few files."""
 

@@ -29,6 +29,7 @@ from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.tls import ServerTls, certificate_context, trust
 from dps_gateway.turn import Turns
+from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.exchange import Upstream
 from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.retries import RetryBudget
@@ -99,11 +100,12 @@ class Runtime:
         store = SessionStore(self.redis, self.mirror, session.ttl_seconds, AllPeers(peers) if peers else None)
         self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
         count = config.listen.workers
+        self.admission = Admission(worker_share(limits.max_queued, count))
         self.pools = {
             pool: EnginePool(
                 pool,
                 worker_share(limits.max_in_flight_per_replica, count),
-                worker_share(limits.max_queued, count),
+                self.admission,
                 loaded.engine_keys[pool],
                 loaded.trust[pool],
             )
@@ -145,10 +147,10 @@ class Runtime:
         self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
         self.upstream.configure(config.timeouts)
         limits, count = config.limits, config.listen.workers
+        self.admission.max_queued = worker_share(limits.max_queued, count)
         for name, pool in self.pools.items():
             pool.configure(
                 worker_share(limits.max_in_flight_per_replica, count),
-                worker_share(limits.max_queued, count),
                 loaded.engine_keys[name],
                 loaded.trust[name],
             )

@@ -88,6 +88,7 @@ def test_line_of_the_key_file(line: str, key: Key | None) -> None:
         (f"team:{HASH} expires=soon", "contains expires=soon"),
         (f"team:{HASH} models=a,,b", "contains models=a,,b"),
         (f"team:{HASH} maxInFlight=0", "contains maxInFlight=0"),
+        (f"team:{HASH} urgency=8", "contains urgency=8"),
         ("expires=2027-01-01", "not of the form TENANT:KEY"),
     ],
 )

@@ -10,11 +10,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.load import MAX_ANSWER_BYTES, watch_load
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
+from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
 NO_REPLICA: frozenset[str] = frozenset()
@@ -81,8 +80,8 @@ def test_last_limit_that_the_engine_reported_is_kept_while_its_load_is_unknown()
     assert replica.limit == 48
 
 
-def pool(*urls: str, places: int = 4) -> EnginePool:
-    result = EnginePool(Pool.GREEDY, places, 10)
+def pool(*urls: str, places: int = 4) -> SinglePool:
+    result = SinglePool(places)
     result.set_endpoints(urls)
     return result
 

@@ -8,9 +8,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.pool import Pool
 from dps_gateway.upstream.health import watch_generation
 from dps_gateway.upstream.pool import EnginePool
+from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
 
@@ -50,7 +50,7 @@ class Watched:
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    engine, pool = Engine(), EnginePool(Pool.GREEDY, 1, 1)
+    engine, pool = Engine(), SinglePool()
     app = web.Application()
     app.router.add_get(SGLang.generation_path, engine.check)
     async with TestServer(app) as server:

@@ -44,9 +44,11 @@ def test_revoked_key_is_no_longer_valid_and_everything_else_is_kept(file: Path, 
     before = "# keys of the platform team\n\nteam-b:sk-plain\n"
     file.write_text(before)
     file.chmod(0o640)
-    key = run("add", "team-a", "--expires", "2999-01-31", "--models", "m", "--max-in-flight", "4")[1].strip()
+    key = run(
+        "add", "team-a", "--expires", "2999-01-31", "--models", "m", "--max-in-flight", "4", "--urgency", "1"
+    )[1].strip()
     row = next(line.split() for line in run("list")[1].splitlines() if "team-a" in line)
-    assert row[1:] == ["team-a", "2999-01-31T00:00:00+00:00", "m", "4", "hash"]
+    assert row[1:] == ["team-a", "2999-01-31T00:00:00+00:00", "m", "4", "1", "hash"]
     assert run("revoke", row[0]) == (0, "", "")
     with pytest.raises(Unauthorized):
         tenant(file, key)
@@ -58,7 +60,15 @@ def test_list_shows_no_key(file: Path, run: Run) -> None:
     file.write_text("team-b:sk-plain\n")
     status, printed, _ = run("list")
     assert (status, "sk-plain" in printed) == (0, False)
-    assert printed.splitlines()[1].split()[1:] == ["team-b", "never", "all", "unlimited", "plain", "text"]
+    assert printed.splitlines()[1].split()[1:] == [
+        "team-b",
+        "never",
+        "all",
+        "unlimited",
+        "default",
+        "plain",
+        "text",
+    ]
 
 
 def test_revoking_an_unknown_key_changes_nothing(file: Path, run: Run) -> None:

@@ -5,15 +5,15 @@ import random
 
 import pytest
 
-from dps_gateway.pool import Pool
-from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
+from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.replica import Replica
+from dps_testkit.engine_pool import SinglePool
 
 NO_REPLICA: frozenset[str] = frozenset()
 
 
-def pool(*urls: str, places: int = 1, queue: int = 10) -> EnginePool:
-    result = EnginePool(Pool.GREEDY, places, queue)
+def pool(*urls: str, places: int = 1, queue: int = 10) -> SinglePool:
+    result = SinglePool(places, queue)
     result.set_endpoints(urls)
     return result
 
@@ -50,7 +50,7 @@ async def test_queued_requests_are_served_in_order() -> None:
 async def test_full_queue_rejects_immediately() -> None:
     engines = pool("a", queue=0)
     await engines.acquire("s", NO_REPLICA, 1.0)
-    with pytest.raises(PoolFull, match="the greedy pool and its queue are full"):
+    with pytest.raises(PoolFull, match="the greedy pool was full, and so is the queue"):
         await engines.acquire("s", NO_REPLICA, 60.0)
 
 
@@ -112,7 +112,7 @@ def test_speed_is_a_running_mean_of_observations() -> None:
     assert engines.time_per_output_token_seconds == 0.02
 
 
-async def acquired(engines: EnginePool, *avoid: str) -> "asyncio.Task[Replica]":
+async def acquired(engines: SinglePool, *avoid: str) -> "asyncio.Task[Replica]":
     """A request that has joined the queue."""
     task = asyncio.create_task(engines.acquire(None, frozenset(avoid), 60.0))
     await asyncio.sleep(0)
@@ -179,7 +179,7 @@ async def test_raising_the_limit_admits_queued_requests() -> None:
     engines = pool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = await acquired(engines)
-    engines.configure(2, 10, None)
+    engines.configure(2, None)
     assert await waiting is held
 
 
@@ -231,7 +231,7 @@ def finished(tasks: "list[asyncio.Task[Replica]]") -> list[Replica]:
     return [task.result() for task in done if not task.cancelled() and task.exception() is None]
 
 
-async def finish_one(engines: EnginePool, held: Replica) -> None:
+async def finish_one(engines: SinglePool, held: Replica) -> None:
     """Release the only place of the pool, and let the request that gets it run."""
     engines.release(held)
     for _ in range(3):
@@ -300,10 +300,10 @@ async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longes
 
     noisy = [await queued("noisy") for _ in range(3)]
     first = await queued("quiet")
-    with pytest.raises(PoolFull, match="and its queue are full"):
+    with pytest.raises(PoolFull, match="and so is the queue"):
         await noisy[2]
     assert engines.queued == 3
-    with pytest.raises(PoolFull, match="and its queue are full"):
+    with pytest.raises(PoolFull, match="and so is the queue"):
         await (await queued("quiet"))
     for task in (noisy[0], first, noisy[1]):
         engines.release(held)
@@ -311,7 +311,7 @@ async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longes
     assert engines.queued == 0
 
 
-def recovered(engines: EnginePool, url: str) -> Replica:
+def recovered(engines: SinglePool, url: str) -> Replica:
     """Eject a replica, and let the probe after its ejection succeed, all at the same time."""
     now = 1000.0
     replica = Replica(url, lambda: now)

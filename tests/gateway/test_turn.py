@@ -17,6 +17,7 @@ from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_sess
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.store import SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns, policy_input
+from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.pool import EnginePool
 from dps_local.assets import bundled_tokenizer
 
@@ -410,7 +411,7 @@ async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_p
     first = await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
     assert first.prompt_tokens >= 256
     turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
-    pools = {pool: EnginePool(pool, 8, 8) for pool in Pool}
+    pools = {pool: EnginePool(pool, 8, Admission(8)) for pool in Pool}
     for pool in pools.values():
         pool.set_endpoints(["http://engine"])
     views = policy_input(turn, pools, common).pools
@@ -421,7 +422,7 @@ async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_p
 
 
 def ready_pools() -> dict[Pool, EnginePool]:
-    pools = {pool: EnginePool(pool, 8, 8) for pool in Pool}
+    pools = {pool: EnginePool(pool, 8, Admission(8)) for pool in Pool}
     for pool, engines in pools.items():
         engines.set_endpoints([f"http://{pool}"])
     return pools

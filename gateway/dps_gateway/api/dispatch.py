@@ -1,6 +1,7 @@
 """Finding a replica that answers: first in the pool that the policy chose, then in the other one."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +14,9 @@ from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
+from dps_gateway.upstream.admission import Applicant, Choice, PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.pool import EnginePool, PoolEmpty, PoolFull
+from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 from dps_gateway.upstream.retries import Retries
 
@@ -33,7 +35,9 @@ class Outbound:
     session: str | None
     """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
     tenant: str
-    """The tenant, between which the queues of the pools are fair."""
+    """The tenant, between which the queue is fair."""
+    urgency: int
+    """The urgency in the queue, from 0 (served first) to 7."""
     streamed: bool
     """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
     buffered: bool
@@ -120,63 +124,81 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
     runtime = call.runtime
     timeouts = runtime.upstream.timeouts
     retries = Retries(runtime.retry_budget, streamed=outbound.streamed)
+    attempts: Counter[Pool] = Counter()
     failure: Exception | None = None
-    started = False
-    for pool, reason in _pools_to_try(runtime, decision):
-        for _ in range(ATTEMPTS_PER_POOL):
-            if not retries.may_stay(pool.name):
-                break
-            queued_at = time.perf_counter()
-            patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
-            try:
-                replica = await pool.acquire(
-                    outbound.session, retries.avoid(pool.name), patience, outbound.tenant
-                )
-            except PoolEmpty as error:
-                failure = failure or error
-                break
-            if not started:
-                started = True
-                runtime.metrics.overhead.observe(queued_at - call.started)
-                runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
-            call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
-            try:
-                placed = await _send(
-                    runtime, pool, replica, reason, outbound, deadline, retries.fresh_connection
-                )
-            except UpstreamFailed as error:
-                failure = error
-                runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
-                down = retries.record(pool.name, replica.url, error)
-                if deadline.passed_for_client:
-                    pass
-                elif down:
-                    pool.mark_unavailable(replica)
-                elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
-                    pool.record_error(replica)
-                pool.release(replica)
-                if time.monotonic() >= deadline.at or not retries.allowed_after(error):
-                    raise
-                continue
-            except BaseException:
-                pool.release(replica)
-                raise
-            placed.retried = failure is not None
-            if placed.answer.status >= 500:
+    while choices := _choices(runtime, decision, retries, attempts):
+        queued_at = time.perf_counter()
+        patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
+        applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency)
+        try:
+            places, replica = await runtime.admission.acquire(applicant, patience)
+        except PoolEmpty as error:
+            failure = failure or error
+            if not any(
+                each.pool.usable(each.avoid) for each in _choices(runtime, decision, retries, attempts)
+            ):
+                raise failure from None
+            continue
+        pool = runtime.pools[Pool(places.name)]
+        if not attempts:
+            runtime.metrics.overhead.observe(queued_at - call.started)
+            runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
+        reason = _reason(runtime, decision, pool, attempts)
+        attempts[pool.name] += 1
+        call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
+        try:
+            placed = await _send(runtime, pool, replica, reason, outbound, deadline, retries.fresh_connection)
+        except UpstreamFailed as error:
+            failure = error
+            runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
+            down = retries.record(pool.name, replica.url, error)
+            if deadline.passed_for_client:
+                pass
+            elif down:
+                pool.mark_unavailable(replica)
+            elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
                 pool.record_error(replica)
-            else:
-                pool.record_success(replica)
-            return placed
+            pool.release(replica)
+            if time.monotonic() >= deadline.at or not retries.allowed_after(error):
+                raise
+            continue
+        except BaseException:
+            pool.release(replica)
+            raise
+        placed.retried = failure is not None
+        if placed.answer.status >= 500:
+            pool.record_error(replica)
+        else:
+            pool.record_success(replica)
+        return placed
     raise failure or PoolFull("no replica accepted the request")
 
 
-def _pools_to_try(runtime: Runtime, decision: Decision) -> list[tuple[EnginePool, Reason]]:
-    first, second = runtime.pools[decision.pool], runtime.pools[decision.pool.other]
-    # Overload does not change a FIXED decision. A baseline policy's pool must not change in an experiment, and for a
-    # request without a session `least_loaded` has already compared the pools.
-    if decision.reason is not Reason.FIXED and first.ready and not first.has_room and second.has_room:
-        return [(second, Reason.OVERLOAD)]
-    return [(first, decision.reason), (second, Reason.FAILOVER)]
+def _choices(
+    runtime: Runtime, decision: Decision, retries: Retries, attempts: Mapping[Pool, int]
+) -> list[Choice]:
+    """The pools that may serve the next attempt: the one that the policy chose, and the other if the first is full.
+
+    Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
+    request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
+    replica of the first is left.
+    """
+    choices = [
+        Choice(runtime.pools[pool], retries.avoid(pool))
+        for pool in (decision.pool, decision.pool.other)
+        if attempts[pool] < ATTEMPTS_PER_POOL and retries.may_stay(pool)
+    ]
+    if decision.reason is not Reason.FIXED:
+        return choices
+    usable = [choice for choice in choices if choice.pool.usable(choice.avoid)]
+    return (usable or choices)[:1]
+
+
+def _reason(runtime: Runtime, decision: Decision, pool: EnginePool, attempts: Mapping[Pool, int]) -> Reason:
+    if pool.name is decision.pool:
+        return decision.reason
+    tried = attempts[decision.pool] > 0
+    return Reason.FAILOVER if tried or not runtime.pools[decision.pool].ready else Reason.OVERLOAD
 
 
 async def _send(

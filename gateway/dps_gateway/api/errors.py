@@ -11,8 +11,8 @@ from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
 from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
 from dps_gateway.engine.dialect import ErrorFormat
 from dps_gateway.engine.openai import OPENAI_ERRORS, RESPONSES_ERRORS
+from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.pool import PoolEmpty, PoolFull
 
 log = logging.getLogger(__name__)
 

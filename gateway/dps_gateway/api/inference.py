@@ -9,6 +9,7 @@ from dps_gateway.api.dispatch import Outbound, Placed, dispatch
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.job import Job, prepare
 from dps_gateway.api.relay import Relay
+from dps_gateway.api.request import urgency_of
 from dps_gateway.pool import Pool
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.upstream.exchange import forwarded_headers
@@ -41,6 +42,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=job.session,
         tenant=call.tenant,
+        urgency=urgency_of(request, call.key),
         streamed=job.body.get("stream") is True,
         buffered=True,
         prefill_tokens=_prefill_tokens(job),

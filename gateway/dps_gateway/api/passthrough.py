@@ -10,7 +10,7 @@ from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import BadRequest, error_event
 from dps_gateway.api.models import resolve_model
-from dps_gateway.api.request import parse_object, read_body
+from dps_gateway.api.request import parse_object, read_body, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
@@ -52,6 +52,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
         session=None,
         tenant=call.tenant,
+        urgency=urgency_of(request, call.key),
         streamed=True,
         prefill_tokens={},
         buffered=False,

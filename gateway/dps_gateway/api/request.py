@@ -9,12 +9,16 @@ import orjson
 from aiohttp import web
 
 from dps_gateway.api.errors import BadRequest, BodyTooLarge, BodyTooSlow
+from dps_gateway.auth import Key
 from dps_gateway.config import GatewayConfig
+from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 
 MAX_REQUEST_ID_CHARS: Final = 255
 
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
 """Limits the duration of a request including its retries, as in Envoy."""
+
+_URGENCIES: Final = frozenset("01234567")
 
 MAX_TIMEOUT_DIGITS: Final = 12
 """Longer numbers are cut off; timeouts.totalSeconds is shorter in any case."""
@@ -38,6 +42,22 @@ def timeout_seconds_of(request: web.Request) -> float | None:
     if not sent.isascii() or not sent.isdecimal():
         raise BadRequest(f"{TIMEOUT_HEADER} must be a number of milliseconds")
     return int(sent[:MAX_TIMEOUT_DIGITS]) / 1000 or None
+
+
+def urgency_of(request: web.Request, key: Key | None) -> int:
+    """The urgency in the queue: that of the Priority header (RFC 9218), as far as the API key permits it.
+
+    Without a key, or with one that has no `urgency`, a client can only lower its priority. As the RFC demands, values
+    that are not valid are ignored.
+    """
+    asked = DEFAULT_URGENCY
+    for member in ",".join(request.headers.getall("Priority", ())).split(","):
+        name, _, value = member.strip().partition("=")
+        value = value.partition(";")[0].strip()
+        if name == "u" and value in _URGENCIES:
+            asked = int(value)
+    permitted = DEFAULT_URGENCY if key is None or key.urgency is None else key.urgency
+    return max(asked, permitted)
 
 
 async def read_body(request: web.Request, config: GatewayConfig) -> bytes:

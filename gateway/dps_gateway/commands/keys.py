@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--expires", metavar="TIME", help="when the key expires, such as 2027-01-31 (UTC)")
     add.add_argument("--models", metavar="NAME[,NAME]", help="the only models that the key may use")
     add.add_argument("--max-in-flight", metavar="NUMBER", help="maximum number of its requests in flight")
+    add.add_argument(
+        "--urgency", metavar="NUMBER", help="the highest priority that it may request, from 0 to 7"
+    )
     command("list", _list, "list the keys with their ids, tenants and limits")
     revoke = command("revoke", _revoke, "remove a key")
     revoke.add_argument("id", help="the key's id, as printed by 'dps keys list'")
@@ -75,6 +78,7 @@ def _add(arguments: argparse.Namespace) -> int:
         "expires": arguments.expires,
         "models": arguments.models,
         "maxInFlight": arguments.max_in_flight,
+        "urgency": arguments.urgency,
     }
     line = f"{tenant}:{HASHED}{digest_of(secret).hex()}"
     for name, value in options.items():
@@ -94,7 +98,8 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    rows: list[tuple[str, ...]] = [("ID", "TENANT", "EXPIRES", "MODELS", "MAX IN FLIGHT", "STORED AS")]
+    head = ("ID", "TENANT", "EXPIRES", "MODELS", "MAX IN FLIGHT", "URGENCY", "STORED AS")
+    rows: list[tuple[str, ...]] = [head]
     rows += [_row(key) for line in _lines(arguments.file) if (key := parse_key(line)) is not None]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -106,7 +111,9 @@ def _row(key: Key) -> tuple[str, ...]:
     expires = "never" if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat()
     models = "all" if key.models is None else ",".join(sorted(key.models))
     limit = "unlimited" if key.max_in_flight is None else str(key.max_in_flight)
-    return key.id, key.tenant, expires, models, limit, "hash" if key.hashed else "plain text"
+    urgency = "default" if key.urgency is None else str(key.urgency)
+    stored = "hash" if key.hashed else "plain text"
+    return key.id, key.tenant, expires, models, limit, urgency, stored
 
 
 def _revoke(arguments: argparse.Namespace) -> int:

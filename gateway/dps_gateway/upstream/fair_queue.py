@@ -1,4 +1,4 @@
-"""A queue that is fair between tenants, and between the sessions of one tenant. This module performs no I/O.
+"""Queues that are fair between tenants, and between the sessions of one tenant. This module performs no I/O.
 
 Tenants take turns, and within a tenant its sessions do; the requests of one session are in order of arrival. A burst
 of one tenant therefore delays another tenant's next request by one request at most (Nagle: On Packet Switches with
@@ -8,9 +8,13 @@ Infinite Storage, RFC 970, 1985).
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import chain
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+DEFAULT_URGENCY: Final = 3
+"""The urgency of a request that states none, as in RFC 9218."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Entry(Generic[T]):
     session: str | None
     """The item's session. Each item without one counts as a separate session."""
     item: T
+    urgency: int = DEFAULT_URGENCY
+    """Entries with a smaller number are served first."""
 
 
 _Session = OrderedDict[Entry[T], None]
@@ -52,13 +58,18 @@ class FairQueue(Generic[T]):
         self._sizes[entry.tenant] = self._sizes.get(entry.tenant, 0) + 1
         self._size += 1
 
-    def serve(self, entry: Entry[T]) -> None:
-        """Remove an entry that is being served. Its tenant and session take their next turns last."""
-        if self.remove(entry) and entry.tenant in self._tenants:
+    def serve(self, entry: Entry[T]) -> bool:
+        """Remove an entry that is being served. Its tenant and session take their next turns last.
+
+        Returns whether it was in the queue.
+        """
+        removed = self.remove(entry)
+        if removed and entry.tenant in self._tenants:
             self._tenants.move_to_end(entry.tenant)
             sessions = self._tenants[entry.tenant]
             if _session_key(entry) in sessions:
                 sessions.move_to_end(_session_key(entry))
+        return removed
 
     def remove(self, entry: Entry[T]) -> bool:
         """Remove an entry that will not be served. Returns whether it was in the queue."""
@@ -83,8 +94,55 @@ class FairQueue(Generic[T]):
         longest = max(self._sizes, key=self._sizes.__getitem__, default=None)
         if longest is None or self._sizes[longest] <= self._sizes.get(tenant, 0) + 1:
             return None
-        session = next(reversed(self._tenants[longest].values()))
+        return self._last_of(longest)
+
+    def last(self) -> Entry[T] | None:
+        """The last entry of the tenant with the most entries."""
+        longest = max(self._sizes, key=self._sizes.__getitem__, default=None)
+        return None if longest is None else self._last_of(longest)
+
+    def _last_of(self, tenant: str) -> Entry[T]:
+        session = next(reversed(self._tenants[tenant].values()))
         return next(reversed(session))
+
+
+class PriorityQueue(Generic[T]):
+    """One FairQueue for each urgency. Entries with a smaller number are served first."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, FairQueue[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        """The entries in service order. The queue must not be changed before the iteration has ended."""
+        return chain.from_iterable(self._queues[urgency] for urgency in sorted(self._queues))
+
+    def add(self, entry: Entry[T]) -> None:
+        """Append an entry to the queue of its urgency."""
+        self._queues.setdefault(entry.urgency, FairQueue()).add(entry)
+
+    def serve(self, entry: Entry[T]) -> bool:
+        """Remove an entry that is being served. Returns whether it was in the queue."""
+        queue = self._queues.get(entry.urgency)
+        return queue is not None and queue.serve(entry)
+
+    def remove(self, entry: Entry[T]) -> bool:
+        """Remove an entry that will not be served. Returns whether it was in the queue."""
+        queue = self._queues.get(entry.urgency)
+        return queue is not None and queue.remove(entry)
+
+    def displaced_by(self, tenant: str, urgency: int) -> Entry[T] | None:
+        """The entry to remove from a full queue in favour of a new one; None if the new one is refused.
+
+        Only entries of the lowest priority are removed, in favour of any with a higher one.
+        """
+        lowest = max((each for each, queue in self._queues.items() if len(queue)), default=urgency)
+        if lowest < urgency or lowest not in self._queues:
+            return None
+        queue = self._queues[lowest]
+        return queue.last() if lowest > urgency else queue.displaced_by(tenant)
 
 
 def _session_key(entry: Entry[T]) -> object:

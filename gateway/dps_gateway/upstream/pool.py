@@ -1,16 +1,15 @@
-"""One pool of engine replicas: their readiness, their load, and the queue of requests for them."""
+"""One pool of engine replicas: their readiness, their load, and their places for requests."""
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import PoolView
+from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
-from dps_gateway.upstream.fair_queue import Entry, FairQueue
 from dps_gateway.upstream.replica import SLOW_START_SECONDS, Replica
 
 log = logging.getLogger(__name__)
@@ -23,42 +22,24 @@ MAX_EJECTED_FRACTION: Final = 0.5
 is probably the requests or the load, and fewer replicas would not help."""
 
 
-class PoolFull(Exception):
-    """All replicas are busy, and the queue is full or the wait was too long."""
-
-
-class PoolEmpty(Exception):
-    """No replica of the pool is ready."""
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    """A queued request."""
-
-    affinity: str | None
-    avoid: frozenset[str]
-    place: "asyncio.Future[Replica | None]"
-    """The replica that was assigned to the request, or None if no usable replica is left."""
-
-
 class EnginePool:
     """The replicas of one pool, and this process's observations of them.
 
-    Free replicas are assigned to queued requests as soon as they become free, in the order of a `FairQueue`. A request
-    that arrives later therefore never takes a free replica from a queued one, and no wake-up is lost.
+    Requests that wait for a replica are in the queue of `admission`, which both pools share. Its `assign` is called
+    whenever a replica may have become free or unusable.
     """
 
     def __init__(
         self,
         name: Pool,
         max_in_flight_per_replica: int,
-        max_queued: int,
+        admission: Admission,
         api_key: str | None = None,
         trust: ssl.SSLContext | bool = True,
     ) -> None:
         self.name = name
+        self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
-        self.max_queued = max_queued
         self.api_key = api_key
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
@@ -67,26 +48,23 @@ class EnginePool:
         """Running mean of the time to first token of recent streamed answers; None before the first answer."""
         self.time_per_output_token_seconds: float | None = None
         """Running mean of the time per output token of recent streamed answers; None before the first answer."""
-        self._waiting: FairQueue[_Waiter] = FairQueue()
 
     def configure(
         self,
         max_in_flight_per_replica: int,
-        max_queued: int,
         api_key: str | None,
         trust: ssl.SSLContext | bool = True,
     ) -> None:
         """Apply new limits, a new API key and new trusted authorities. Requests in flight are unaffected."""
         self.max_in_flight_per_replica = max_in_flight_per_replica
-        self.max_queued = max_queued
         self.api_key = api_key
         self.trust = trust
-        self._assign()
+        self.admission.assign()
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
         """Set the replicas' base URLs. Requests on a removed replica are finished there."""
         self.replicas = {url: self.replicas.get(url) or Replica(url) for url in urls}
-        self._assign()
+        self.admission.assign()
 
     @property
     def ready(self) -> list[Replica]:
@@ -100,8 +78,8 @@ class EnginePool:
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a free replica."""
-        return len(self._waiting)
+        """Requests that wait for a free replica and prefer this pool."""
+        return self.admission.preferring(self)
 
     @property
     def has_room(self) -> bool:
@@ -126,63 +104,41 @@ class EnginePool:
             fetchable_tokens=fetchable_tokens,
         )
 
-    async def acquire(
-        self, session: str | None, avoid: frozenset[str], timeout_seconds: float, tenant: str = ""
-    ) -> Replica:
-        """A replica for one request, which the caller must `release`. Waits in the queue while all are busy.
-
-        `avoid` contains the URLs of replicas on which this request has failed. Raises PoolEmpty if no other replica is
-        ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`. From a full queue, the newest
-        request of the tenant with the most queued requests is removed if `tenant` has fewer.
-        """
-        if not self._usable(avoid):
-            raise self._empty()
-        replica = self._take(session, avoid)
-        if replica is not None:
-            return replica
-        if len(self._waiting) >= self.max_queued:
-            self._make_room(tenant)
-        waiter = _Waiter(session, avoid, asyncio.get_running_loop().create_future())
-        replica = await self._wait(Entry(tenant, session, waiter), timeout_seconds)
-        if replica is None:
-            raise self._empty()
-        return replica
-
     def release(self, replica: Replica) -> None:
         """End a request on `replica`, which is assigned to the next request in the queue."""
         replica.in_flight -= 1
-        self._assign(only_free=True)
+        self.admission.assign(only_free=True)
 
     def mark_available(self, replica: Replica) -> None:
         """Record a successful health check."""
         replica.available = replica.seen_ready = True
-        self._assign()
+        self.admission.assign()
 
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
         replica.available = False
-        self._assign()
+        self.admission.assign()
 
     def mark_hung(self, replica: Replica) -> None:
         """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
         replica.hung = True
-        self._assign()
+        self.admission.assign()
 
     def record_token(self, replica: Replica) -> None:
         """Record that the engine has generated a token."""
         changed = replica.hung
         replica.generated()
         if changed:
-            self._assign()
+            self.admission.assign()
 
     def record_success(self, replica: Replica) -> None:
         """Record an answer that is not a server error."""
         probed, changed = replica.probing, replica.probing or not replica.available
         replica.succeeded()
         if probed:
-            asyncio.get_running_loop().call_later(SLOW_START_SECONDS, self._assign)
+            asyncio.get_running_loop().call_later(SLOW_START_SECONDS, self.admission.assign)
         if changed:
-            self._assign()
+            self.admission.assign()
 
     def record_error(self, replica: Replica) -> None:
         """Record a 5xx answer or a timeout, and eject the replica after several of them."""
@@ -197,78 +153,21 @@ class EnginePool:
             self.name,
             backoff,
         )
-        asyncio.get_running_loop().call_later(backoff, self._assign)
-        self._assign()
+        asyncio.get_running_loop().call_later(backoff, self.admission.assign)
+        self.admission.assign()
 
     def observe(self, first_token_seconds: float | None, per_token_seconds: float | None) -> None:
         """Add an answer's speed to the running means."""
         self.time_to_first_token_seconds = _smoothed(self.time_to_first_token_seconds, first_token_seconds)
         self.time_per_output_token_seconds = _smoothed(self.time_per_output_token_seconds, per_token_seconds)
 
-    def _make_room(self, tenant: str) -> None:
-        """Remove a request from the full queue in favour of a new one of `tenant`. Raises PoolFull for the new one."""
-        full = f"the {self.name} pool and its queue are full"
-        displaced = self._waiting.displaced_by(tenant)
-        if displaced is None:
-            raise PoolFull(full)
-        self._waiting.remove(displaced)
-        if not displaced.item.place.done():
-            displaced.item.place.set_exception(PoolFull(full))
-
-    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float) -> Replica | None:
-        self._waiting.add(entry)
-        place = entry.item.place
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await place
-        except TimeoutError:
-            if place.done() and not place.cancelled():  # assigned at the last moment
-                return place.result()
-            raise PoolFull(f"the {self.name} pool was busy for {timeout_seconds:g} s") from None
-        except asyncio.CancelledError:
-            assigned = place.done() and not place.cancelled() and place.exception() is None
-            replica = place.result() if assigned else None
-            if replica is not None:
-                self.release(replica)
-            raise
-        finally:
-            self._waiting.remove(entry)
-
-    def _assign(self, *, only_free: bool = False) -> None:
-        """Assign free replicas to queued requests, and reject requests without a usable replica.
-
-        With `only_free`, stop as soon as no replica is free. This is sufficient if the set of ready replicas has not
-        changed, because then no request has lost its last usable replica.
-        """
-        while self._assign_first(only_free):
-            pass
-
-    def _assign_first(self, only_free: bool) -> bool:
-        """Assign a replica to the first request that can use one, or reject it. Returns whether there was one."""
-        for entry in self._waiting:
-            waiter = entry.item
-            if waiter.place.done():  # cancelled, and about to leave the queue
-                continue
-            usable = self._usable(waiter.avoid)
-            replica = self._take(waiter.affinity, waiter.avoid) if usable else None
-            if replica is not None:
-                self._waiting.serve(entry)
-            elif not usable:
-                self._waiting.remove(entry)
-            elif only_free and not self.has_room:
-                return False
-            else:
-                continue
-            waiter.place.set_result(replica)
-            return True
-        return False
-
-    def _usable(self, avoid: frozenset[str]) -> list[Replica]:
+    def usable(self, avoid: frozenset[str]) -> list[Replica]:
+        """The replicas that may receive requests, except those whose URL is in `avoid`."""
         return [replica for replica in self.ready if replica.url not in avoid]
 
-    def _take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
+    def take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
         """Reserve a replica if one is free."""
-        limit, usable = self.max_in_flight_per_replica, self._usable(avoid)
+        limit, usable = self.max_in_flight_per_replica, self.usable(avoid)
         share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
         free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
         # In slow start a replica receives only a part of its share, unless the others are full.
@@ -277,9 +176,6 @@ class EnginePool:
         if replica is not None:
             replica.in_flight += 1
         return replica
-
-    def _empty(self) -> PoolEmpty:
-        return PoolEmpty(f"no replica of the {self.name} pool is ready")
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.learning import LearningPolicy, Observation
+from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import preferred
 from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
@@ -148,6 +149,6 @@ class VirtualGateway:
 
 
 def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:
-    pool = EnginePool(name, max_in_flight_per_replica=UNBOUNDED, max_queued=0)
+    pool = EnginePool(name, max_in_flight_per_replica=UNBOUNDED, admission=Admission(max_queued=0))
     pool.set_endpoints(engine.url for engine in engines if engine.pool is name)
     return pool

@@ -1,0 +1,209 @@
+"""The queue of requests that wait for a replica of one pool or of either. It is bounded and fair, and has priorities.
+
+Free replicas are assigned to queued requests as soon as they become free. A request that arrives later therefore never
+takes a free replica from a queued one that could use it, and no wake-up is lost.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, PriorityQueue
+from dps_gateway.upstream.replica import Replica
+
+
+class PoolFull(Exception):
+    """All replicas are busy, and the queue is full or the wait was too long."""
+
+
+class PoolEmpty(Exception):
+    """No replica that may serve the request is ready."""
+
+
+class Places(Protocol):
+    """The places of one pool."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would be sent without waiting."""
+
+    def usable(self, avoid: frozenset[str]) -> list[Replica]:
+        """The replicas that may receive requests, except those whose URL is in `avoid`."""
+
+    def take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
+        """Reserve a replica if one is free."""
+
+    def release(self, replica: Replica) -> None:
+        """End a request on a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A pool that may serve a request."""
+
+    pool: Places
+    avoid: frozenset[str] = frozenset()
+    """The URLs of replicas on which the request has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A request for a replica."""
+
+    choices: Sequence[Choice]
+    """The pools that may serve it, in order of preference."""
+    session: str | None
+    """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
+    tenant: str = ""
+    urgency: int = DEFAULT_URGENCY
+    """From 0 (served first) to 7, as in RFC 9218."""
+
+
+Place = tuple[Places, Replica]
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A queued request."""
+
+    applicant: Applicant
+    place: "asyncio.Future[Place | None]"
+    """The replica that was assigned to the request, or None if no usable replica is left."""
+
+
+class Admission:
+    """Admits requests to replicas. Pools that share it share its queue."""
+
+    def __init__(self, max_queued: int) -> None:
+        self.max_queued = max_queued
+        self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
+        self._wanted: Counter[Places] = Counter()
+        """The number of queued requests that each pool may serve."""
+        self._preferred: Counter[Places] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def preferring(self, pool: Places) -> int:
+        """The number of queued requests whose first choice is this pool."""
+        return self._preferred[pool]
+
+    async def acquire(self, applicant: Applicant, timeout_seconds: float) -> Place:
+        """A replica, which the caller must release. Waits in the queue while all are busy.
+
+        Raises PoolEmpty if none is ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`.
+        From a full queue, the newest request of the tenant with the most queued requests is removed, among those of
+        the lowest priority, if the new request has a higher one or if its tenant has fewer requests.
+        """
+        if not _usable(applicant):
+            raise _empty(applicant)
+        place = _take(applicant)
+        if place is not None:
+            return place
+        if len(self._waiting) >= self.max_queued:
+            self._make_room(applicant)
+        waiter = _Waiter(applicant, asyncio.get_running_loop().create_future())
+        place = await self._wait(
+            Entry(applicant.tenant, applicant.session, waiter, applicant.urgency), timeout_seconds
+        )
+        if place is None:
+            raise _empty(applicant)
+        return place
+
+    def assign(self, *, only_free: bool = False) -> None:
+        """Assign free replicas to queued requests, and reject requests without a usable replica.
+
+        With `only_free`, stop as soon as no queued request can use a pool that has room. This is sufficient if the set
+        of ready replicas has not changed, because then no request has lost its last usable replica.
+        """
+        while self._assign_first(only_free):
+            pass
+
+    def _assign_first(self, only_free: bool) -> bool:
+        """Assign a replica to the first request that can use one, or reject it. Returns whether there was one."""
+        if only_free and not any(count and pool.has_room for pool, count in self._wanted.items()):
+            return False
+        for entry in self._waiting:
+            waiter = entry.item
+            if waiter.place.done():  # cancelled, and about to leave the queue
+                continue
+            place = _take(waiter.applicant)
+            if place is None and _usable(waiter.applicant):
+                continue
+            self._leave(entry, served=place is not None)
+            waiter.place.set_result(place)
+            return True
+        return False
+
+    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float) -> Place | None:
+        self._join(entry)
+        place = entry.item.place
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await place
+        except TimeoutError:
+            if place.done() and not place.cancelled():  # assigned at the last moment
+                return place.result()
+            raise PoolFull(f"{_named(entry.item.applicant)} busy for {timeout_seconds:g} s") from None
+        except asyncio.CancelledError:
+            assigned = place.done() and not place.cancelled() and place.exception() is None
+            if assigned and (taken := place.result()) is not None:
+                pool, replica = taken
+                pool.release(replica)
+            raise
+        finally:
+            self._leave(entry)
+
+    def _make_room(self, applicant: Applicant) -> None:
+        """Remove a request from the full queue in favour of a new one. Raises PoolFull for the new one."""
+        full = f"{_named(applicant)} full, and so is the queue"
+        displaced = self._waiting.displaced_by(applicant.tenant, applicant.urgency)
+        if displaced is None:
+            raise PoolFull(full)
+        self._leave(displaced)
+        if not displaced.item.place.done():
+            displaced.item.place.set_exception(PoolFull(full))
+
+    def _join(self, entry: Entry[_Waiter]) -> None:
+        self._waiting.add(entry)
+        self._count(entry, 1)
+
+    def _leave(self, entry: Entry[_Waiter], *, served: bool = False) -> None:
+        if self._waiting.serve(entry) if served else self._waiting.remove(entry):
+            self._count(entry, -1)
+
+    def _count(self, entry: Entry[_Waiter], change: int) -> None:
+        choices = entry.item.applicant.choices
+        self._preferred[choices[0].pool] += change
+        for choice in choices:
+            self._wanted[choice.pool] += change
+
+
+def _usable(applicant: Applicant) -> bool:
+    return any(choice.pool.usable(choice.avoid) for choice in applicant.choices)
+
+
+def _take(applicant: Applicant) -> Place | None:
+    """Reserve a replica of the first pool in which one is free."""
+    for choice in applicant.choices:
+        replica = choice.pool.take(applicant.session, choice.avoid)
+        if replica is not None:
+            return choice.pool, replica
+    return None
+
+
+def _named(applicant: Applicant) -> str:
+    """The pools that may serve a request, with a verb."""
+    if len(applicant.choices) > 1:
+        return "both pools were"
+    return f"the {applicant.choices[0].pool.name} pool was"
+
+
+def _empty(applicant: Applicant) -> PoolEmpty:
+    pool = "either" if len(applicant.choices) > 1 else f"the {applicant.choices[0].pool.name}"
+    return PoolEmpty(f"no replica of {pool} pool is ready")

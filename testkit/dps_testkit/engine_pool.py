@@ -1,0 +1,20 @@
+"""One engine pool with a queue of its own."""
+
+from dps_gateway.pool import Pool
+from dps_gateway.upstream.admission import Admission, Applicant, Choice
+from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import Replica
+
+
+class SinglePool(EnginePool):
+    """A pool whose requests no other pool may serve."""
+
+    def __init__(self, places: int = 1, queue: int = 10) -> None:
+        super().__init__(Pool.GREEDY, places, Admission(queue))
+
+    async def acquire(
+        self, session: str | None, avoid: frozenset[str], timeout_seconds: float, tenant: str = ""
+    ) -> Replica:
+        """Admit one request to the pool."""
+        applicant = Applicant([Choice(self, avoid)], session, tenant)
+        return (await self.admission.acquire(applicant, timeout_seconds))[1]
