@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import aiohttp
@@ -46,8 +47,8 @@ class Cluster(Protocol):
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         """One object. Raises NotFoundError if it does not exist."""
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """All objects that match the label selector, in one namespace or in all."""
+    def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[list[Manifest]]:
+        """All objects that match the label selector, in one namespace or in all, in pages of bounded size."""
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object. Raises AlreadyExistsError if its name is taken."""
@@ -194,16 +195,17 @@ class KubernetesCluster:
         answer: Manifest = await self._call("GET", kind, kind.path(namespace, name))
         return answer
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """See Cluster. Lists in pages to bound the size of a response."""
-        items: list[Manifest] = []
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
+        """See Cluster."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)
-            items += page["items"]
+            yield page.pop("items")
             token = page["metadata"].get("continue")
             if not token:
-                return items
+                return
             query["continue"] = token
 
     async def create(self, manifest: Manifest) -> Manifest:

@@ -235,15 +235,9 @@ class Observations:
         self._children.pop(key, None)
         self._pods.pop(key, None)
 
-    def replace(self, routers: list[Manifest], children: list[Manifest], pods: list[Manifest]) -> None:
-        """Replace the whole cache with a full listing."""
-        self.routers, self._children, self._pods = {}, {}, {}
-        for body in routers:
-            self.update_router(body)
-        for body in children:
-            self.update_child(body)
-        for body in pods:
-            self.update_pod(body)
+    def replace(self, listed: "Observations") -> None:
+        """Replace everything with the result of a full listing."""
+        self.routers, self._children, self._pods = listed.routers, listed._children, listed._pods
 
 
 ROUTER_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from prometheus_client import Gauge
 
@@ -44,26 +45,31 @@ class Resync:
         self.changed = asyncio.Event()
         """Set when `installed` changes."""
 
-    async def _list(self, kind: Kind, selector: str = "") -> list[Manifest] | None:
-        """All objects of a kind; None if its CRD is not installed."""
-        found: list[Manifest] = []
-        for namespace in self._settings.namespaces or (None,):
-            try:
-                items = await self._cluster.list(kind, namespace, selector)
-            except NotInstalledError:
-                return None
-            # List items have no apiVersion and kind.
-            identity = {"apiVersion": kind.api_version, "kind": kind.name}
-            found += [identity | item for item in items]
-        return found
+    async def _read(self, kind: Kind, keep: Callable[[Manifest], object], selector: str = "") -> bool:
+        """Pass all objects of a kind to `keep`; False if its CRD is not installed.
+
+        An object is released before the next one is passed, so that memory does not grow with the number of objects.
+        """
+        # List items have no apiVersion and kind.
+        identity = {"apiVersion": kind.api_version, "kind": kind.name}
+        try:
+            for namespace in self._settings.namespaces or (None,):
+                async for page in self._cluster.pages(kind, namespace, selector):
+                    while page:
+                        keep(identity | page.pop())
+        except NotInstalledError:
+            return False
+        return True
 
     async def once(self) -> None:
         """One full listing. Raises ClusterError if a request fails, and then leaves the cache unchanged."""
-        found = {kind: await self._list(kind, OWNED_SELECTOR) for kind in CHILDREN}
-        children = [item for items in found.values() for item in items or []]
-        pods = await self._list(POD, OWNED_SELECTOR) or []
-        self._observations.replace(await self._list(ROUTER) or [], children, pods)
-        installed = tuple(kind for kind, items in found.items() if items is not None)
+        found = Observations()
+        installed = tuple(
+            [kind for kind in CHILDREN if await self._read(kind, found.update_child, OWNED_SELECTOR)]
+        )
+        await self._read(POD, found.update_pod, OWNED_SELECTOR)
+        await self._read(ROUTER, found.update_router)
+        self._observations.replace(found)
         if installed != self.installed:
             self.installed = installed
             self.changed.set()
@@ -76,7 +82,7 @@ class Resync:
             if kind in self.installed:
                 continue
             try:
-                if await self._list(kind, OWNED_SELECTOR) is not None:
+                if await self._read(kind, lambda found: None, OWNED_SELECTOR):
                     return True
             except ClusterError as error:
                 log.debug("checking for %s failed: %s", kind.name, error)

@@ -70,10 +70,10 @@ async def test_ready_metric_is_zero_until_children_are_ready_and_removed_with_th
     cluster, seen = FakeCluster(), Observations()
     reconciler = Reconciler(cluster, seen, SETTINGS, lambda: "2026-01-01T00:00:00Z")
     router = {"kind": "DPSRouter", "metadata": {"name": "qwen", "namespace": "serving"}, "spec": SMALLEST}
-    seen.replace([cluster.store(router)], [], [])
+    seen.update_router(cluster.store(router))
     await reconciler.reconcile(KEY)
     assert ready() == 0
-    seen.replace([], [], [])
+    seen.replace(Observations())
     await reconciler.reconcile(KEY)
     assert ready() is None
 
@@ -131,7 +131,7 @@ async def test_suspended_router_has_no_ready_metric() -> None:
     reconciler = Reconciler(cluster, seen, SETTINGS, lambda: "2026-01-01T00:00:00Z")
     metadata = {"name": "qwen", "namespace": "serving"}
     router = {"kind": "DPSRouter", "metadata": metadata, "spec": SMALLEST}
-    seen.replace([cluster.store(router)], [], [])
+    seen.update_router(cluster.store(router))
     await reconciler.reconcile(KEY)
     assert ready() == 0
     seen.update_router(cluster.store({**router, "spec": {**SMALLEST, "suspend": True}}))

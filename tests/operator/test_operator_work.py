@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import weakref
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,12 +18,14 @@ from dps_operator.errors import (
     RejectedError,
 )
 from dps_operator.health import stuck_reason
-from dps_operator.kinds import CHILDREN
+from dps_operator.kinds import CHILDREN, POD, Kind
 from dps_operator.observe import Key, Observations
+from dps_operator.resources import Manifest
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.objects import pod
 from dps_testkit.operator.routers import SMALLEST
 
 A, B = ("ns", "a"), ("ns", "b")
@@ -152,6 +156,38 @@ async def test_listing_replaces_the_cache_and_enqueues_every_router() -> None:
     made, seen, _ = await resync(cluster)
     await made.once()
     assert set(seen.routers) == {A}
+
+
+class _Object(dict[str, Any]):
+    """A manifest that a test can hold by a weak reference."""
+
+
+class _Paged(FakeCluster):
+    """Serves pods in pages of three, and records how many objects of earlier pages exist when one is requested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
+        served: list[weakref.ref[_Object]] = []
+        for number in range(4 if kind is POD else 0):
+            self.held.append(sum(item() is not None for item in served))
+            page = [_Object(pod(f"pod-{number}-{index}")) for index in range(3)]
+            served += [weakref.ref(item) for item in page]
+            sent: list[Manifest] = [*page]
+            del page
+            yield sent
+
+
+async def test_listing_keeps_no_object_of_an_earlier_page() -> None:
+    cluster = _Paged()
+    made, seen, _ = await resync(cluster)
+    await made.once()
+    assert cluster.held == [0, 0, 0, 0]
+    assert len(seen.pods(("serving", "qwen"))) == 12
 
 
 async def test_newly_installed_kind_is_detected() -> None:

@@ -1,6 +1,7 @@
 """An in-memory API server with the operations that the reconciler needs: apply, field ownership, UIDs and deletion."""
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 from dps_operator.errors import AlreadyExistsError, ClusterError, NotFoundError
@@ -59,9 +60,11 @@ class FakeCluster:
         except KeyError:
             raise NotFoundError(name, 404) from None
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
         self._called("list", kind.name)
-        return [manifest for (name, _, _), manifest in self.objects.items() if name == kind.name]
+        yield [manifest for (name, _, _), manifest in self.objects.items() if name == kind.name]
 
     async def create(self, manifest: Manifest) -> Manifest:
         self._called("create", manifest["kind"])

@@ -45,13 +45,15 @@ class World:
 
     async def list_objects(self) -> None:
         """Update the cache from a listing."""
-        objects = copy.deepcopy(list(self.cluster.objects.values()))
-        kinds = {kind.name for kind in CHILDREN}
-        self.seen.replace(
-            [one for one in objects if one["kind"] == "DPSRouter"],
-            [one for one in objects if one["kind"] in kinds],
-            [one for one in objects if one["kind"] == "Pod"],
-        )
+        kinds, listed = {kind.name for kind in CHILDREN}, Observations()
+        for one in copy.deepcopy(list(self.cluster.objects.values())):
+            if one["kind"] == "DPSRouter":
+                listed.update_router(one)
+            elif one["kind"] == "Pod":
+                listed.update_pod(one)
+            elif one["kind"] in kinds:
+                listed.update_child(one)
+        self.seen.replace(listed)
 
     async def reconcile(self) -> None:
         """List and reconcile."""
