@@ -232,6 +232,14 @@ def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
     assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
 
 
+def test_autoscaler_without_its_metric_is_reported(kube: Kube) -> None:
+    ready(kube, pools={"greedy": {"autoscaling": {"minReplicas": 1, "maxReplicas": 5}}})
+    kube.until("qwen", 60, Ready="True", AutoscalingActive="AutoscalerFailed")
+    message = kube.condition("qwen", "AutoscalingActive")["message"]
+    assert message.startswith("the autoscaler of the greedy pool does not work: ")
+    assert "dps_in_flight" in message
+
+
 def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
     ready(kube, pools={"greedy": {"replicas": 3}})
     before = set(pods(kube, "greedy"))
@@ -341,8 +349,8 @@ def test_pod_template_rejected_by_the_api_server_is_reported(kube: Kube) -> None
 
 def test_missing_resource_kind_is_named_in_the_condition(kube: Kube) -> None:
     kube.apply(router(telemetry={"serviceMonitor": {}}))
-    kube.until("qwen", SpecValid="InvalidSpec", SpeculativePoolReady="True")
-    assert kube.condition("qwen", "SpecValid")["message"].startswith(
+    kube.until("qwen", Monitored="CRDNotInstalled", SpecValid="True", Ready="True")
+    assert kube.condition("qwen", "Monitored")["message"].startswith(
         "ServiceMonitor is not installed in this cluster"
     )
 

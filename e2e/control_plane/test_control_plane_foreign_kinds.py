@@ -47,7 +47,7 @@ def unknown(kube: Kube) -> None:
     kube.until("qwen", SpecValid="InvalidSpec", SpeculativePoolReady="True", GatewayReady="True")
     message = kube.condition("qwen", "SpecValid")["message"]
     assert "HTTPRoute is not installed in this cluster: install its CRD, or remove the field" in message
-    assert "ServiceMonitor is not installed in this cluster" in message
+    assert "ServiceMonitor is not installed in this cluster" in kube.condition("qwen", "Monitored")["message"]
 
 
 def parts(kube: Kube) -> list[str]:

@@ -101,6 +101,42 @@ def _store(router: Router, observed: Observed) -> Verdict:
     return Verdict("SessionStoreReady", "True", "External", message)
 
 
+def _autoscaling(router: Router, observed: Observed) -> list[Verdict]:
+    """Whether the autoscalers work; empty if there are none. Without its metric, an autoscaler changes nothing."""
+    components: list[Component] = [
+        name for name in POOLS if pool_of(router.spec, name).autoscaling is not None
+    ]
+    if router.spec.gateway.autoscaling is not None:
+        components.append("gateway")
+    if not components or router.spec.suspend:
+        return []
+    found = {
+        name: observed.children.get(("HorizontalPodAutoscaler", child_name(router, name)))
+        for name in components
+    }
+    failures = [
+        f"the autoscaler of the {NOUNS[name]} does not work: {one.scaling.failure}"
+        for name, one in found.items()
+        if one is not None and one.scaling is not None and one.scaling.failure
+    ]
+    if failures:
+        return [Verdict("AutoscalingActive", "False", "AutoscalerFailed", "; ".join(failures))]
+    if any(one is None or one.scaling is None for one in found.values()):
+        return [Verdict("AutoscalingActive", "Unknown", "NotEvaluated", "an autoscaler has not run yet")]
+    return [Verdict("AutoscalingActive", "True", "AutoscalersActive", "all autoscalers read their metrics")]
+
+
+def _monitored(router: Router, observed: Observed) -> list[Verdict]:
+    """Whether the ServiceMonitor exists; empty if the spec has none."""
+    if router.spec.telemetry.service_monitor is None:
+        return []
+    if observed.unmonitored:
+        return [Verdict("Monitored", "False", "CRDNotInstalled", observed.unmonitored)]
+    if ("ServiceMonitor", child_name(router, "metrics")) not in observed.children:
+        return [Verdict("Monitored", "Unknown", "NotCreated", "the ServiceMonitor has not been created yet")]
+    return [Verdict("Monitored", "True", "ServiceMonitorCreated", "the ServiceMonitor has been created")]
+
+
 def _prefix_cache(router: Router) -> list[Verdict]:
     """Whether the spec lets the pools read each other's pages; empty if each engine has its own prefix cache.
 
@@ -176,19 +212,18 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
     return Verdict("Progressing", "False", "Settled", message)
 
 
-def _summary(parts: Sequence[Verdict], stalled: str) -> Verdict:
+def _summary(parts: Sequence[Verdict], warnings: Sequence[str]) -> Verdict:
+    """The condition Ready. warnings: what is wrong although requests are served."""
     for part in parts:
         if part.status != "True":
             return Verdict("Ready", "False", part.reason, part.message)
-    message = "requests are served by both pools"
-    return Verdict("Ready", "True", "Serving", f"{message}; {stalled}" if stalled else message)
+    return Verdict("Ready", "True", "Serving", "; ".join(["requests are served by both pools", *warnings]))
 
 
 def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    if observed.invalid or observed.unmonitored:
-        message = "; ".join(filter(None, (observed.invalid, observed.unmonitored)))
-        message = f"{message}; running workloads are not changed" if observed.invalid else message
+    if observed.invalid:
+        message = f"{observed.invalid}; running workloads are not changed"
         valid = Verdict("SpecValid", "False", "InvalidSpec", message)
     else:
         valid = Verdict("SpecValid", "True", "Accepted", "the spec is valid")
@@ -199,8 +234,10 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
         _serving(router, observed, "gateway", "GatewayReady"),
     ]
     required = [valid, *components] if observed.invalid else components
-    summary = _summary(required, _stalled(router, observed))
-    additional = [*_prefix_cache(router), *_demand(observed)]
+    impaired = [*_autoscaling(router, observed), *_monitored(router, observed)]
+    warnings = [one.message for one in impaired if one.status == "False"]
+    summary = _summary(required, [*filter(None, [_stalled(router, observed)]), *warnings])
+    additional = [*impaired, *_prefix_cache(router), *_demand(observed)]
     return [summary, _progressing(router, observed), valid, *components, *additional]
 
 

@@ -42,6 +42,14 @@ class Replicas:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Whether a HorizontalPodAutoscaler determines the number of replicas."""
+
+    failure: str
+    """Why it does not; empty if it does, or if its target has been scaled to zero."""
+
+
+@dataclass(frozen=True)
 class Child:
     """A child object of a DPSRouter."""
 
@@ -64,6 +72,8 @@ class Child:
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
+    scaling: Scaling | None = None
+    """Of a HorizontalPodAutoscaler; None if it has not been evaluated yet."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,20 @@ def _replicas(body: Manifest) -> Replicas | None:
     )
 
 
+def _scaling(body: Manifest) -> Scaling | None:
+    conditions = body.get("status", {}).get("conditions", [])
+    if body["kind"] != "HorizontalPodAutoscaler" or not conditions:
+        return None
+    failures = [
+        condition.get("message", condition["type"])
+        for condition in conditions
+        if condition["type"] in ("ScalingActive", "AbleToScale")
+        and condition["status"] == "False"
+        and condition.get("reason") != "ScalingDisabled"
+    ]
+    return Scaling(failures[0] if failures else "")
+
+
 def child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
@@ -150,6 +174,7 @@ def child(body: Manifest) -> Child:
         spec_hash=annotations.get(SPEC_HASH, ""),
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
+        scaling=_scaling(body),
     )
 
 

@@ -170,7 +170,8 @@ async def test_missing_crd_is_reported() -> None:
     world = World(EVERYTHING)
     world.cluster.fail["apply", "ServiceMonitor"] = NotInstalledError("page not found", 404)
     await world.reconcile()
-    assert world.condition("SpecValid")["message"].startswith(
+    assert world.condition("SpecValid")["reason"] == "Accepted"
+    assert world.condition("Monitored")["message"].startswith(
         "ServiceMonitor is not installed in this cluster"
     )
 

@@ -10,7 +10,7 @@ from dps_operator.builders.engine import engine_deployment
 from dps_operator.conditions import Observed, build_status, invalid_spec_status, verdicts
 from dps_operator.diagnose import Problem
 from dps_operator.events import events
-from dps_operator.observe import Child
+from dps_operator.observe import Child, child
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import pool_on_hold
 from dps_testkit.operator.objects import remembered_pod, replicas, workload
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
     ),
     "missing ServiceMonitor": (
         replace(HEALTHY, unmonitored="ServiceMonitor is not installed in this cluster"),
-        {"Ready": ("True", "Serving"), "SpecValid": ("False", "InvalidSpec")},
+        {"Ready": ("True", "Serving"), "SpecValid": ("True", "Accepted")},
     ),
     "API server failure": (
         replace(HEALTHY, failing="etcdserver: request timed out"),
@@ -150,6 +150,65 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
 def test_conditions_follow_from_observations(seen: Observed, wanted: dict[str, tuple[str, str]]) -> None:
     found = condition_reasons(seen)
     assert {kind: found[kind] for kind in wanted} == wanted
+
+
+SCALED = {"greedy": {"autoscaling": {"maxReplicas": 4}}, **SMALLEST["pools"]}
+NO_METRIC = "unable to get metric dps_in_flight: no metrics returned from custom metrics API"
+
+
+def autoscaler(conditions: list[dict[str, str]]) -> Observed:
+    """Healthy children with the autoscaler of the greedy pool."""
+    found = child(
+        {
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "qwen-greedy"},
+            "status": {"conditions": conditions},
+        }
+    )
+    return Observed(children=family() | {(found.kind, found.name): found})
+
+
+AUTOSCALERS: dict[str, tuple[Observed, tuple[str, str]]] = {
+    "not created": (HEALTHY, ("Unknown", "NotEvaluated")),
+    "not evaluated": (autoscaler([]), ("Unknown", "NotEvaluated")),
+    "metric available": (
+        autoscaler([{"type": "ScalingActive", "status": "True"}]),
+        ("True", "AutoscalersActive"),
+    ),
+    "scaled to zero": (
+        autoscaler([{"type": "ScalingActive", "status": "False", "reason": "ScalingDisabled"}]),
+        ("True", "AutoscalersActive"),
+    ),
+    "metric missing": (
+        autoscaler([{"type": "ScalingActive", "status": "False", "message": NO_METRIC}]),
+        ("False", "AutoscalerFailed"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "wanted"), AUTOSCALERS.values(), ids=AUTOSCALERS.keys())
+def test_autoscaler_without_its_metric_is_reported(seen: Observed, wanted: tuple[str, str]) -> None:
+    found = condition_reasons(seen, pools=SCALED)
+    assert (found["AutoscalingActive"], found["Ready"]) == (wanted, ("True", "Serving"))
+
+
+def test_message_of_ready_names_what_does_not_work() -> None:
+    seen = replace(AUTOSCALERS["metric missing"][0], unmonitored="ServiceMonitor is not installed")
+    spec = {**SMALLEST, "pools": SCALED, "telemetry": {"serviceMonitor": {}}}
+    found = {item.type: item for item in verdicts(router(spec), seen)}
+    assert found["Monitored"].reason == "CRDNotInstalled"
+    assert found["Ready"].message == (
+        "requests are served by both pools; the autoscaler of the greedy pool does not work: "
+        f"{NO_METRIC}; ServiceMonitor is not installed"
+    )
+
+
+def test_autoscaler_that_does_not_work_causes_a_warning() -> None:
+    spec = router({**SMALLEST, "pools": SCALED})
+    before = build_status(spec, AUTOSCALERS["metric available"][0], {}, "t1")["conditions"]
+    failed = AUTOSCALERS["metric missing"][0]
+    after = build_status(spec, failed, {"conditions": before}, "t2")["conditions"]
+    assert event_reasons(before, after) == [("Warning", "AutoscalerFailed")]
 
 
 def test_failed_rollout_is_reported_with_its_cause() -> None:

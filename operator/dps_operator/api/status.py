@@ -14,6 +14,8 @@ ConditionType = Literal[
     "GreedyPoolReady",
     "GatewayReady",
     "SessionStoreReady",
+    "AutoscalingActive",
+    "Monitored",
     "PrefixCacheShared",
     "DemandMeasured",
 ]
