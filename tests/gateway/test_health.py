@@ -15,15 +15,17 @@ from dps_testkit.waiting import wait_until
 
 
 class Engine:
-    """Answers generation checks with `status`."""
+    """Answers generation checks with `status`, or not at all if it is None."""
 
     def __init__(self) -> None:
-        self.status = 200
+        self.status: int | None = 200
         self.checks = 0
 
     async def check(self, request: web.Request) -> web.Response:
         self.checks += 1
-        return web.Response(status=self.status)
+        if self.status is None:
+            await asyncio.sleep(3600)
+        return web.Response(status=self.status or 200)
 
     async def checked(self) -> None:
         """Wait for two checks, so that the first has been evaluated."""
@@ -57,14 +59,17 @@ async def watched() -> AsyncIterator[Watched]:
         pool.set_endpoints([str(server.make_url("")).rstrip("/")])
         result = Watched(engine, pool)
         task = asyncio.create_task(
-            watch_generation([pool], SGLang.generation_path, lambda: 0.01, lambda: result.silent_seconds)
+            watch_generation([pool], SGLang.generation_path, lambda: 0.01, lambda: result.silent_seconds, 0.5)
         )
         yield result
         task.cancel()
 
 
-async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(watched: Watched) -> None:
-    watched.engine.status = 503
+@pytest.mark.parametrize("status", [503, None], ids=["503", "no answer"])
+async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(
+    watched: Watched, status: int | None
+) -> None:
+    watched.engine.status = status
     await watched.engine.checked()
     assert watched.ready == 0
     watched.engine.status = 200

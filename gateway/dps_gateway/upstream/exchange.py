@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import ipaddress
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -195,9 +196,12 @@ class Upstream:
         """
         session = self._unpooled if fresh_connection else self._session
         remaining = max(0.001, deadline - time.monotonic())
+        connect_seconds = min(self.timeouts.connect_seconds, remaining)
         limits = aiohttp.ClientTimeout(
-            total=None,  # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead
-            sock_connect=min(self.timeouts.connect_seconds, remaining),
+            # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead.
+            total=None,
+            connect=connect_seconds if _must_be_resolved(base_url) else None,
+            sock_connect=connect_seconds,
             sock_read=min(self.timeouts.first_byte_seconds, remaining) if streamed else remaining,
         )
         try:
@@ -247,6 +251,16 @@ def out_of_files(error: Exception) -> bool:
 @lru_cache(maxsize=1024)
 def _url(base_url: str, path: str) -> URL:
     return URL(base_url + path, encoded=True)
+
+
+@lru_cache(maxsize=1024)
+def _must_be_resolved(base_url: str) -> bool:
+    """Whether a URL contains a name, whose resolution takes time that the timeout of a socket does not bound."""
+    try:
+        ipaddress.ip_address(URL(base_url).host or "")
+    except ValueError:
+        return True
+    return False
 
 
 def forwarded_headers(

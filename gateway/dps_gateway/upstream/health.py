@@ -65,6 +65,7 @@ async def watch_generation(
     path: str,
     interval_seconds: Callable[[], float],
     silent_seconds: Callable[[], float],
+    limit_seconds: float = GENERATION_SECONDS,
 ) -> None:
     """Request `path` from every available replica that has generated nothing for `silent_seconds`, until cancelled.
 
@@ -72,7 +73,7 @@ async def watch_generation(
     check can cost them the generation of a token.
     """
     pools = list(pools)
-    limits = aiohttp.ClientTimeout(total=GENERATION_SECONDS)
+    limits = aiohttp.ClientTimeout(total=limit_seconds)
     async with aiohttp.ClientSession() as session:
         while True:
             async with asyncio.TaskGroup() as group:
