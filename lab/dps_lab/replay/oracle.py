@@ -42,14 +42,20 @@ class PromptCounter:
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """L: the tokens of the rendered prompt, including tools and generation prompt."""
+        """L: the number of tokens of the rendered prompt, including tools and generation prompt."""
+        return len(self.prompt_ids(messages, tools))
+
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """The tokens of the rendered prompt, including tools and generation prompt."""
         text: str = self._tokenizer.apply_chat_template(
             [_as_rendered(message) for message in messages],
             tools=[_tool_as_rendered(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=True,
         )
-        return self.text_tokens(text)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def text_tokens(self, text: str) -> int:
         """The tokens of a text, without adding special tokens."""

@@ -91,6 +91,8 @@ def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scen
             f"adaptive engines vary their draft steps, of which {options.algorithm} has none; choose another "
             "--algorithm, or speculative=N instead of adaptive=N"
         )
+    if adaptive and fleet.emulated:
+        raise FleetError("adaptive engines require --time-model roofline")
     policy = policy_named(options.policy, options.threshold)
     return Scenario(fleet, policy, load, options.replicas, options.seed)
 

@@ -46,7 +46,14 @@ class VirtualEngine:
     """An engine of one pool. It has no clock: the caller advances time by the duration of each step."""
 
     def __init__(
-        self, url: str, pool: Pool, timing: EngineTiming, capacity: int, max_running: int, serialized: bool
+        self,
+        url: str,
+        pool: Pool,
+        timing: EngineTiming,
+        capacity: int,
+        max_running: int,
+        serialized: bool,
+        page_tokens: int = 1,
     ) -> None:
         self.url = url
         self.pool = pool
@@ -54,7 +61,7 @@ class VirtualEngine:
         self.links: list[CacheLink] = []
         # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
         model = TimeModel(speculation=timing.speculation)
-        self.scheduler = Scheduler(model, capacity, max_running, serialized)
+        self.scheduler = Scheduler(model, capacity, max_running, serialized, page_tokens)
         self._slowdown = 1.0
         self._refills: dict[str, int] = {}
 

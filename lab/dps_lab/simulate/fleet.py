@@ -6,6 +6,7 @@ from typing import Final, Literal
 from dps_engines.sglang.prefix_cache import GREEDY, SHARED
 from dps_gateway.pool import Pool
 from dps_lab.simulate.adaptive_drafts import AdaptiveEngine, AdaptiveTiming
+from dps_lab.simulate.emulated_timing import CAPACITY_TOKENS, SHARED_PAGE_TOKENS, EmulatedTiming
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
@@ -26,6 +27,7 @@ class FleetSpec:
     """A fleet, described by the number of engines of each pool. Rates are in bytes per second.
 
     adaptive: how many of the speculative engines adapt their draft length to the batch.
+    emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
     """
 
     engines: dict[Pool, int]
@@ -37,6 +39,7 @@ class FleetSpec:
     efficiency: Efficiency = FITTED
     transfer_bytes_per_second: float = 20e9
     adaptive: int = 0
+    emulated: bool = False
 
     @property
     def gpus(self) -> int:
@@ -81,16 +84,16 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     names = {pool: iter(range(count)) for pool, count in spec.engines.items()}
     engines: list[list[VirtualEngine]] = []
     for group in groups:
+        kind = EmulatedTiming if spec.emulated else EngineTiming
         timings = [
-            EngineTiming(
-                spec.hardware, spec.speculation if pool is Pool.SPECULATIVE else None, spec.efficiency
-            )
+            kind(spec.hardware, spec.speculation if pool is Pool.SPECULATIVE else None, spec.efficiency)
             for pool in group
         ]
+        capacities = [CAPACITY_TOKENS for _ in group] if spec.emulated else kv_capacity(timings)
         engines.append(
             [
                 _engine(spec, pool, next(names[pool]), timing, capacity)
-                for pool, timing, capacity in zip(group, timings, kv_capacity(timings), strict=True)
+                for pool, timing, capacity in zip(group, timings, capacities, strict=True)
             ]
         )
     if spec.cache == "common":
@@ -109,6 +112,7 @@ def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capa
         capacity=capacity,
         max_running=MAX_RUNNING_SPECULATIVE if speculative else MAX_RUNNING_GREEDY,
         serialized=speculative and spec.serialized,
+        page_tokens=SHARED_PAGE_TOKENS if spec.emulated and spec.cache == "common" else 1,
     )
 
 

@@ -3,7 +3,7 @@
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
@@ -108,18 +108,29 @@ class _InFlight:
 Event = Callable[[float], None]
 
 
-def simulate(sessions: Many[SessionTrace], scenario: Scenario) -> list[TurnResult]:
+def simulate(
+    sessions: Many[SessionTrace],
+    scenario: Scenario,
+    first_prompts: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[TurnResult]:
     """Serve every session. Returns all turns in the order in which they ended. Deterministic for a seed.
+
+    first_prompts: as in `plan_sessions`.
 
     Raises TraceTooLong if a turn exceeds the KV cache, and ValueError if the weights exceed the GPU's memory.
     """
-    return _Simulation(sessions, scenario).run()
+    return _Simulation(sessions, scenario, first_prompts).run()
 
 
 class _Simulation:
     """One run over one fleet."""
 
-    def __init__(self, sessions: Many[SessionTrace], scenario: Scenario) -> None:
+    def __init__(
+        self,
+        sessions: Many[SessionTrace],
+        scenario: Scenario,
+        first_prompts: Mapping[str, tuple[int, ...]] | None,
+    ) -> None:
         groups = build_engines(scenario.fleet)
         self._gpus = [SharedGpu(group) for group in groups]
         engines = [engine for group in groups for engine in group]
@@ -131,7 +142,7 @@ class _Simulation:
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
         self._request_seconds = scenario.fleet.efficiency.request_seconds
-        self._sessions = plan_sessions(sessions)
+        self._sessions = plan_sessions(sessions, first_prompts)
         self._load = scenario.load
         self._seed = scenario.seed
         self._events: list[tuple[float, int, Event]] = []
