@@ -1,4 +1,4 @@
-"""`dps demo`: replay sessions through two gateways, kill one of them, and compare DPS with the static policies."""
+"""`dps demo`: compare fleets of two engines on the same sessions, and kill a gateway during a run."""
 
 import argparse
 import asyncio
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dps_lab.fleets import FLEETS, THRESHOLD_TOKENS, Fleet, conclusion
 from dps_lab.plots import DemoPlot, Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.oracle import PromptCounter, expected_by_session
@@ -18,30 +19,24 @@ from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.replay.report import Comparison, compare, summarize
 from dps_lab.replay.run import ClosedLoop, replay
 from dps_lab.replay.source import load_asset
-from dps_lab.replay.tables import lengths_table, routes_table, runs_table
+from dps_lab.replay.tables import fleets_table, lengths_table, routes_table
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import qwen_tokenizer
 from dps_local.processes import ChildError
 from dps_local.stack import LocalStack, StackOptions, until_signal
 
-THRESHOLD_TOKENS = 128
 CONCURRENCY = 8
-GATEWAYS = 2
+FAULTED = next(f for f in FLEETS if f.policy == "DeltaPrefill" and f.prefix_cache == "common")
+"""The fleet of which a gateway is killed, during a second replay that is not part of the comparison."""
 KILLED = 1
 """Index of the gateway that is killed."""
-KILL_AT = 0.25
+KILL_AT = 0.1
 """Share of the turns after which the gateway is killed."""
 OUTAGE_SECONDS = 0.5
 """Time between the kill and the restart."""
 MAX_ANSWER_TOKENS = 256
 """Limit on the length of answers, so that a single very long one does not dominate a run."""
-
-POLICIES = {
-    f"DPS, τ = {THRESHOLD_TOKENS}": "DeltaPrefill",
-    "greedy": "AlwaysGreedy",
-    "always speculative": "AlwaysSpeculative",
-}
 
 
 @dataclass
@@ -94,12 +89,12 @@ def _bounded(turn: Turn, counter: PromptCounter) -> Turn:
     return turn.model_copy(update={"max_tokens": min(MAX_ANSWER_TOKENS, counter.answer_tokens(turn.answer))})
 
 
-def verdict(result: ReplayResult, comparison: Comparison, lost: int) -> tuple[bool, list[str]]:
-    """Whether the demo succeeded, and the lines that report it."""
+def verdict(planned: int, comparison: Comparison, lost: int) -> tuple[bool, list[str]]:
+    """Whether the demo succeeded, and the lines that report it. planned, lost: numbers of requests."""
     decided = comparison.same + len(comparison.repeated) + len(comparison.differing)
     lines = [
         f"routing decisions that differ from the offline oracle: {len(comparison.differing)} of {decided}",
-        f"requests lost after client retries: {lost} of {result.planned_turns}",
+        f"requests lost after client retries: {lost} of {planned}",
     ]
     if comparison.repeated:
         lines.append(
@@ -111,21 +106,58 @@ def verdict(result: ReplayResult, comparison: Comparison, lost: int) -> tuple[bo
     return lost == 0 and not comparison.differing, lines
 
 
-async def _run(
-    label: str, sessions: Sequence[Session], options: StackOptions, console: Console, *, fault: bool
-) -> tuple[ReplayResult, _Fault]:
-    turns = sum(len(session.turns) for session in sessions)
-    async with LocalStack(options) as stack:
-        request = ReplayOptions(urls=stack.urls, model=options.model, extra_body={"ignore_eos": True})
-        with Progress(console, label, turns) as progress:
-            gateway_fault = _Fault(stack, progress, turns)
+@dataclass
+class _Demo:
+    """The runs of the demo, each with the same sessions."""
+
+    arguments: argparse.Namespace
+    tokenizer: Path
+    sessions: Sequence[Session]
+    console: Console
+    results: list[ReplayResult] = field(default_factory=list)
+    """One for each of FLEETS."""
+    faulted: ReplayResult | None = None
+    """The run during which a gateway was killed."""
+    fault: _Fault | None = None
+
+    async def run(self) -> None:
+        for fleet in FLEETS:
+            with_fault = fleet == FAULTED
+            async with LocalStack(self._options(fleet, gateways=2 if with_fault else 1)) as stack:
+                self.results.append(await self._replay(fleet.label, stack, stack.urls[:1]))
+                if with_fault:
+                    self.faulted = await self._replay("gateway killed", stack, stack.urls)
+
+    def _options(self, fleet: Fleet, gateways: int) -> StackOptions:
+        return StackOptions(
+            tokenizer=self.tokenizer,
+            gateways=gateways,
+            policy=fleet.policy,
+            threshold_tokens=THRESHOLD_TOKENS,
+            emulated_engines=fleet.engines,
+            prefix_cache=fleet.prefix_cache,
+            speed=self.arguments.speed,
+            serialized_speculation=self.arguments.serialized_speculation,
+        )
+
+    async def _replay(self, label: str, stack: LocalStack, urls: Sequence[str]) -> ReplayResult:
+        """Replay all sessions. With several URLs, kill a gateway during the replay."""
+        turns = sum(len(session.turns) for session in self.sessions)
+        request = ReplayOptions(
+            urls=urls,
+            model=stack.options.model,
+            run="fault-" if len(urls) > 1 else "",
+            extra_body={"ignore_eos": True},
+        )
+        with Progress(self.console, label, turns) as progress:
+            fault = _Fault(stack, progress, turns)
             async with asyncio.TaskGroup() as tasks:
-                if fault:
-                    tasks.create_task(gateway_fault.inject())
-                result = await replay(
-                    sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=gateway_fault.turn_ended
+                if len(urls) > 1:
+                    self.fault = fault
+                    tasks.create_task(fault.inject())
+                return await replay(
+                    self.sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=fault.turn_ended
                 )
-    return result, gateway_fault
 
 
 async def _demo(arguments: argparse.Namespace) -> int:
@@ -133,57 +165,52 @@ async def _demo(arguments: argparse.Namespace) -> int:
     tokenizer, data = qwen_tokenizer(), bfcl()
     counter = PromptCounter(tokenizer.path)
     sessions = choose(load_asset(data), arguments.sessions, counter)
-    name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
     serialized = "one request at a time" if arguments.serialized_speculation else "in batches"
-    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} times faster than real time"
+    pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} emulated seconds per real second"
     for line in (
-        f"sessions: {len(sessions)} of {data.description}",
+        f"sessions: {len(sessions)} of {data.description}; {CONCURRENCY} at a time",
         f"tokenizer: {tokenizer.description}",
-        "engines: emulated, without a GPU; timing of Qwen2.5-7B-Instruct on an A100 80 GB per pool, with "
-        f"Qwen2.5-1.5B-Instruct as draft model; speculation {serialized}; {pace}",
-        f"load: {CONCURRENCY} concurrent sessions through {GATEWAYS} gateways that share one Redis",
+        "engines: emulated, without a GPU; two per fleet, with the timing of Qwen2.5-7B-Instruct on an A100 80 GB each "
+        f"and Qwen2.5-1.5B-Instruct as draft model; speculation {serialized}; {pace}",
     ):
         console.print(line, markup=False)
 
     expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
-    results: list[ReplayResult] = []
-    faults: list[_Fault] = []
-    for label, policy in POLICIES.items():
-        options = StackOptions(
-            tokenizer=tokenizer.path,
-            gateways=GATEWAYS,
-            policy=policy,
-            threshold_tokens=THRESHOLD_TOKENS,
-            speed=arguments.speed,
-            serialized_speculation=arguments.serialized_speculation,
-        )
-        result, fault = await _run(label, sessions, options, console, fault=policy == "DeltaPrefill")
-        results.append(result)
-        faults.append(fault)
-
-    summaries = [summarize(result, arguments.speed) for result in results]
-    console.print()
-    console.print(routes_table(summaries[0]), lengths_table(summaries[0]))
-    console.print(runs_table(summaries, "the same sessions under each policy; times in emulated seconds"))
-    console.print(
-        "These pools do not share a KV cache: when a session moves to the other pool, its whole prompt is prefilled "
-        "again. With short sessions and a static τ, this costs more than speculation gains.\n"
-    )
+    demo = _Demo(arguments, tokenizer.path, sessions, console)
+    await demo.run()
+    faulted, fault = demo.faulted, demo.fault
+    assert faulted is not None
+    assert fault is not None
+    summaries = [summarize(result, arguments.speed) for result in demo.results]
+    name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
     draw_demo(
         DemoPlot(
-            runs=results,
+            runs=demo.results,
+            faulted=faulted,
             threshold_tokens=THRESHOLD_TOKENS,
             time_scale=arguments.speed,
-            urls=faults[0].stack.urls,
-            outage=faults[0].outage,
-            subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} concurrent; emulated engines without a common "
-            f"prefix cache (Qwen2.5-7B-Instruct on A100 80 GB, speculation {serialized})",
+            urls=fault.stack.urls,
+            outage=fault.outage,
+            subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} at a time, on two engines; emulated "
+            f"(Qwen2.5-7B-Instruct on A100 80 GB, speculation {serialized})",
         ),
         arguments.plot,
     )
-    success, lines = verdict(results[0], compare(results[0].turns, expected), sum(s.lost for s in summaries))
+    console.print()
+    console.print(routes_table(summarize(faulted, arguments.speed)), lengths_table(summaries[0]))
     console.print(
-        f"turns answered by gateway {KILLED + 1} after its restart: {faults[0].answered_after_restart}"
+        fleets_table(summaries, "the same sessions on seven fleets of two engines; emulated seconds")
+    )
+    for line in conclusion(summaries):
+        console.print(line, markup=False)
+    console.print(f"turns answered by gateway {KILLED + 1} after its restart: {fault.answered_after_restart}")
+    ruled = [
+        result for fleet, result in zip(FLEETS, demo.results, strict=True) if fleet.policy == FAULTED.policy
+    ]
+    success, lines = verdict(
+        sum(result.planned_turns for result in [*demo.results, faulted]),
+        compare([turn for result in [*ruled, faulted] for turn in result.turns], expected),
+        sum(summarize(result).lost for result in [*demo.results, faulted]),
     )
     for line in lines:
         console.print(line, markup=False)
@@ -199,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
         "the run, check every routing decision against an offline oracle, and compare DPS with the static policies.",
     )
     result.add_argument(
-        "--sessions", type=int, default=80, metavar="N", help="number of sessions (default: 80)"
+        "--sessions", type=int, default=40, metavar="N", help="number of sessions (default: 40)"
     )
     result.add_argument(
         "--speed",
@@ -211,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--serialized-speculation",
         action="store_true",
-        help="the speculative engine processes one request at a time, as in the paper's Table 2",
+        help="a speculative engine processes one request at a time, as in the paper's Table 2",
     )
     result.add_argument(
         "--plot",

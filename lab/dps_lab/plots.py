@@ -1,4 +1,4 @@
-"""Plots of replays as PNG files. DPS, greedy and speculative have the same colour in every panel."""
+"""Plots of replays as PNG files. Pools and fleets have the same colour in every panel."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
 from matplotlib.typing import RcKeyType
 
+from dps_lab.fleets import FLEETS, TIE, Fleet, batch_seconds, fastest
 from dps_lab.replay.records import ReplayResult
 from dps_lab.replay.report import Summary, summarize
 
@@ -52,13 +54,15 @@ class Outage:
 class DemoPlot:
     """The data of the demo's plot.
 
-    runs: DPS, greedy and always speculative, in this order.
+    runs: one for each of FLEETS, in their order.
+    faulted: the run in which a gateway was killed.
     threshold_tokens: τ of DPS.
     time_scale: as in `summarize`. The timeline and the outage stay in real seconds.
     urls: the gateways' base URLs.
     """
 
     runs: Sequence[ReplayResult]
+    faulted: ReplayResult
     threshold_tokens: int
     time_scale: float
     urls: Sequence[str]
@@ -67,20 +71,74 @@ class DemoPlot:
 
 
 def draw_demo(plot: DemoPlot, path: Path) -> None:
-    """Write a PNG with four panels: ΔL by pool, session latency, throughput, and turns over time by gateway."""
-    summaries = [summarize(run, plot.time_scale) for run in plot.runs]
+    """Write a PNG with the times of all fleets, the turns by ΔL and pool, and the turns over time by gateway."""
+    rows = sorted(
+        zip(FLEETS, (summarize(run, plot.time_scale) for run in plot.runs), strict=True),
+        key=lambda row: row[1].wall_seconds,
+    )
     with mpl.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12, rect=(0, 0, 1, 0.91))
         figure = Figure(figsize=(11.5, 7.6), dpi=150, layout=layout)
-        figure.text(0.014, 0.965, "Delta-Prefill Switching", fontsize=15, weight="bold", va="center")
+        figure.text(0.014, 0.965, _headline(rows), fontsize=14, weight="bold", va="center")
         figure.text(0.014, 0.927, plot.subtitle, fontsize=9.5, color="#5b656e", va="center")
-        axes = figure.subplots(2, 2)
-        _deltas(axes[0, 0], plot.runs[0], plot.threshold_tokens)
-        _latencies(axes[0, 1], plot.runs, plot.time_scale)
-        _throughput(axes[1, 0], summaries)
+        axes = figure.subplots(2, 2, height_ratios=(1.35, 1))
+        batch = [summary.wall_seconds for _, summary in rows]
+        sessions = [0.0 if s.session_latency is None else s.session_latency.median for _, s in rows]
+        _bars(axes[0, 0], rows, batch, "Time for all sessions", "{:.1f} s")
+        _bars(axes[0, 1], rows, sessions, "Median session latency", "{:.2f} s")
+        _legend(axes[0, 0])
+        _deltas(axes[1, 0], plot.faulted, plot.threshold_tokens)
         _timeline(axes[1, 1], plot)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+
+
+_COLORS = {
+    "AlwaysGreedy": GREEDY,
+    "AlwaysSpeculative": SPECULATIVE,
+    "DeltaPrefill": "#8db4d9",
+    "Adaptive": DPS,
+}
+
+
+def _headline(rows: Sequence[tuple[Fleet, Summary]]) -> str:
+    """The fastest fleets; those that share a cache are named together."""
+    best = fastest([summary for _, summary in rows], batch_seconds)
+    fleets = [fleet for fleet, summary in rows if summary in best]
+    caches = {
+        cache: ", ".join(fleet.name for fleet in fleets if fleet.prefix_cache == cache)
+        for cache in dict.fromkeys(fleet.prefix_cache for fleet in fleets)
+    }
+    return "Fastest on two GPUs: " + "; ".join(f"{names} ({cache} cache)" for cache, names in caches.items())
+
+
+def _bars(
+    axes: Axes, rows: Sequence[tuple[Fleet, Summary]], values: Sequence[float], title: str, form: str
+) -> None:
+    """A bar for each fleet. Those of fleets with separate caches are hatched."""
+    bars = axes.barh(
+        range(len(rows)), values, color=[_COLORS[fleet.policy] for fleet, _ in rows], height=0.66
+    )
+    for bar, (fleet, _) in zip(bars, rows, strict=True):
+        if fleet.prefix_cache == "separate":
+            bar.set(facecolor="white", edgecolor=_COLORS[fleet.policy], hatch="////", linewidth=1)
+    labels = axes.bar_label(bars, [form.format(value) for value in values], padding=5)
+    best = (1 + TIE) * min(values)
+    for label, value in zip(labels, values, strict=True):
+        label.set_fontweight("bold" if value <= best else "normal")
+    axes.set_yticks(range(len(rows)), [fleet.name for fleet, _ in rows])
+    axes.set_xlim(0, max([*values, 0.001]) * 1.45)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set(title=title, xlabel="seconds (less is better)")
+
+
+def _legend(axes: Axes) -> None:
+    kinds = [
+        Patch(facecolor="#5b656e", edgecolor="#5b656e", label="common prefix cache"),
+        Patch(facecolor="white", edgecolor="#5b656e", hatch="////", label="separate prefix caches"),
+    ]
+    axes.legend(handles=kinds, loc="upper right")
 
 
 def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
@@ -109,7 +167,7 @@ def _deltas(axes: Axes, run: ReplayResult, threshold: int) -> None:
         va="top",
     )
     axes.set(
-        title="Turns by prompt growth and pool",
+        title="The rule: turns by prompt growth and pool",
         xlabel="ΔL: prompt growth since the previous turn, tokens (log scale)",
         ylabel="turns",
     )
@@ -122,49 +180,8 @@ def _log_bins(low: float, high: float, edge: float, ratio: float = 1.17) -> list
     return [edge * ratio**step for step in range(-max(below, 1), max(above, 1) + 1)]
 
 
-def _latencies(axes: Axes, runs: Sequence[ReplayResult], scale: float) -> None:
-    for run, color in zip(runs, (DPS, GREEDY, SPECULATIVE), strict=True):
-        seconds = sorted(
-            sum(record.latency for record in turns) * scale for turns in run.by_session().values()
-        )
-        share = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
-        axes.step(seconds, share, where="post", color=color, linewidth=2, label=run.label)
-    axes.set(
-        title="Session latency, cumulative",
-        xlabel="seconds per session (sum over its turns)",
-        ylabel="share of sessions",
-        ylim=(0, 1.02),
-    )
-    axes.set_xlim(left=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.grid(color=FAINT, linewidth=0.6)
-    axes.legend(loc="lower right")
-
-
-def _throughput(axes: Axes, summaries: Sequence[Summary]) -> None:
-    labels = [summary.label for summary in summaries]
-    bars = axes.barh(
-        labels, [s.tokens_per_second for s in summaries], color=[DPS, GREEDY, SPECULATIVE], height=0.58
-    )
-    axes.bar_label(
-        bars,
-        [
-            f"{s.tokens_per_second:,.0f} tokens/s"
-            + (f", median session {s.session_latency.median:.2f} s" if s.session_latency else "")
-            for s in summaries
-        ],
-        padding=6,
-    )
-    axes.set_xlim(0, max([s.tokens_per_second for s in summaries], default=1.0) * 1.7 or 1.0)
-    axes.invert_yaxis()
-    axes.set(
-        title="Throughput and median session latency", xlabel="generated tokens per second, all sessions"
-    )
-    axes.tick_params(axis="y", length=0)
-
-
 def _timeline(axes: Axes, plot: DemoPlot) -> None:
-    run = plot.runs[0]
+    run = plot.faulted
     width = max(run.wall_seconds / 40, 0.05)
     edges = np.arange(0.0, run.wall_seconds + 2 * width, width)
     ends = [
@@ -187,8 +204,8 @@ def _timeline(axes: Axes, plot: DemoPlot) -> None:
             color="#c0392b",
         )
     axes.set(
-        title="Turns answered over time, by gateway",
-        xlabel="seconds since the start of the DPS run",
+        title="A gateway is killed: turns answered by gateway",
+        xlabel="seconds since the start of a second replay",
         ylabel="turns",
     )
     axes.set_xlim(0, run.wall_seconds + width)

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,6 +41,8 @@ class StackOptions:
     threshold_tokens: τ. None sends every turn to the speculative pool.
     engine_urls: URLs of engines that are already running, by pool.
     sglang: start SGLang servers. If neither `sglang` nor `engine_urls` is set, engines are emulated.
+    emulated_engines: number of emulated engines of each pool. If a pool has none, its turns go to the engines of the
+    other one.
     prefix_cache: whether the engines that this stack starts share a prefix cache.
     speed: emulated seconds per real second.
     serialized_speculation: the emulated speculative engine processes one request at a time, as in the paper's
@@ -61,6 +63,7 @@ class StackOptions:
     threshold_tokens: int | None = 128
     engine_urls: Mapping[PoolName, str] | None = None
     sglang: SGLangOptions | None = None
+    emulated_engines: Mapping[PoolName, int] = field(default_factory=lambda: dict.fromkeys(POOLS, 1))
     prefix_cache: Sharing = "separate"
     speed: float = 1.0
     serialized_speculation: bool = False
@@ -81,34 +84,37 @@ class LocalStack:
 
     def __init__(self, options: StackOptions) -> None:
         self.options = options
-        redis, *ports = free_ports(3 + 2 * options.gateways)
-        engines = dict(zip(POOLS, ports, strict=False))
-        listen, admin = ports[2 : 2 + options.gateways], ports[2 + options.gateways :]
+        pools = _own_engines(options)
+        redis, *ports = free_ports(1 + len(pools) + 2 * options.gateways)
+        engines, ports = dict(zip(pools, ports, strict=False)), ports[len(pools) :]
+        listen, admin = ports[: options.gateways], ports[options.gateways :]
         if options.port is not None:
             listen = list(range(options.port, options.port + options.gateways))
         self.placements: dict[PoolName, Placement] = {}
         """The devices of the SGLang servers; empty unless this stack starts SGLang."""
         if options.sglang is not None:
             self.placements = place(gpus(), options.sglang.tensor_parallel)
-        running = options.engine_urls
         self.folder = Path(tempfile.mkdtemp(prefix="dps-"))
         """Holds the logs, the gateways' configuration files, Redis' working directory and the common prefix cache."""
         try:
-            commands = (
-                {} if running else {name: self._engine_command(name, port) for name, port in engines.items()}
-            )
+            commands = {name: self._engine_command(pools[name], port) for name, port in engines.items()}
         except EngineError:
             self.folder.rmdir()
             raise
         if options.prefix_cache == "common":
             prepare(self.folder)
         self.redis_url = f"redis://127.0.0.1:{redis}/0"
-        self.engine_urls = running or {name: f"http://127.0.0.1:{port}" for name, port in engines.items()}
+        self.engine_urls: dict[str, str] = {
+            name: f"http://127.0.0.1:{port}" for name, port in engines.items()
+        }
+        """The engines' URLs by name: the name of the pool, with a number if it is not the pool's first engine."""
+        self.engine_urls |= {str(pool): url for pool, url in (options.engine_urls or {}).items()}
+        self._endpoints = _endpoints(self.engine_urls, pools or {pool: pool for pool in POOLS})
         self.urls = [f"http://127.0.0.1:{port}/v1" for port in listen]
         self.admin_urls = [f"http://127.0.0.1:{port}" for port in admin]
         self.redis = self._redis(redis)
         self.engines = {name: self._engine(name, command) for name, command in commands.items()}
-        """The engine processes by pool; empty with `engine_urls`."""
+        """The engine processes by name; empty with `StackOptions.engine_urls`."""
         self.gateways = [
             self._gateway(index, *ports) for index, ports in enumerate(zip(listen, admin, strict=True))
         ]
@@ -139,7 +145,7 @@ class LocalStack:
     async def _start_engines(self, seconds: float) -> None:
         for name, engine in self.engines.items():
             engine.start()
-            if name in self.placements and self.placements[name].shared:
+            if any(name == pool and placement.shared for pool, placement in self.placements.items()):
                 # Servers on the same GPUs start one after the other, as each sizes its cache by the free memory.
                 await engine.wait_ready(seconds)
         await asyncio.gather(*(engine.wait_ready(seconds) for engine in self.engines.values()))
@@ -166,19 +172,19 @@ class LocalStack:
         command = redis_command(port, self.folder, self.options.redis_arguments)
         return self._child("redis", command, lambda: answers_ping(port))
 
-    def _engine(self, name: PoolName, start: EngineCommand) -> Child:
+    def _engine(self, name: str, start: EngineCommand) -> Child:
         url = f"{self.engine_urls[name]}/health"
         return self._child(f"{name}-engine", start.command, lambda: _is_ok(url), start.environment)
 
-    def _engine_command(self, name: PoolName, port: int) -> EngineCommand:
+    def _engine_command(self, pool: PoolName, port: int) -> EngineCommand:
         options = self.options
         cache = shared_cache(self.folder) if options.prefix_cache == "common" else None
         if options.sglang is None:
-            return EngineCommand(_emulated(options, name, port, cache), {})
+            return EngineCommand(_emulated(options, pool, port, cache), {})
         return sglang_command(
             options.sglang,
-            name,
-            self.placements[name],
+            pool,
+            self.placements[pool],
             port=port,
             served_name=options.model,
             otlp_endpoint=options.otlp_endpoint,
@@ -208,7 +214,7 @@ class LocalStack:
             admin_port=admin_port,
             model=options.model,
             tokenizer=options.tokenizer,
-            endpoints={name: [url] for name, url in self.engine_urls.items()},
+            endpoints=self._endpoints,
             sections={
                 "routing": {
                     "policy": options.policy,
@@ -226,12 +232,32 @@ class LocalStack:
         )
 
 
-def _emulated(options: StackOptions, name: PoolName, port: int, cache: PrefixCache | None) -> list[str]:
+def _own_engines(options: StackOptions) -> dict[str, PoolName]:
+    """The pool of every engine that the stack starts, by the engine's name."""
+    if options.engine_urls is not None:
+        return {}
+    counts = options.emulated_engines if options.sglang is None else dict.fromkeys(POOLS, 1)
+    return {
+        f"{pool}-{number}" if number > 1 else pool: pool
+        for pool in POOLS
+        for number in range(1, counts.get(pool, 0) + 1)
+    }
+
+
+def _endpoints(urls: Mapping[str, str], pools: Mapping[str, PoolName]) -> dict[PoolName, list[str]]:
+    """The URLs of each pool's engines. The gateway requires some for both pools, so an empty pool gets the other's."""
+    return {
+        pool: [url for name, url in urls.items() if pools[name] == pool] or list(urls.values())
+        for pool in POOLS
+    }
+
+
+def _emulated(options: StackOptions, pool: PoolName, port: int, cache: PrefixCache | None) -> list[str]:
     command = [*options.command, "engine", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model-path", options.model, "--served-model-name", options.model]
     command += ["--tokenizer-path", str(options.tokenizer), "--seed", str(options.seed)]
     command += ["--enable-cache-report", "--emulate-speed", str(options.speed)]
-    if name == "speculative":
+    if pool == "speculative":
         command += ["--speculative-algorithm", "STANDALONE"]
         if options.serialized_speculation:
             command.append("--emulate-serialized-speculation")

@@ -4,7 +4,7 @@ import pytest
 
 from dps_lab.demo import MAX_ANSWER_TOKENS, choose, verdict
 from dps_lab.replay.oracle import Decision, PromptCounter
-from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
+from dps_lab.replay.records import TurnRecord, Usage, Verdict
 from dps_lab.replay.report import Comparison
 from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import bundled_tokenizer
@@ -49,7 +49,7 @@ def test_turn_requests_as_many_tokens_as_its_recorded_answer_has() -> None:
 
 
 def test_demo_succeeds_if_nothing_is_lost_and_nothing_differs() -> None:
-    assert verdict(ReplayResult("DPS", 7, 1.0), Comparison(7, [], []), lost=0) == (
+    assert verdict(7, Comparison(7, [], []), lost=0) == (
         True,
         [
             "routing decisions that differ from the offline oracle: 0 of 7",
@@ -67,4 +67,4 @@ def test_demo_succeeds_if_nothing_is_lost_and_nothing_differs() -> None:
     ],
 )
 def test_loss_or_difference_fails_the_demo(comparison: Comparison, lost: int, fine: bool) -> None:
-    assert verdict(ReplayResult("DPS", 7, 1.0), comparison, lost)[0] is fine
+    assert verdict(7, comparison, lost)[0] is fine

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dps_lab.fleets import FLEETS
 from dps_lab.plots import DemoPlot, Outage, draw_demo
 from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
 
@@ -33,7 +34,8 @@ def run(label: str, turns: int) -> ReplayResult:
 
 
 PLOT = DemoPlot(
-    runs=[run("DPS", 30), run("greedy", 30), run("always speculative", 30)],
+    runs=[run(fleet.label, 30) for fleet in FLEETS],
+    faulted=run("rule", 30),
     threshold_tokens=128,
     time_scale=2.0,
     urls=URLS,
@@ -47,7 +49,10 @@ PLOT = DemoPlot(
     [
         pytest.param(PLOT, id="outage"),
         pytest.param(replace(PLOT, outage=None), id="no outage"),
-        pytest.param(replace(PLOT, runs=[run("DPS", 0)] * 3), id="no turn answered"),
+        pytest.param(
+            replace(PLOT, runs=[run("none", 0) for _ in FLEETS], faulted=run("none", 0)),
+            id="no turn answered",
+        ),
         pytest.param(replace(PLOT, threshold_tokens=0), id="no turn speculates"),
     ],
 )

@@ -88,6 +88,15 @@ async def test_engines_share_cached_prefixes_only_with_a_common_cache(sharing: A
     assert not stack.folder.exists()
 
 
+async def test_pool_without_engines_is_served_by_those_of_the_other_pool() -> None:
+    options = replace(OPTIONS, gateways=1, emulated_engines={"greedy": 2}, policy="AlwaysGreedy")
+    async with LocalStack(options) as stack:
+        assert list(stack.engine_urls) == ["greedy", "greedy-2"]
+        config = yaml.safe_load((stack.folder / "gateway-1.yaml").read_text())
+        urls = list(stack.engine_urls.values())
+        assert config["pools"] == {"speculative": {"endpoints": urls}, "greedy": {"endpoints": urls}}
+
+
 def test_stack_that_is_refused_leaves_no_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     sglang = SGLangOptions(model="m", draft_model="d", version="0.5.9")

@@ -57,6 +57,25 @@ def runs_table(summaries: Sequence[Summary], title: str) -> Table:
     return table
 
 
+def fleets_table(summaries: Sequence[Summary], title: str) -> Table:
+    """One row for each run: batch time, session latency, and the shares of cached tokens and speculative turns."""
+    table = _table(title, "fleet", "batch", "median", "p95", "cached", "spec.")
+    for summary in summaries:
+        table.add_row(
+            summary.label,
+            f"{summary.wall_seconds:.1f} s",
+            _seconds(summary.session_latency, lambda q: q.median),
+            _seconds(summary.session_latency, lambda q: q.p95),
+            f"{summary.cached_share:.0%}",
+            f"{summary.speculative_share:.0%}",
+        )
+    return table
+
+
+def _seconds(quantiles: Quantiles | None, pick: Callable[[Quantiles], float]) -> str:
+    return "-" if quantiles is None else f"{pick(quantiles):.2f} s"
+
+
 def _time(quantiles: Quantiles | None, pick: Callable[[Quantiles], float]) -> str:
     return "-" if quantiles is None else f"{pick(quantiles):,.3f} s"
 
