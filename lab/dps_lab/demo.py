@@ -197,9 +197,10 @@ async def _demo(arguments: argparse.Namespace) -> int:
         arguments.plot,
     )
     console.print()
-    console.print(routes_table(summarize(faulted, arguments.speed)), lengths_table(summaries[0]))
+    routed = summarize(faulted, arguments.speed)
+    console.print(routes_table(routed), lengths_table(routed))
     console.print(
-        fleets_table(summaries, "the same sessions on seven fleets of two engines; emulated seconds")
+        fleets_table(summaries, "seven fleets of two engines: time for all sessions, and session latency")
     )
     for line in conclusion(summaries):
         console.print(line, markup=False)
