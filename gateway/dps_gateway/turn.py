@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
@@ -13,6 +13,7 @@ from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
+from dps_gateway.session.stored import StoredResponse
 from dps_gateway.upstream.pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
@@ -100,11 +101,23 @@ class Turns:
         self.store.ttl_seconds = ttl_seconds
 
     async def measure(
-        self, scope: Scope, prompt: Prompt, headers: Mapping[str, str], body: Mapping[str, Any]
+        self,
+        scope: Scope,
+        prompt: Prompt,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any],
+        stored: StoredResponse | None = None,
     ) -> MeasuredTurn:
-        """Identify the session, by the client's id or else by its history, and measure the prompt's growth."""
+        """Identify the session, by the client's id or else by its history, and measure the prompt's growth.
+
+        A prompt that continues a stored response belongs to that response's session.
+        """
         prompt = prompt.in_cache(cache_key(body, self._cache_fields))
         client_id = client_session_id(self._keys, headers, body)
+        if stored is not None:
+            session = await self._continued(scope, prompt, stored, client_id)
+            counted, _ = await prompt.measure(None)
+            return MeasuredTurn(session, prompt, counted, 0, _number(session, prompt, counted))
         session = (
             await self._named(scope, prompt, client_id)
             if client_id is not None
@@ -154,6 +167,22 @@ class Turns:
         snapshot = await self.store.read(scope, session)
         growth = compare(snapshot.record, prompt.starts_with)
         return Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
+
+    async def _continued(
+        self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
+    ) -> Session:
+        """The session of a stored response, to whose turn the prompt is compared unless it repeats a later one."""
+        session = SessionId(stored.session)
+        snapshot = await self.store.read(scope, session)
+        record = snapshot.record or Record(())
+        growth = compare(record, prompt.starts_with)
+        base = next((point for point in record.points if point.digest == stored.digest), None)
+        if growth.base is None and base is not None:
+            history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
+            # The stored length is the engine's, so the base's correction must not be added to it.
+            base = replace(base, counted=base.length, correction=0)
+            growth = Growth(history, base, dict.fromkeys(base.pools, base))
+        return Session(session, scope, snapshot, growth, record, client_id)
 
     async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
         """The session that committed the longest prefix of this prompt, a fork of it, or a new session.

@@ -45,6 +45,8 @@ class Outbound:
     retried if reading fails."""
     prefill_tokens: Mapping[Pool, int]
     """The tokens that an engine of each pool has to prefill before it begins to stream the answer; empty if unknown."""
+    replica: str | None = None
+    """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
     retries = Retries(runtime.retry_budget, streamed=outbound.streamed)
     attempts: Counter[Pool] = Counter()
     failure: Exception | None = None
-    while choices := _choices(runtime, decision, retries, attempts):
+    while choices := _choices(runtime, decision, retries, attempts, outbound.replica):
         queued_at = time.perf_counter()
         patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
         applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency)
@@ -135,7 +137,8 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
         except PoolEmpty as error:
             failure = failure or error
             if not any(
-                each.pool.usable(each.avoid) for each in _choices(runtime, decision, retries, attempts)
+                each.pool.usable(each.avoid)
+                for each in _choices(runtime, decision, retries, attempts, outbound.replica)
             ):
                 raise failure from None
             continue
@@ -175,19 +178,23 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
 
 
 def _choices(
-    runtime: Runtime, decision: Decision, retries: Retries, attempts: Mapping[Pool, int]
+    runtime: Runtime, decision: Decision, retries: Retries, attempts: Mapping[Pool, int], replica: str | None
 ) -> list[Choice]:
     """The pools that may serve the next attempt: the one that the policy chose, and the other if the first is full.
 
     Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
     request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
-    replica of the first is left.
+    replica of the first is left. `replica` is the only one that may serve the request, if it is not None.
     """
     choices = [
         Choice(runtime.pools[pool], retries.avoid(pool))
         for pool in (decision.pool, decision.pool.other)
         if attempts[pool] < ATTEMPTS_PER_POOL and retries.may_stay(pool)
     ]
+    if replica is not None:
+        pool = runtime.pools[decision.pool]
+        others = pool.replicas.keys() - {replica}
+        return [Choice(pool, each.avoid | others) for each in choices if each.pool is pool]
     if decision.reason is not Reason.FIXED:
         return choices
     usable = [choice for choice in choices if choice.pool.usable(choice.avoid)]

@@ -43,6 +43,10 @@ class ModelNotFound(Exception):
     """The request is for a model that is not served. The message names those that are."""
 
 
+class ResponseNotFound(Exception):
+    """No engine holds the stored response that the request refers to."""
+
+
 class DeadlineExceeded(Exception):
     """No engine has answered within the time that the client allows."""
 
@@ -64,6 +68,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     Unauthorized: _Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: _Problem(403, "permission_error", "model_not_allowed"),
     ModelNotFound: _Problem(404, "invalid_request_error", "model_not_found"),
+    ResponseNotFound: _Problem(404, "invalid_request_error", "response_not_found"),
     NotFound: _Problem(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooSlow: _Problem(408, "invalid_request_error", "request_timeout"),

@@ -46,6 +46,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         streamed=job.body.get("stream") is True,
         buffered=True,
         prefill_tokens=_prefill_tokens(job),
+        replica=job.stored.url if job.stored is not None else None,
     )
     placed: Placed | None = None
     try:

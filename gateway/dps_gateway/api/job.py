@@ -15,10 +15,12 @@ from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.request import parse_object, read_body
+from dps_gateway.api.stored import holder
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.session.growth import History
+from dps_gateway.session.stored import StoredResponse
 from dps_gateway.telemetry.tracing import links_to
 from dps_gateway.turn import MeasuredTurn, policy_input
 
@@ -46,6 +48,13 @@ class Job:
     """The policy's input, for a turn."""
     routed_at: float
     """`time.perf_counter()` at the routing decision."""
+    stored: StoredResponse | None = None
+    """The stored response that the request continues, if any. Only its engine can serve the request."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether the engine may store the answer."""
+        return self.route.stores and self.body.get("store") is not False
 
     @property
     def session(self) -> str | None:
@@ -56,7 +65,7 @@ class Job:
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, BodyTooLarge or BadRequest.
+    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BodyTooLarge or BadRequest.
     """
     runtime = call.runtime
     call.authenticate()
@@ -72,22 +81,30 @@ async def prepare(call: Call, route: Route) -> Job:
             if len(raw) < LONG_BODY_BYTES
             else await asyncio.to_thread(_countable_prompts, call, route, body)
         )
+        previous = body.get("previous_response_id") if route.stores else None
+        stored = await holder(call, previous) if isinstance(previous, str) else None
+        if stored is not None:
+            known = stored.session and stored.tokens
+            prompts = [prompt.continuing(stored.tokens) for prompt in prompts] if known else []
         turn = None
         prompt_tokens = None
         if len(prompts) == 1:
             prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
-            turn = await runtime.turns.measure(runtime.scope(call.tenant), prompt, call.request.headers, body)
+            scope = runtime.scope(call.tenant)
+            turn = await runtime.turns.measure(scope, prompt, call.request.headers, body, stored)
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
         common = runtime.config.routing.common_prefix_cache
         routed = policy_input(turn, runtime.pools, common) if turn is not None else None
         decision = _decide(call, turn, routed)
+        if stored is not None:
+            decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, decision)
         if salt is not None:
             raw, body = with_salt(raw, body, route.salted, salt)
-        return Job(call, route, body, raw, decision, prompt_tokens, turn, routed, time.perf_counter())
+        return Job(call, route, body, raw, decision, prompt_tokens, turn, routed, time.perf_counter(), stored)
     finally:
         span.end()
 

@@ -7,11 +7,12 @@ from aiohttp import web
 
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
-from dps_gateway.api.endpoints import ROUTES
+from dps_gateway.api.endpoints import ROUTES, responses
 from dps_gateway.api.errors import BadRequest, error_event
 from dps_gateway.api.models import resolve_model
 from dps_gateway.api.request import parse_object, read_body, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
+from dps_gateway.api.stored import holder
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
@@ -44,6 +45,10 @@ async def _forward(call: Call) -> web.StreamResponse:
     body = await read_body(request, runtime.config) if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
+    pool, replica = least_loaded(runtime.pools), None
+    if (response_id := _response_id(request.rel_url.raw_path)) is not None:
+        stored = await holder(call, response_id)
+        pool, replica = stored.pool, stored.url
     trace = runtime.tracing.propagate(call.span, request.headers)
     outbound = Outbound(
         method=request.method,
@@ -56,12 +61,19 @@ async def _forward(call: Call) -> web.StreamResponse:
         streamed=True,
         prefill_tokens={},
         buffered=False,
+        replica=replica,
     )
-    placed = await dispatch(call, Decision(least_loaded(runtime.pools), Reason.FIXED), outbound)
+    placed = await dispatch(call, Decision(pool, Reason.FIXED), outbound)
     try:
         return await _relay(call, placed)
     finally:
         placed.close()
+
+
+def _response_id(raw_path: str) -> str | None:
+    """The id in the path of a stored response, /v1/responses/ID or below; None for other paths."""
+    root, *rest = unquote(raw_path).split(f"{responses.ROUTE.path}/", 1)
+    return rest[0].split("/")[0] if rest and not root else None
 
 
 def _checked_model(call: Call, body: bytes) -> bytes:

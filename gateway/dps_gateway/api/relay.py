@@ -14,6 +14,7 @@ from dps_gateway.api.job import Job
 from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
+from dps_gateway.api.stored import remember
 from dps_gateway.engine.dialect import Asked, Usage, read_usage
 from dps_gateway.engine.sources import PromptSources, prompt_sources, without_sources
 from dps_gateway.telemetry.tracing import fail_span, span_reference
@@ -127,6 +128,8 @@ class Relay:
     async def _account(self, usage: Usage | None) -> None:
         """Record the engine's token counts. A failure is logged, because the answer itself is fine."""
         try:
+            if self._job.stores and usage is not None:
+                await remember(self._call, self._placed, self._job.turn, usage)
             await self._record(usage)
         except Exception:
             log.exception("request %s: its usage could not be recorded", self._call.request_id)

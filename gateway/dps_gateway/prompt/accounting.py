@@ -27,6 +27,11 @@ LONG_TEXT_BYTES: Final = 128 * 1024
 _TOKEN_ID_BYTES: Final = 4
 
 
+_STORED_ANSWER: Final = "\x00stored answer\x00"
+_STORED: Final = ({"role": "user", "content": "q"}, {"role": "assistant", "content": _STORED_ANSWER})
+"""Stands for a conversation that only the engine knows."""
+
+
 class Uncountable(Exception):
     """The prompt's length cannot be determined: the engine will refuse it, or it is several prompts."""
 
@@ -51,6 +56,10 @@ class Prompt:
     def in_cache(self, key: bytes) -> "Prompt":
         """This prompt with digests that are specific to the KV cache selected by `key`."""
         return replace(self, marks=((0, key), *self.marks))
+
+    def continuing(self, tokens: int) -> "Prompt":
+        """This prompt after a conversation of `tokens` tokens that only the engine knows."""
+        return replace(self, count_from=lambda offset: tokens + self.count_from(offset))
 
     @cached_property
     def offset(self) -> int:
@@ -154,10 +163,21 @@ class Accountant:
         return self.chat(self._converted(self._engine.chat_of_messages, body))
 
     def responses(self, body: dict[str, Any]) -> Prompt:
-        """The prompt of a /v1/responses request. Raises Uncountable."""
-        if body.get("previous_response_id") is not None:
-            raise Uncountable("only the engine knows the conversation that the request continues")
-        return self.chat(self._converted(self._engine.chat_of_responses, body))
+        """The prompt of a /v1/responses request. Raises Uncountable.
+
+        If the request continues a stored response, this is the text after the stored answer, preceded by the
+        response's id instead of the conversation, which only the engine knows (see `Prompt.continuing`).
+        """
+        previous = body.get("previous_response_id")
+        if previous is None:
+            return self.chat(self._converted(self._engine.chat_of_responses, body))
+        if not isinstance(previous, str):
+            raise Uncountable("the engine will refuse the request: previous_response_id is not a string")
+        items = body.get("input")
+        added = items if isinstance(items, list) else [{"role": "user", "content": items}]
+        text = self.responses({"input": [*_STORED, *added]}).data.decode().partition(_STORED_ANSWER)[2]
+        data = f"{previous}\n{text}".encode(errors="replace")
+        return Prompt(data, [], lambda offset: self._tokenizer.count(text), len(data))
 
     def _converted(
         self, convert: Callable[[dict[str, Any], str], dict[str, Any]], body: dict[str, Any]

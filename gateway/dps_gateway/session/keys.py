@@ -9,12 +9,13 @@ import orjson
 
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.record import Point, Record
+from dps_gateway.session.stored import StoredResponse
 
 MAX_VALUE_BYTES: Final = 16 * 1024
 """Maximum size of a stored value, in bytes. The largest record takes about 4 KB."""
 
 _KEY: Final = re.compile(
-    r"dps:\{(?P<scope>[0-9a-f]+):(?P<tag>[0-9a-f]+)\}:(?:s:(?P<session>dps-[0-9a-f]+)|p:[A-Za-z0-9_-]{1,64})"
+    r"dps:\{(?P<scope>[0-9a-f]+):(?P<tag>[0-9a-f]+)\}:(?:s:(?P<session>dps-[0-9a-f]+)|p:[A-Za-z0-9_-]{1,64}|(?P<response>r:[0-9a-f]{32}))"
 )
 
 
@@ -65,10 +66,12 @@ class Pointer:
 
 
 def is_valid_entry(scopes: Collection[str], key: str, value: bytes) -> bool:
-    """Whether `key` is in one of these scopes (`Scope.name`) and `value` is a valid record or pointer for that key."""
+    """Whether `key` is in one of these scopes (`Scope.name`) and `value` is a valid value for that key."""
     match = _KEY.fullmatch(key)
     if match is None or match["scope"] not in scopes or len(value) > MAX_VALUE_BYTES:
         return False
+    if match["response"] is not None:
+        return StoredResponse.decode(value) is not None
     if match["session"] is None:
         pointer = Pointer.decode(value)
         return pointer is not None and pointer.session.tag == match["tag"]

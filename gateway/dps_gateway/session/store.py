@@ -5,6 +5,7 @@ A request never fails because of session state. In the worst case the session is
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -13,6 +14,7 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
+from dps_gateway.session.stored import StoredResponse, response_key
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +189,31 @@ class SessionStore:
             await self._update(
                 record_key(scope, session), snapshot, lambda record: change(record or Record(())), None
             )
+
+    async def remember(self, scope: Scope, response_id: str, stored: StoredResponse) -> None:
+        """Record where a response is stored. The first record of an id is kept."""
+        key, value = response_key(scope, response_id), stored.encode()
+        written = self._backend is None
+        if self._backend is not None:
+            try:
+                await self._backend.swap(key, None, value, self.ttl_seconds, None)
+                written = True
+            except StoreUnavailable:
+                pass
+        self._mirror.put(key, value, None, self.ttl_seconds, written=written)
+        if not written and self._peers is not None:
+            await self._peers.publish({key: value})
+
+    async def recall(self, scope: Scope, response_id: str) -> StoredResponse | None:
+        """Where a response of this tenant is stored, or None if it is unknown."""
+        key = response_key(scope, response_id)
+        value = self._mirror.get(key)
+        if value is None and self._backend is not None:
+            with suppress(StoreUnavailable):
+                value = await self._backend.get(key)
+        for values in await self._peer_values([key]) if value is None else ():
+            value = value or values.get(key)
+        return StoredResponse.decode(value) if value else None
 
     async def flush(self) -> int:
         """Write overdue commits to Redis until the first failure. Returns the number of entries written.

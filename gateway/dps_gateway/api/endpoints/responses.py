@@ -15,4 +15,4 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
     return [accountant.responses(body)]
 
 
-ROUTE: Final = Route("/v1/responses", "chat", RESPONSES_ANSWERS, _prompts)
+ROUTE: Final = Route("/v1/responses", "chat", RESPONSES_ANSWERS, _prompts, stores=True)

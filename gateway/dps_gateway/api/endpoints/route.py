@@ -24,6 +24,8 @@ class Route:
     """
     salted: tuple[str, ...] = ("cache_salt",)
     """The request fields that receive the tenant's cache salt. Empty if the endpoint has no such field."""
+    stores: bool = False
+    """Whether engines store the answers, so that later requests can refer to them by `previous_response_id`."""
 
 
 def refuse_empty(prompts: Any) -> None:

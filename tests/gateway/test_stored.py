@@ -1,0 +1,55 @@
+"""Where a response is stored survives an outage of Redis, and is separate for each tenant."""
+
+import pytest
+
+from dps_gateway.pool import Pool
+from dps_gateway.session.identity import Scope
+from dps_gateway.session.keys import is_valid_entry
+from dps_gateway.session.mirror import Mirror
+from dps_gateway.session.store import SessionStore
+from dps_gateway.session.stored import StoredResponse, response_key
+from dps_testkit.session_backend import FakeBackend
+
+SCOPE, OTHER = Scope.of("model", "tenant"), Scope.of("model", "another")
+STORED = StoredResponse(Pool.GREEDY, "http://10.0.0.1:30000", "dps-0123", "digest", 42)
+
+
+def store(backend: FakeBackend | None) -> SessionStore:
+    """The store of one gateway replica."""
+    return SessionStore(backend, Mirror(100), 3600)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("backend", [FakeBackend(), None], ids=["Redis", "no Redis"])
+async def test_response_is_known_to_its_tenant_only(backend: FakeBackend | None) -> None:
+    replica = store(backend)
+    await replica.remember(SCOPE, "resp_1", STORED)
+    assert await replica.recall(SCOPE, "resp_1") == STORED
+    assert await replica.recall(SCOPE, "resp_2") is None
+    assert await replica.recall(OTHER, "resp_1") is None
+
+
+@pytest.mark.asyncio
+async def test_response_is_known_to_other_replicas_once_redis_is_back() -> None:
+    backend = FakeBackend()
+    replica, another = store(backend), store(backend)
+    backend.away = True
+    await replica.remember(SCOPE, "resp_1", STORED)
+    assert await replica.recall(SCOPE, "resp_1") == STORED
+    assert await another.recall(SCOPE, "resp_1") is None
+    backend.away = False
+    assert await replica.flush() == 1
+    assert await another.recall(SCOPE, "resp_1") == STORED
+
+
+def test_stored_value_contains_no_response_id_and_is_a_valid_entry_of_its_tenant() -> None:
+    key = response_key(SCOPE, "resp_secret")
+    assert "secret" not in key
+    assert is_valid_entry({SCOPE.name}, key, STORED.encode())
+    assert not is_valid_entry({OTHER.name}, key, STORED.encode())
+    assert not is_valid_entry({SCOPE.name}, key, b"[]")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[1]", b'["blue","u","s","d",1]', b'["greedy","u","s","d",[]]'])
+def test_other_values_are_ignored(raw: bytes) -> None:
+    assert StoredResponse.decode(raw) is None
