@@ -15,10 +15,10 @@ import aiohttp
 import kopf
 from aiohttp import web
 
-from dps_operator.balance import Balance, Balancer
 from dps_operator.cluster import KubernetesCluster
-from dps_operator.demand import GatewayMetrics
 from dps_operator.errors import ClusterError, LeadershipLostError
+from dps_operator.gpu_budget.balancer import Balance, Balancer
+from dps_operator.gpu_budget.demand import GatewayMetrics
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
 from dps_operator.leader import Lease

@@ -6,12 +6,12 @@ from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.status import ConditionType
-from dps_operator.budget import Allocation
 from dps_operator.builders.launch import pool_of
 from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
 from dps_operator.builders.store import managed
 from dps_operator.diagnose import Problem, most_severe
+from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 from dps_operator.revisions import described, history

@@ -11,8 +11,6 @@ from prometheus_client import Gauge
 from dps_engines.pools import POOLS, PoolName
 from dps_operator import conditions
 from dps_operator.api.spec import parse
-from dps_operator.balance import Balance
-from dps_operator.budget import Allocation, granted, with_replicas
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway import config_hash
 from dps_operator.builders.prefix_cache import cache_secret, common
@@ -28,6 +26,8 @@ from dps_operator.errors import (
     SpecError,
 )
 from dps_operator.events import events
+from dps_operator.gpu_budget.allocation import Allocation, granted, with_replicas
+from dps_operator.gpu_budget.balancer import Balance
 from dps_operator.kinds import BY_NAME, POD, kind_of
 from dps_operator.observe import Child, ChildKey, Key, Observations, child
 from dps_operator.resources import (

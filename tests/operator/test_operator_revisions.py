@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dps_engines.pools import PoolName
 from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.resources import ENGINE, SPEC_HASH
@@ -174,8 +175,8 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
-def spec_hash(change: dict[str, Any]) -> str:
-    made = engine_deployment(router({**SMALLEST, **change}), "speculative", SETTINGS)
+def spec_hash(change: dict[str, Any], pool: PoolName = "speculative") -> str:
+    made = engine_deployment(router({**SMALLEST, **change}), pool, SETTINGS)
     result: str = made["metadata"]["annotations"][SPEC_HASH]
     return result
 
@@ -188,3 +189,11 @@ def test_spec_hash_ignores_what_engines_do_not_depend_on(change: dict[str, Any])
 @pytest.mark.parametrize("change", OTHER.values(), ids=OTHER.keys())
 def test_spec_hash_covers_what_engines_depend_on(change: dict[str, Any]) -> None:
     assert spec_hash(change) != spec_hash({})
+
+
+@pytest.mark.parametrize(("placement", "same"), [("SeparateGPUs", True), ("SharedGPU", False)])
+def test_spec_hash_covers_the_engine_that_shares_the_gpu(placement: str, same: bool) -> None:
+    """Its draft model reduces the memory that is left for the other engine."""
+    placed = {"placement": placement}
+    changed = {**placed, "pools": {"speculative": {"speculation": {"algorithm": "Ngram"}}}}
+    assert (spec_hash(placed, "greedy") == spec_hash(changed, "greedy")) is same

@@ -165,18 +165,23 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
         "telemetry": spec.telemetry.model_copy(update={"service_monitor": None}),
         "pool": pool_of(spec, name).model_copy(update=NOT_IN_THE_TEMPLATE),
     }
+    if spec.placement == "SharedGPU":
+        parts["neighbour"] = pool_of(spec, _other(name)).model_copy(update=NOT_IN_THE_TEMPLATE)
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
     cache = common(spec)
     shared = [cache.model_dump(mode="json", exclude_defaults=True), cache_revision] if cache else []
-    placed = [spec.placement] if spec.placement != "SeparateGPUs" else []
-    return digest([fields, shared, *placed])
+    return digest([fields, shared])
+
+
+def _other(name: PoolName) -> PoolName:
+    return "greedy" if name == "speculative" else "speculative"
 
 
 def _neighbour(router: Router, name: PoolName) -> dict[str, str] | None:
     """The labels of the pod with which a pool's engine shares a GPU."""
     if router.spec.placement != "SharedGPU":
         return None
-    return selector(router, "greedy" if name == "speculative" else "speculative")
+    return selector(router, _other(name))
 
 
 def engine_deployment(

@@ -7,9 +7,9 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.budget import Demand
 from dps_operator.builders.gateway import ADMIN_PORT
 from dps_operator.errors import DemandUnknownError
+from dps_operator.gpu_budget.allocation import Demand
 
 METRICS: Final = ("dps_in_flight", "dps_queued")
 TIMEOUT_SECONDS: Final = 5.0

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_operator.balance import Balance, Balancer
-from dps_operator.budget import Allocation, Demand
 from dps_operator.cluster import Cluster
-from dps_operator.demand import GatewayMetrics, demand
 from dps_operator.errors import DemandUnknownError
+from dps_operator.gpu_budget.allocation import Allocation, Demand
+from dps_operator.gpu_budget.balancer import Balance, Balancer
+from dps_operator.gpu_budget.demand import GatewayMetrics, demand
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.work_queue import WorkQueue

@@ -1,4 +1,4 @@
-"""How the two pools share a GPU budget: pure rules. `balance.py` measures the demand and applies them."""
+"""How the two pools share a GPU budget: pure rules. `balancer.py` measures the demand and applies them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.spec import Spec, parse
-from dps_operator.budget import Allocation, Demand, current_allocation, moved
 from dps_operator.errors import DemandUnknownError, SpecError
+from dps_operator.gpu_budget.allocation import Allocation, Demand, current_allocation, moved
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
-from dps_operator.budget import Allocation, current_allocation, granted, moved, with_replicas
+from dps_operator.gpu_budget.allocation import Allocation, current_allocation, granted, moved, with_replicas
 from dps_testkit.operator.routers import SMALLEST, router
 
 BUDGET: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4}}
