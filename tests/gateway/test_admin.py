@@ -12,13 +12,12 @@ from aiohttp.test_utils import TestServer
 from dps_gateway.api.admin import admin_app, worker_app
 from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
 from dps_gateway.session.peers import HttpPeers, WorkerPeers
 from dps_gateway.session.record import Point, Record
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 
 SCOPE = Scope.of("m", "")
 SESSION = SessionId.of_client(SCOPE, "s")
@@ -33,7 +32,7 @@ POINTER = Pointer(SESSION, POINT).encode().decode()
 async def runtime() -> AsyncIterator[Runtime]:
     pool = {"endpoints": ["http://127.0.0.1:1"]}
     config = {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
-    runtime = Runtime(GatewayConfig.model_validate(config), Tokenizer.load(str(bundled_tokenizer())))
+    runtime = Runtime(GatewayConfig.model_validate(config), shared_tokenizer())
     yield runtime
     await runtime.close()
 
@@ -112,7 +111,7 @@ async def test_peers_send_the_token(runtime: Runtime) -> None:
 
 async def test_workers_of_one_replica_answer_for_each_other(runtime: Runtime, tmp_path: Path) -> None:
     """Each worker has a socket; the admin port, which a worker picked by the kernel serves, answers for all."""
-    sibling = Runtime(runtime.config, Tokenizer.load(str(bundled_tokenizer())), tmp_path / "2.sock")
+    sibling = Runtime(runtime.config, shared_tokenizer(), tmp_path / "2.sock")
     runtime.workers = WorkerPeers(tmp_path / "1.sock")
     runner = web.AppRunner(worker_app(sibling))
     await runner.setup()

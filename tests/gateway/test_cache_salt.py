@@ -17,9 +17,8 @@ from dps_gateway.api.public import public_app
 from dps_gateway.auth import Keys
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.separation import CacheSalt
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 
 CHAT = "/v1/chat/completions"
 KEYS = "team-a:sk-alpha\nteam-b:sk-beta\n"
@@ -129,7 +128,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         config = GatewayConfig.model_validate(
             {"model": {"name": "m", "tokenizer": "x"}, "pools": {"speculative": pool, "greedy": pool}}
         )
-        runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+        runtime = Runtime(config, shared_tokenizer())
         runtime.keys = load_keys(tmp_path, KEYS)
         async with TestClient(TestServer(public_app(runtime))) as client:
             yield Site(runtime, client, received)

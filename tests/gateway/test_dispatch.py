@@ -14,13 +14,13 @@ from dps_gateway.api.public import public_app
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.config import Limits, Routing, parse_config
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.learning import LearningPolicy
 from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.replica import ERRORS_TO_EJECT
 from dps_gateway.upstream.retries import RETRY_BURST, RETRY_RATIO
 from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -99,7 +99,7 @@ async def start() -> AsyncIterator[Start]:
                 source="test",
                 environment={},
             )
-            runtime = Runtime(config, Tokenizer.load(config.model.tokenizer))
+            runtime = Runtime(config, shared_tokenizer(config.model.tokenizer))
             stack.push_async_callback(runtime.close)
             client = await stack.enter_async_context(TestClient(TestServer(public_app(runtime))))
             return Site(runtime, client, [*speculative, *greedy])

@@ -1,10 +1,14 @@
 """L_t equals the engine's count, and only the text that was added is tokenized."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,12 +20,15 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
-from dps_gateway.prompt.tokenizer import Tokenizer, TokenizerError
+from dps_gateway.prompt.description import Description, TokenizerError
+from dps_gateway.prompt.template import compiled
+from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.record import Point
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
 from dps_local.assets import bundled_tokenizer, qwen_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "prompt_tokens_sglang_0_5_23.json").read_text())
 
@@ -76,7 +83,7 @@ def real_tokenizer() -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(real_tokenizer())
+    return shared_tokenizer(real_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +203,7 @@ def edits(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Iterator
 def thinking_accountant() -> Accountant:
     hf = AutoTokenizer.from_pretrained(real_tokenizer())
     hf.chat_template = THINKING_TEMPLATE
-    return Accountant(Tokenizer(hf), SGLang())
+    return Accountant(Tokenizer(Description.of(hf)), SGLang())
 
 
 class TestAdversarialHistories:
@@ -250,7 +257,7 @@ def test_stripped_thinking_does_not_change_the_history() -> None:
     """The next prompt lacks the generation prompt's `<think>`, but contains all text before it."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
     hf.chat_template = THINKING_TEMPLATE
-    accountant = Accountant(Tokenizer(hf), SGLang())
+    accountant = Accountant(Tokenizer(Description.of(hf)), SGLang())
     first = [{"role": "user", "content": "why?"}]
     answered = [
         *first,
@@ -262,17 +269,17 @@ def test_stripped_thinking_does_not_change_the_history() -> None:
 
 
 def test_bundled_tokenizer_is_counted_incrementally() -> None:
-    tokenizer = Tokenizer.load(str(bundled_tokenizer()))
+    tokenizer = shared_tokenizer()
     assert tokenizer.split_token is not None
 
 
 def test_tokenizer_with_overlapping_tokens_has_no_boundaries() -> None:
     """If `<|a|><|b|>` is a token, splitting before `<|b|>` would break it."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
-    start = Tokenizer(hf).split_token
+    start = Tokenizer(Description.of(hf)).split_token
     assert start is not None
     hf.add_tokens([f"x{start.decode()}"], special_tokens=True)
-    assert not Tokenizer(hf).splits_before(start.decode())
+    assert not Tokenizer(Description.of(hf)).splits_before(start.decode())
 
 
 @pytest.mark.parametrize("source", ["./no-such-folder", "/no/such/folder"])
@@ -286,3 +293,54 @@ def test_missing_tokenizer_folder_is_an_error(source: str) -> None:
 def test_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"cannot be loaded .*; give a folder that holds tokenizer.json"):
         Tokenizer.load(str(tmp_path))
+
+
+TEMPLATES = {
+    "filters": "{{ tools | tojson }}{{ messages | tojson(indent=2) }}{{ 'é<&' | tojson }}",
+    "functions": "{{ strftime_now('%Y') }}{{ dict(a=1) }}",
+    "white space": "  {% for m in messages %}\n    {% if loop.first %}\n first\n{% endif %}\n  {% endfor %}\n",
+    "loop controls": (
+        "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}"
+        "{{ m.content }}{% break %}{% endfor %}"
+    ),
+    "training marks": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}",
+    "namespaces": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
+    ),
+    "special tokens": "{{ eos_token }}{{ bos_token }}{{ pad_token }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_template_renders_as_transformers_renders_it(template: str) -> None:
+    hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
+    hf.chat_template = template
+    messages = [{"role": "user", "content": "why <b>?"}, {"role": "assistant", "content": "so"}]
+    tools: Any = [{"type": "function", "function": {"name": "f", "description": "<é>"}}]
+    expected = hf.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert Tokenizer(Description.of(hf)).render(messages, tools, {}) == expected
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"]
+)
+def test_template_may_refuse_a_chat_and_cannot_leave_the_sandbox(template: str) -> None:
+    with pytest.raises(jinja2.TemplateError):
+        compiled(template).render(messages=[])
+
+
+def test_tokenizer_that_the_fast_implementation_counts_differently_is_counted_by_the_reference() -> None:
+    hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
+    text = "don't we'LL  한국어"
+    differing = replace(Description.of(hf), samples={text: [0]})
+    assert Tokenizer(differing).count(text) == len(hf.encode(text, add_special_tokens=False))
+
+
+def test_loading_a_tokenizer_does_not_import_transformers() -> None:
+    """Its memory is that of the child process only."""
+    program = (
+        "import sys; from dps_gateway.prompt.tokenizer import Tokenizer; Tokenizer.load(sys.argv[1]);"
+        "print({'transformers', 'tokenizers', 'numpy'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", program, str(bundled_tokenizer())]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

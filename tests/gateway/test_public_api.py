@@ -22,10 +22,9 @@ from dps_gateway.api.server import Runner
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.accounting import Prompt
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -130,7 +129,7 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[Gateway]:
                 "limits": {"maxBodyBytes": 100_000},
             }
         )
-        runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+        runtime = Runtime(config, shared_tokenizer())
         runner = Runner(public_app(runtime), handler_cancellation=True, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()

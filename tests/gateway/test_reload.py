@@ -9,10 +9,9 @@ from multidict import CIMultiDict
 from dps_gateway.auth import Unauthorized
 from dps_gateway.config import ConfigError, load_config
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.reload import Watch, reload_config
 from dps_gateway.runtime import Runtime
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 
 CONFIG = """
 model: {name: m, tokenizer: x}
@@ -42,7 +41,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 async def runtime(file: Path) -> AsyncIterator[Runtime]:
-    runtime = Runtime(load_config(file), Tokenizer.load(str(bundled_tokenizer())))
+    runtime = Runtime(load_config(file), shared_tokenizer())
     yield runtime
     await runtime.close()
 
@@ -137,7 +136,7 @@ async def test_reloaded_configuration_shows_the_values_in_effect(file: Path, run
 
 async def test_workers_share_the_limits(file: Path) -> None:
     write("gateway.yaml", CONFIG + "listen: {workers: 4}\nlimits: {maxInFlightPerReplica: 10, maxQueued: 2}")
-    runtime = Runtime(load_config(file), Tokenizer.load(str(bundled_tokenizer())))
+    runtime = Runtime(load_config(file), shared_tokenizer())
     assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [2, 2]
     assert runtime.admission.max_queued == 1
     write("gateway.yaml", CONFIG + "listen: {workers: 1}\nlimits: {maxInFlightPerReplica: 8, maxQueued: 0}")

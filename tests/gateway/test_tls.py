@@ -16,13 +16,12 @@ from aiohttp.test_utils import TestServer, unused_port
 from dps_gateway.api.public import public_app
 from dps_gateway.app import serve
 from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.reload import Watch
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.redis import connect
-from dps_local.assets import bundled_tokenizer
 from dps_testkit.certificates import certify
 from dps_testkit.http import status_of
+from dps_testkit.tokenizers import shared_tokenizer
 from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +54,7 @@ def configuration(certificate: Path, **sections: Any) -> GatewayConfig:
 
 @asynccontextmanager
 async def running(config: GatewayConfig) -> AsyncIterator[Runtime]:
-    runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+    runtime = Runtime(config, shared_tokenizer())
     try:
         yield runtime
     finally:
@@ -151,7 +150,7 @@ async def test_missing_authority_is_an_error(certificate: Path) -> None:
     ):
         Runtime(
             configuration(certificate, pools={"speculative": pool, "greedy": pool}),
-            Tokenizer.load(str(bundled_tokenizer())),
+            shared_tokenizer(),
         )
 
 
@@ -165,7 +164,7 @@ async def test_ports_listen_on_their_own_addresses(certificate: Path) -> None:
     listen = configuration(certificate).listen.model_dump(by_alias=True)
     listen |= {"host": "127.0.0.1", "port": port, "adminHost": "127.0.0.2", "adminPort": admin_port}
     config = configuration(certificate, listen=listen)
-    gateway = asyncio.create_task(serve(config, Tokenizer.load(str(bundled_tokenizer())), None))
+    gateway = asyncio.create_task(serve(config, shared_tokenizer(), None))
     try:
 
         async def live() -> bool:

@@ -16,12 +16,12 @@ from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 from dps_gateway.api.public import public_app
 from dps_gateway.api.spans import REQUEST_ATTRIBUTES
 from dps_gateway.config import Telemetry, parse_config
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_gateway.telemetry.tracing import Tracing, links_to
 from dps_local.assets import bundled_tokenizer
 from dps_local.emulated_sglang.server import create_app
 from dps_local.emulated_sglang.settings import EngineSettings
+from dps_testkit.tokenizers import shared_tokenizer
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "a prompt that nobody may read in a trace"
@@ -46,7 +46,7 @@ async def gateway(exporter: InMemorySpanExporter, request: pytest.FixtureRequest
     text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {pool}, greedy: {pool}}}\n"
     text += f"routing: {{policy: {getattr(request, 'param', 'DeltaPrefill')}}}"
     config = parse_config(text, source="test", environment={})
-    runtime = Runtime(config, Tokenizer.load(tokenizer))
+    runtime = Runtime(config, shared_tokenizer(tokenizer))
     record(runtime, exporter)
     server = TestServer(public_app(runtime), handler_cancellation=True)
     await server.start_server()
@@ -192,9 +192,7 @@ async def test_unreachable_engine_marks_server_and_client_span_as_failed(
 ) -> None:
     nowhere = "{endpoints: ['http://127.0.0.1:9']}"
     text = f"model: {{name: m, tokenizer: x}}\npools: {{speculative: {nowhere}, greedy: {nowhere}}}"
-    runtime = Runtime(
-        parse_config(text, source="test", environment={}), Tokenizer.load(str(bundled_tokenizer()))
-    )
+    runtime = Runtime(parse_config(text, source="test", environment={}), shared_tokenizer())
     record(runtime, exporter)
     async with TestServer(public_app(runtime)) as server, ClientSession() as session:
         url = server.make_url("/v1/chat/completions")

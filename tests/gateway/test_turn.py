@@ -11,7 +11,6 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
@@ -19,7 +18,7 @@ from dps_gateway.session.store import SessionStore
 from dps_gateway.turn import MeasuredTurn, Turns, policy_input
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.pool import EnginePool
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant with a long list of instructions. " * 20}
 KEYS = tuple(map(parse_session_key, DEFAULT_SESSION_KEYS))
@@ -35,7 +34,7 @@ def answer(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def accountant() -> Accountant:
-    return Accountant(Tokenizer.load(str(bundled_tokenizer())), SGLang())
+    return Accountant(shared_tokenizer(), SGLang())
 
 
 class Client:

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from dps_gateway.api.public import public_app
 from dps_gateway.config import GatewayConfig
+from dps_gateway.prompt.description import Description
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
 from dps_lab.replay.client import ReplayOptions
@@ -74,7 +75,7 @@ async def fleet(tokenizer: object, folder: Path) -> AsyncIterator[Fleet]:
                 "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 10},
             }
         )
-        runtime = Runtime(config, Tokenizer(tokenizer))
+        runtime = Runtime(config, Tokenizer(Description.of(tokenizer)))
         stack.push_async_callback(runtime.close)
         gateway = TestServer(public_app(runtime))
         await gateway.start_server()

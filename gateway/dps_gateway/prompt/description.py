@@ -1,0 +1,123 @@
+"""What the gateway needs of a Hugging Face tokenizer, read in a child process.
+
+transformers reads a tokenizer as engines do, but importing it takes seconds, and together with the tokenizer that it
+creates it occupies more than 200 MiB, which the child process returns when it ends.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+DEFAULT_REVISION: Final = "main"
+
+_SAMPLES: Final = (
+    "",
+    " leading and trailing ",
+    "line\r\n\r\n\tindented  twice",
+    "naïve café 한국어 日本語 Ω ﬁ e\u0301 👩‍👩‍👧 \u200d",
+    "don't we'LL 12345 x=1;// {\"a\": [1, 2]}",
+)
+
+
+class TokenizerError(Exception):
+    """The tokenizer cannot be used. The message states what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A tokenizer and its chat templates, as transformers has read them."""
+
+    definition: str
+    """The tokenizer as JSON, in the format of tokenizer.json."""
+    template: str | None
+    """The chat template for chats without tools."""
+    tools_template: str | None
+    """The chat template for chats with tools."""
+    template_tokens: dict[str, Any]
+    """The variables with special tokens, such as `bos_token`, that templates may use."""
+    added_tokens: list[str]
+    """All tokens that are matched before the text is split."""
+    separating_tokens: list[str]
+    """Those of them that are matched on the raw text wherever it contains them, and strip nothing on their left."""
+    added_count: int
+    """Tokens that the engine adds around a plain text prompt, such as a BOS token."""
+    samples: dict[str, list[int]]
+    """The token ids of sample texts."""
+
+    @classmethod
+    def of(cls, hf: Any) -> "Description":
+        """The description of a tokenizer that transformers has loaded. Raises TokenizerError."""
+        backend = getattr(hf, "backend_tokenizer", None)
+        if backend is None:
+            raise TokenizerError("it has no tokenizer.json; convert it to a fast tokenizer")
+        added = {str(token): token for token in hf.added_tokens_decoder.values()}
+        specials = [str(token) for token in backend.get_added_tokens_decoder().values()][:64]
+        samples = (*_SAMPLES, "".join(specials), " x ".join(specials))
+        return cls(
+            definition=backend.to_str(),
+            template=_chat_template(hf, "default"),
+            tools_template=_chat_template(hf, "tool_use"),
+            template_tokens=dict(hf.special_tokens_map),
+            added_tokens=list(added),
+            separating_tokens=[
+                text
+                for text, token in added.items()
+                if not (token.normalized or token.lstrip or token.single_word)
+            ],
+            added_count=backend.num_special_tokens_to_add(is_pair=False),
+            samples={text: list(backend.encode(text, add_special_tokens=False).ids) for text in samples},
+        )
+
+
+def describe(source: str, revision: str | None = None) -> Description:
+    """Describe the tokenizer in a folder or of a hub id. Raises TokenizerError if it cannot be loaded.
+
+    revision: branch, tag or commit of a hub id; its default branch if None.
+    """
+    folder = Path(source)
+    is_folder = source.startswith((".", "/", "~")) or folder.exists()
+    if is_folder and not folder.expanduser().is_dir():
+        raise TokenizerError(
+            f"model.tokenizer: there is no folder '{source}'; give a folder that holds tokenizer.json and "
+            "tokenizer_config.json, or a hub id"
+        )
+    arguments = [str(folder.expanduser())] if is_folder else [source, revision or DEFAULT_REVISION]
+    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    child = subprocess.run(
+        [sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, env=quiet | os.environ
+    )
+    answer = orjson.loads(child.stdout) if child.stdout else {"error": f"exit status {child.returncode}"}
+    if "error" in answer:
+        raise TokenizerError(
+            f"model.tokenizer: '{source}' cannot be loaded ({answer['error']}); give a folder that holds "
+            "tokenizer.json and tokenizer_config.json, or a hub id that this machine can reach"
+        )
+    return Description(**answer)
+
+
+def _chat_template(hf: Any, name: str) -> str | None:
+    """The template that transformers would select; some tokenizers have a separate one for tools."""
+    template = hf.chat_template
+    if isinstance(template, dict):
+        template = template.get(name, template.get("default"))
+    return template if isinstance(template, str) else None
+
+
+def _main(source: str, revision: str | None = None) -> dict[str, Any]:
+    """The description as a JSON object, or one with the field `error`."""
+    try:
+        from transformers import AutoTokenizer
+
+        options = {} if revision is None else {"revision": revision}
+        return asdict(Description.of(AutoTokenizer.from_pretrained(source, **options)))
+    except Exception as error:  # transformers has no common base class for loading errors
+        return {"error": next(iter(str(error).strip().splitlines()), type(error).__name__)}
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(orjson.dumps(_main(*sys.argv[1:]), default=str))
