@@ -12,7 +12,7 @@ from dps_gateway.clients import expire_periodically
 from dps_gateway.learning import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
 from dps_gateway.reload import watch_config
-from dps_gateway.routing.learning import LearningPolicy
+from dps_gateway.routing.learning import learns
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.write_behind import write_behind
 from dps_gateway.telemetry.json_log import flush_periodically
@@ -80,7 +80,7 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
             runtime.pools.values(),
             runtime.engine.load_path,
             runtime.engine.load_of,
-            lambda: isinstance(runtime.policy, LearningPolicy),
+            lambda: learns(runtime.policy),
         ),
     }
     if runtime.redis is not None:

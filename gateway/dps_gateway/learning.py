@@ -13,7 +13,7 @@ import orjson
 from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
-from dps_gateway.routing.learning import LearningPolicy, Observation
+from dps_gateway.routing.learning import LearningPolicy, Observation, learns
 from dps_gateway.session.store import StoreUnavailable
 
 INTERVAL_SECONDS: Final = 5.0
@@ -69,18 +69,17 @@ class SharedLearning:
         self._process = uuid.uuid4().hex
         self._turns = 0
 
-    def observe(self, policy: Policy, observation: Observation) -> None:
-        """Pass a completed turn to the policy, if it learns."""
-        if isinstance(policy, LearningPolicy):
-            policy.observe(observation)
-            self._turns += 1
+    def observe(self, policy: LearningPolicy, observation: Observation) -> None:
+        """Pass a completed turn to the policy."""
+        policy.observe(observation)
+        self._turns += 1
 
     async def exchange(self, policy: Policy, key: str) -> None:
         """Write what the policy has learned, and absorb what others have. Without a store, nothing is exchanged.
 
         Nothing changes while the store is unavailable.
         """
-        if self._store is None or not isinstance(policy, LearningPolicy):
+        if self._store is None or not learns(policy):
             return
         own = _Entry(self._process, self._clock(), self._turns, policy.export())
         try:

@@ -165,9 +165,8 @@ async def test_values_that_are_not_valid_are_ignored(store: Store, clock: Clock,
     assert await Process("own", store, clock).exchange() == []
 
 
-async def test_policy_that_does_not_learn_neither_observes_nor_exchanges(store: Store, clock: Clock) -> None:
+async def test_policy_that_does_not_learn_exchanges_nothing(store: Store, clock: Clock) -> None:
     learning = SharedLearning(store, clock)
-    learning.observe(AlwaysGreedy(), OBSERVATION)
     await learning.exchange(AlwaysGreedy(), KEY)
     assert store.values == {}
 

@@ -28,10 +28,6 @@ MIN_WRITE_SECONDS: Final = 1.0
 """Time for one write after timeouts.totalSeconds, so that the error event of a timeout reaches the client."""
 
 
-class ClientStalled(ConnectionResetError):
-    """The client has stopped reading its response."""
-
-
 @dataclass(slots=True)
 class Call:
     """One client request while it is being served."""
@@ -55,7 +51,11 @@ class Call:
     """The usage that the engine reported, if any."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
-    _write_deadline: float = 0.0
+    _deadline: float = 0.0
+    """The end of the time for the whole response, on the event loop's clock."""
+    _write_limit: float | None = None
+    """The end of the time for the write in progress, on the event loop's clock."""
+    _watch: asyncio.TimerHandle | None = None
 
     def authenticate(self) -> None:
         """Check the client's API key, and count the request as in flight for it. Raises Unauthorized and KeyBusy."""
@@ -70,7 +70,9 @@ class Call:
         return self.key.tenant if self.key is not None else ""
 
     def ended(self) -> None:
-        """Stop counting the request as in flight for its API key."""
+        """Stop watching the client, and counting the request as in flight for its API key."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self.key is not None:
             self.runtime.key_load.leave(self.key)
 
@@ -84,15 +86,18 @@ class Call:
         seconds = self.runtime.config.timeouts.total_seconds
         if self.timeout_seconds is not None:
             seconds = min(seconds, self.timeout_seconds - (time.perf_counter() - self.started))
-        self._write_deadline = asyncio.get_running_loop().time() + seconds
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + seconds
+        self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)
         response.headers.update(self.headers)
         self.response = response
         await response.prepare(self.request)
 
     async def write(self, data: bytes) -> None:
-        """Send a part of the body. Raises ConnectionResetError if the client has disconnected or stopped reading.
+        """Send a part of the body. Raises ConnectionResetError if the client has disconnected.
 
-        Without a time limit, a client that does not read would occupy a slot on the engine indefinitely.
+        The time for a write is limited, because a client that does not read would occupy a slot on the engine
+        indefinitely.
         """
         if data:
             await self._bounded(self._started().write(data))
@@ -121,14 +126,30 @@ class Call:
         return self.response
 
     async def _bounded(self, write: Awaitable[None]) -> None:
-        now = asyncio.get_running_loop().time()
-        idle_seconds = self.runtime.config.timeouts.idle_seconds
+        self._write_limit = self._limit(asyncio.get_running_loop().time())
         try:
-            deadline = max(self._write_deadline, now + MIN_WRITE_SECONDS)
-            async with asyncio.timeout_at(min(now + idle_seconds, deadline)):
-                await write
-        except TimeoutError as error:
-            raise ClientStalled("the client has stopped reading") from error
+            await write
+        finally:
+            self._write_limit = None
+
+    def _limit(self, now: float) -> float:
+        """The end of the time for a write that starts now."""
+        idle_seconds = self.runtime.config.timeouts.idle_seconds
+        return min(now + idle_seconds, max(self._deadline, now + MIN_WRITE_SECONDS))
+
+    def _check_write(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connection if the client has stopped reading.
+
+        A single timer, which is set again when it expires, costs less than a timer for each write.
+        """
+        now = loop.time()
+        limit = self._write_limit if self._write_limit is not None else self._limit(now)
+        if limit > now:
+            self._watch = loop.call_at(limit, self._check_write, loop)
+            return
+        log.info("request %s: the client has stopped reading; connection closed", self.request_id)
+        self.status = CLIENT_CLOSED_REQUEST
+        self.abort()
 
 
 def access_entry(call: Call, route: str) -> dict[str, Any]:
@@ -170,9 +191,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
         try:
             call.timeout_seconds = timeout_seconds_of(request)
             return await serve(call)
-        except ConnectionResetError as error:
-            if isinstance(error, ClientStalled):
-                log.info("request %s: %s; connection closed", call.request_id, error)
+        except ConnectionResetError:
             call.abort()
             return call.response or web.Response(status=call.status)
         except Exception as error:

@@ -11,7 +11,7 @@ from dps_gateway.engine.dialect import Usage
 from dps_gateway.engine.sources import prompt_sources
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Reason, Turn
-from dps_gateway.routing.learning import Observation
+from dps_gateway.routing.learning import Observation, learns
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.turn import MeasuredTurn
 
@@ -48,7 +48,8 @@ def record_outcome(job: Job, placed: Placed, usage: Usage, first_byte: float, en
     runtime = job.call.runtime
     if _comparable(outcome):
         _record_prediction(runtime.metrics, outcome)
-        runtime.learning.observe(runtime.policy, _observation(outcome))
+        if learns(policy := runtime.policy):
+            runtime.learning.observe(policy, _observation(outcome))
     if runtime.decision_log is not None:
         runtime.decision_log.add(_entry(outcome))
 

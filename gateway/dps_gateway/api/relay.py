@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class Relay:
     """One answer of a routed endpoint on its way to the client.
 
-    The headers are sent before the turn is committed, the last bytes after the commit. A client that has read the
-    complete answer can therefore rely on the commit, whichever gateway replica receives its next turn.
+    The last bytes are sent after the turn has been committed. A client that has read the complete answer can therefore
+    rely on the commit, whichever gateway replica receives its next turn. The rest of a stream does not wait for it.
     """
 
     def __init__(self, job: Job, placed: Placed, span: Span, asked: Asked) -> None:
@@ -63,16 +63,11 @@ class Relay:
 
     async def _send_whole(self, response: web.StreamResponse) -> None:
         content = self._placed.content
-        if self._answer.status != 200 or not content:
-            await send_complete(self._call, response, content)
-            return
-        shown = without_sources(content) if self._asked.sources else content
-        response.content_length = len(shown)
-        await self._call.start(response)
-        await self._call.write(shown[:-1])
-        await self._commit()
-        await self._account(read_usage(content, self._job.route.answers))
-        await self._call.finish(shown[-1:])
+        if self._answer.status == 200 and content:
+            await self._commit()
+            await self._account(read_usage(content, self._job.route.answers))
+            content = without_sources(content) if self._asked.sources else content
+        await send_complete(self._call, response, content)
 
     async def _send_stream(self, response: web.StreamResponse) -> None:
         """Forward events as they arrive; the closing one waits for the commit."""

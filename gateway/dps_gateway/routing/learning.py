@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
@@ -61,3 +62,13 @@ class LearningPolicy(Policy, Protocol):
         `documents` are the latest exports of all other replicas. They replace those absorbed before. Documents that are
         not valid, such as those of another version, are ignored.
         """
+
+
+def learns(policy: Policy) -> TypeGuard[LearningPolicy]:
+    """Whether a policy learns. This is looked up once for each class, because checking a protocol is slow."""
+    return _learns(type(policy))
+
+
+@cache
+def _learns(kind: type[Policy]) -> bool:
+    return issubclass(kind, LearningPolicy)
