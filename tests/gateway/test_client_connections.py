@@ -14,9 +14,8 @@ from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.clients import ClientConnections
 from dps_gateway.config import GatewayConfig
-from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.runtime import Runtime
-from dps_local.assets import bundled_tokenizer
+from dps_testkit.tokenizers import shared_tokenizer
 from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -145,7 +144,7 @@ async def gateway() -> AsyncIterator[Gateway]:
                 "timeouts": {"headerSeconds": 0.1, "bodySeconds": 0.1},
             }
         )
-        runtime = Runtime(config, Tokenizer.load(str(bundled_tokenizer())))
+        runtime = Runtime(config, shared_tokenizer())
         runner = Runner(public_app(runtime), clients=runtime.clients, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()

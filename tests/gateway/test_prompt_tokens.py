@@ -307,6 +307,10 @@ TEMPLATES = {
     "namespaces": (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
     ),
+    "fields": (
+        "{% for m in messages %}{{ m.role }}{{ m['content'] }}{{ m.none is defined }}{{ m.none or '-' }}"
+        "{% for name, value in m.items() %}{{ name }}{{ m.get(name) }}{% endfor %}{{ m.__class__ }}{% endfor %}"
+    ),
     "special tokens": "{{ eos_token }}{{ bos_token }}{{ pad_token }}",
 }
 

@@ -2,7 +2,7 @@
 
 import json
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
@@ -21,9 +21,25 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which templates read the fields of messages faster."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The value of `obj.attribute` in a template.
+
+        For a field of a message, Jinja catches one or two exceptions, which takes half of the time for a long chat.
+        """
+        if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
+
 def compiled(chat_template: str) -> jinja2.Template:
     """The template, in a sandbox, because it may come from a model hub. Raises jinja2.TemplateError."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
