@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class StartError(Exception):
@@ -70,6 +71,12 @@ def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = (int(fields[11]) + int(fields[12])) * _TICK
     return own + sum(cpu_seconds(child) for child in _children(pid))
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident memory of a process and its descendants, where shared pages count once for each process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * _PAGE + sum(resident_bytes(child) for child in _children(pid))
 
 
 def core_seconds(core: int) -> float:
