@@ -15,6 +15,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import ResponseInputParam
 
 from dps_local.processes import free_ports
 from dps_testkit.http import metric
@@ -29,6 +30,7 @@ END_SECONDS = 120.0
 
 LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
 SHORT = "And then?"
+ANSWER_TOKENS = 12
 POOLS = ["greedy", "speculative", "speculative", "greedy", "speculative"]
 QUESTIONS = [SHORT, SHORT, SHORT, LONG, SHORT]
 
@@ -68,7 +70,7 @@ async def dps_up(folder: Path, *arguments: str) -> AsyncIterator[Up]:
     output = folder / "up.log"
     with output.open("w") as log:
         process = await asyncio.create_subprocess_exec(
-            DPS, "up", *arguments, "--port", str(port), "--threshold", "64", stdout=log, stderr=log
+            DPS, "up", "--port", str(port), "--threshold", "64", *arguments, stdout=log, stderr=log
         )
     up = Up(process, output)
     try:
@@ -106,7 +108,7 @@ def sglang() -> list[str]:
     install()
     model = str(tiny_model())
     engine = ["--engine", "sglang", "--engine-python", str(PYTHON)]
-    return [*engine, "--model", model, "--draft-model", model]
+    return [*engine, "--model", model, "--draft-model", model, "--", "--enable-response-store"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -128,7 +130,11 @@ class Turn:
 
 async def send(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessageParam]) -> Turn:
     answer = await client.chat.completions.with_raw_response.create(
-        model=model, messages=history, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}
+        model=model,
+        messages=history,
+        max_tokens=ANSWER_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True},
     )
     completion = answer.parse()
     assert completion.usage is not None
@@ -208,7 +214,7 @@ async def test_anthropic_conversation_grows_by_the_tokens_that_sglang_counts(up:
     async with AsyncAnthropic(base_url=up.printed("gateway").removesuffix("/v1"), api_key="none") as client:
         for question in (SHORT, LONG):
             async with client.messages.stream(
-                model="m", messages=conversation, system="Be terse.", max_tokens=12
+                model="m", messages=conversation, system="Be terse.", max_tokens=ANSWER_TOKENS
             ) as stream:
                 answer = await stream.get_final_message()
                 headers.append(stream.response.headers)
@@ -221,6 +227,59 @@ async def test_anthropic_conversation_grows_by_the_tokens_that_sglang_counts(up:
         (item["x-dps-history"], int(item["x-dps-prompt-tokens"]), int(item["x-dps-delta-tokens"]))
         for item in headers
     ] == [("new", lengths[0], lengths[0]), ("grown", lengths[1], lengths[1] - lengths[0])]
+
+
+async def test_stored_response_is_continued_by_the_engine_that_holds_it(up: Up) -> None:
+    turns = []
+    async with AsyncOpenAI(base_url=up.printed("gateway"), api_key="none", max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+        previous: str | None = None
+        for text in (LONG, SHORT, SHORT):
+            answer = await client.responses.with_raw_response.create(
+                model=model,
+                input=text,
+                previous_response_id=previous,
+                max_output_tokens=ANSWER_TOKENS,
+                temperature=0,
+            )
+            response = answer.parse()
+            assert response.usage is not None
+            previous = response.id
+            turns.append((answer.headers, response.usage.input_tokens))
+    assert [
+        tuple(headers[f"x-dps-{name}"] for name in ("history", "pool", "reason")) for headers, _ in turns
+    ] == [
+        ("new", "greedy", "over_threshold"),
+        ("grown", "greedy", "fixed"),
+        ("grown", "greedy", "fixed"),
+    ]
+    # The tiny model's answers are random tokens, whose text may be tokenized differently in the next prompt.
+    counted = [int(headers["x-dps-prompt-tokens"]) for headers, _ in turns]
+    assert counted == pytest.approx([length for _, length in turns], abs=ANSWER_TOKENS)
+    assert counted[0] == turns[0][1]
+
+
+async def test_conversation_without_stored_responses_is_routed_by_growth(up: Up) -> None:
+    conversation: ResponseInputParam = [{"role": "user", "content": f"Nothing is stored. {LONG}"}]
+    turns = []
+    async with AsyncOpenAI(base_url=up.printed("gateway"), api_key="none", max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+        for _ in range(2):
+            answer = await client.responses.with_raw_response.create(
+                model=model, input=conversation, store=False, max_output_tokens=ANSWER_TOKENS, temperature=0
+            )
+            response = answer.parse()
+            assert response.usage is not None
+            decision = tuple(answer.headers[f"x-dps-{name}"] for name in ("pool", "history", "prompt-tokens"))
+            turns.append((decision, response.usage.input_tokens))
+            conversation += [
+                {"role": "assistant", "content": response.output_text},
+                {"role": "user", "content": SHORT},
+            ]
+    assert [decision for decision, _ in turns] == [
+        ("greedy", "new", str(turns[0][1])),
+        ("speculative", "grown", str(turns[1][1])),
+    ]
 
 
 async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_path: Path) -> None:
