@@ -15,7 +15,7 @@ THREADS = 8
 
 
 REMEMBERED_FETCHES = 1000
-"""Fetches that are kept if nobody asks for them."""
+"""Maximum number of fetches that are kept without being collected."""
 
 
 @dataclass(frozen=True)

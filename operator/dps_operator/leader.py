@@ -57,7 +57,7 @@ class Lease:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def try_acquire(self, monotonic: float) -> bool:
-        """Take the Lease if nobody holds it, or its holder has not renewed it; whether this replica holds it now.
+        """Take the Lease if it is free or has expired. Returns whether this replica holds it now.
 
         Only this process's clock counts, so that clocks of nodes may differ. monotonic: the time in seconds. Raises
         ClusterError.

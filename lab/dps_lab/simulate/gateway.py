@@ -47,7 +47,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class Placement:
-    """A routed turn. Its gateway must be told when the engine begins to answer it, and when it has ended."""
+    """A routed turn. The caller reports to its gateway when the engine begins to answer it, and when it has ended."""
 
     decision: Decision
     engine: VirtualEngine
