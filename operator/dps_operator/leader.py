@@ -103,7 +103,7 @@ class Lease:
         live = await self._cluster.get(LEASE, self._namespace, self._name)
         holder = live["spec"].get("holderIdentity")
         if holder != self._identity:
-            raise LeadershipLostError(f"the Lease is held by {holder or 'nobody'}")
+            raise LeadershipLostError(f"the Lease is held by {holder or 'no replica'}")
         return await self._write(live["metadata"]["resourceVersion"], self._held())
 
     async def release(self) -> None:

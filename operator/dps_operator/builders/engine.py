@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dps_engines.pools import PoolName
+from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
@@ -166,22 +166,18 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
         "pool": pool_of(spec, name).model_copy(update=NOT_IN_THE_TEMPLATE),
     }
     if spec.placement == "SharedGPU":
-        parts["neighbour"] = pool_of(spec, _other(name)).model_copy(update=NOT_IN_THE_TEMPLATE)
+        parts["neighbour"] = pool_of(spec, other_pool(name)).model_copy(update=NOT_IN_THE_TEMPLATE)
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
     cache = common(spec)
     shared = [cache.model_dump(mode="json", exclude_defaults=True), cache_revision] if cache else []
     return digest([fields, shared])
 
 
-def _other(name: PoolName) -> PoolName:
-    return "greedy" if name == "speculative" else "speculative"
-
-
 def _neighbour(router: Router, name: PoolName) -> dict[str, str] | None:
     """The labels of the pod with which a pool's engine shares a GPU."""
     if router.spec.placement != "SharedGPU":
         return None
-    return selector(router, _other(name))
+    return selector(router, other_pool(name))
 
 
 def engine_deployment(

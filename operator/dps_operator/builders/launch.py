@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dps_engines.launch import EngineError, Launch, Speculation, Traces
-from dps_engines.pools import PoolName
+from dps_engines.pools import PoolName, other_pool
 from dps_engines.registry import RUNTIMES
 from dps_engines.runtime import EngineRuntime
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
@@ -60,8 +60,7 @@ def _placed_launch(spec: Spec, name: PoolName) -> Launch:
     launch = _launch(spec, pool_of(spec, name))
     if spec.placement != "SharedGPU":
         return launch
-    other: PoolName = "greedy" if name == "speculative" else "speculative"
-    return replace(launch, shares_gpu_with=_launch(spec, pool_of(spec, other)))
+    return replace(launch, shares_gpu_with=_launch(spec, pool_of(spec, other_pool(name))))
 
 
 def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> list[str]:
