@@ -105,7 +105,9 @@ COMMANDS = {
     "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
-    "calibrate": Command(_calibrate, "lab", "find the policy, threshold and split of GPUs for a workload"),
+    "calibrate": Command(
+        _calibrate, "calibrate", "find the policy, threshold and split of GPUs for a workload"
+    ),
     "reproduce": Command(
         _reproduce,
         "lab",

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram"]
-ALGORITHMS: tuple[Algorithm, ...] = ("Standalone", "Eagle", "Eagle3", "Ngram")
+Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram", "Suffix"]
+WITHOUT_DRAFT_MODEL: tuple[Algorithm, ...] = ("Ngram", "Suffix")
+"""Algorithms that draft from text which the engine has seen."""
 
 DEFAULT_STEPS = 3
 DEFAULT_TOP_K = 1
@@ -47,6 +48,14 @@ class Speculation:
         _check("steps", self.steps, STEPS_LIMITS)
         _check("topK", self.top_k, TOP_K_LIMITS)
         _check("draftTokens", self.draft_tokens, DRAFT_TOKENS_LIMITS)
+
+    def required_draft_model(self) -> str:
+        """The draft model. Raises EngineError if there is none."""
+        if self.draft_model is None:
+            raise EngineError(
+                f"spec.pools.speculative.speculation.draftModel: {self.algorithm} needs it; set it, or choose Ngram"
+            )
+        return self.draft_model
 
 
 @dataclass(frozen=True)

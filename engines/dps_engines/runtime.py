@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dps_engines.launch import Launch, Speculation, Unshareable
+from dps_engines.launch import Algorithm, Launch, Speculation, Unshareable
 from dps_engines.pools import PoolName
 
 
@@ -31,6 +31,10 @@ class EngineRuntime(Protocol):
         """Seconds that a model may take to load."""
 
     @property
+    def algorithms(self) -> Sequence[Algorithm]:
+        """The algorithms of speculative decoding that some version supports."""
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Environment variables that every process needs."""
 
@@ -42,6 +46,9 @@ class EngineRuntime(Protocol):
 
     def check_version(self, version: str) -> None:
         """Raises EngineError if the version is older than the oldest supported one."""
+
+    def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
+        """Raises EngineError if the engine does not support the launch. image, version: as for `version`."""
 
     def check_arguments(
         self, arguments: Sequence[str], speculation: Speculation | None, *, prefix_cache: bool = False

@@ -1,22 +1,16 @@
 """SGLang's command lines, compared with the option lists recorded from its own parsers."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_engines.launch import ALGORITHMS, Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.flags import Flag
+from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED, Flag
+from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED
+from dps_testkit.engine_options import Options, check_accepted, recorded_options
 
-FIXTURES = Path(__file__).parent / "fixtures"
-VERSIONS = ("0.5.8.post1", "0.5.23")
-OPTIONS: dict[str, dict[str, Any]] = {
-    version: json.loads((FIXTURES / f"sglang-{version}-flags.json").read_text()) for version in VERSIONS
-}
+OPTIONS = {version: recorded_options("sglang", version) for version in ("0.5.8.post1", "0.5.23")}
 SGLANG = RUNTIMES["SGLang"]
 
 SPECULATIONS: dict[str, tuple[Speculation, list[str]]] = {
@@ -87,26 +81,10 @@ def test_setting_outside_its_limits_is_refused(settings: dict[str, int], field: 
         Speculation("Eagle", "d", **settings)
 
 
-def check_accepted(options: dict[str, Any], line: list[str]) -> None:
-    """Assert that every option exists, takes as many values as it is given, and allows each value."""
-    position = 0
-    while position < len(line):
-        option = options[line[position]]
-        position += 1
-        if option["nargs"] == 0:
-            continue
-        value = line[position]
-        assert not value.startswith("--")
-        assert option["choices"] is None or value in option["choices"]
-        if option["type"] == "int":
-            int(value)
-        position += 1
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, None])
+@pytest.mark.parametrize("algorithm", [*SGLANG.algorithms, None])
 def test_every_argument_is_accepted_by_every_supported_version(
-    options: dict[str, Any], algorithm: Algorithm | None
+    options: Options, algorithm: Algorithm | None
 ) -> None:
     draft = None if algorithm == "Ngram" else "d"
     speculation = Speculation(algorithm, draft) if algorithm else None
@@ -124,12 +102,12 @@ def test_every_argument_is_accepted_by_every_supported_version(
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_managed_flag_is_an_option_of_every_supported_version(options: dict[str, Any]) -> None:
+def test_every_managed_flag_is_an_option_of_every_supported_version(options: Options) -> None:
     assert set(MANAGED) <= set(options)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_other_option_may_be_passed(options: dict[str, Any]) -> None:
+def test_every_other_option_may_be_passed(options: Options) -> None:
     free = set(options) - set(MANAGED) - set(ABBREVIATIONS) - set(UNSUPPORTED)
     SGLANG.check_arguments(sorted(free), Speculation("Ngram"))
 
@@ -208,3 +186,8 @@ def test_version_older_than_the_oldest_supported_is_refused() -> None:
 def test_traces_endpoint_has_the_form_of_its_protocol(traces: Traces, endpoint: str) -> None:
     line = SGLANG.arguments(Launch("m", "m", 30000, traces=traces))
     assert line[-3:] == ["--enable-trace", "--otlp-traces-endpoint", endpoint]
+
+
+def test_suffix_decoding_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"algorithm: SGLang has no suffix decoding; choose Ngram, or set"):
+        SGLANG.check_launch(Launch("m", "m", 30000, speculation=Speculation("Suffix")), None, None)

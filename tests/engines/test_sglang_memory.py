@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation
+from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import GIB, MODELS, decided, fraction_beside_draft, reserve
+from dps_engines.sglang.memory import decided, fraction_beside_draft, reserve
 
 SGLANG = RUNTIMES["SGLang"]
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB

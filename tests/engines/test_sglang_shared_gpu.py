@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from dps_engines.launch import EngineError, Launch, Speculation
+from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import GIB, MODELS, reserve
+from dps_engines.sglang.memory import reserve
 from dps_engines.sglang.shared_gpu import MIN_TOKENS, shared_arguments
 
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB

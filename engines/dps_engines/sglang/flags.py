@@ -4,33 +4,18 @@ The flag names are those of SGLang 0.5.8 and later; the tests compare them with 
 each supported version's own parser.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
+from dps_engines.flags import Flag, Value, sources
 from dps_engines.launch import (
     DEFAULT_NGRAM_TOKENS,
     DEFAULT_STEPS,
     DEFAULT_TOP_K,
-    EngineError,
+    WITHOUT_DRAFT_MODEL,
     Launch,
     Speculation,
 )
-
-Value = str | int | float | bool | None
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag: its name, the field of a DPSRouter that sets it, its value, and other names of the same flag.
-
-    The flag is omitted if the value is None or False, and has no argument if the value is True.
-    """
-
-    name: str
-    source: str
-    value: Callable[[Launch], Value]
-    aliases: tuple[str, ...] = ()
 
 
 def otlp_endpoint(launch: Launch) -> str | None:
@@ -52,17 +37,10 @@ def _of(value: Callable[[Speculation], Value]) -> Callable[[Launch], Value]:
 
 
 def _of_draft(value: Callable[[Speculation], Value]) -> Callable[[Launch], Value]:
-    """The value of a flag that is set only with a draft model; Ngram has none."""
-    return _of(lambda speculation: None if speculation.algorithm == "Ngram" else value(speculation))
-
-
-def _draft_model(speculation: Speculation) -> str:
-    if speculation.draft_model is None:
-        raise EngineError(
-            f"spec.pools.speculative.speculation.draftModel: {speculation.algorithm} needs it; "
-            "set it, or choose Ngram"
-        )
-    return speculation.draft_model
+    """The value of a flag that is set only with a draft model."""
+    return _of(
+        lambda speculation: None if speculation.algorithm in WITHOUT_DRAFT_MODEL else value(speculation)
+    )
 
 
 def _steps(speculation: Speculation) -> int:
@@ -111,7 +89,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--speculative-draft-model-path",
         f"{_SPECULATION}.draftModel",
-        _of_draft(_draft_model),
+        _of_draft(Speculation.required_draft_model),
         ("--speculative-draft-model",),
     ),
     Flag("--speculative-num-steps", f"{_SPECULATION}.steps", _of_draft(_steps)),
@@ -119,7 +97,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--speculative-num-draft-tokens", f"{_SPECULATION}.draftTokens", _of(_draft_tokens)),
 )
 
-MANAGED = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
+MANAGED = sources(FLAGS)
 """Flags that a user may not pass, and the field that sets each; aliases included."""
 
 UNSUPPORTED = {
@@ -136,17 +114,6 @@ ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algor
 
 SGLang's parser also accepts any unambiguous prefix of a flag, so prefixes of managed flags are refused as well.
 """
-
-
-def arguments(launch: Launch, flags: Iterable[Flag] = FLAGS) -> list[str]:
-    """The command line of a launch. Raises EngineError if a required draft model is missing."""
-    line: list[str] = []
-    for flag in flags:
-        value = flag.value(launch)
-        if value is None or value is False:
-            continue
-        line += [flag.name] if value is True else [flag.name, str(value)]
-    return line
 
 
 def unsupported(argument: str) -> str | None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+from dps_engines import flags
+from dps_engines.flags import Flag
 from dps_engines.launch import Launch, PrefixCache, Speculation, Unshareable
 from dps_engines.pools import PoolName
-from dps_engines.sglang import flags
-from dps_engines.sglang.flags import LORA, Flag
+from dps_engines.sglang.flags import LORA
 from dps_sglang.compatibility import VERSIONS
 
 GREEDY: Final = "GREEDY"
@@ -95,9 +96,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         lambda launch: None if launch.prefix_cache is None else _extra_config(launch.prefix_cache),
     ),
 )
-"""The flags of an engine with a shared prefix cache, in addition to those of `flags.FLAGS`."""
+"""The flags of an engine with a shared prefix cache, in addition to those of `sglang.flags.FLAGS`."""
 
-MANAGED: Final = {name: flag.source for flag in FLAGS for name in (flag.name, *flag.aliases)}
+MANAGED: Final = flags.sources(FLAGS)
 """Flags that a user may not pass to an engine with a shared prefix cache, and the field that sets each."""
 
 

@@ -1,13 +1,14 @@
 """SGLang as an engine runtime: images, versions, ports, probes, command line."""
 
-import re
 from collections.abc import Mapping, Sequence
 
-from dps_engines.launch import EngineError, Launch, Speculation, Unshareable
+from dps_engines.flags import arguments as rendered
+from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
 from dps_engines.pools import PoolName
 from dps_engines.sglang import flags, memory
 from dps_engines.sglang import prefix_cache as cache_flags
 from dps_engines.sglang.shared_gpu import shared_arguments
+from dps_engines.versions import Released, numbers
 
 DEFAULT_VERSION = "0.5.8.post1"
 REPOSITORY = "lmsysorg/sglang"
@@ -15,40 +16,32 @@ OLDEST_SUPPORTED = (0, 5, 8)
 """The oldest supported version. The tests compare the flags with its parser and with newer ones."""
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
-class SGLang:
+class SGLang(Released):
     """Implements dps_engines.runtime.EngineRuntime."""
 
+    title = "SGLang"
+    repository = REPOSITORY
+    default_version = DEFAULT_VERSION
+    oldest_supported = OLDEST_SUPPORTED
     port = 30000
     module = "sglang.launch_server"
     health_path = "/health"
     metrics_path = "/metrics"
     load_seconds = 1800
+    algorithms: Sequence[Algorithm] = ("Standalone", "Eagle", "Eagle3", "Ngram")
     environment: Mapping[str, str] = {
         # By default /health generates a token, which a busy engine delays. A scheduler that hangs is ended by
         # SGLang's own watchdog.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
 
-    def image(self, image: str | None, version: str | None) -> str:
+    def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
         """See EngineRuntime."""
-        return image or f"{REPOSITORY}:v{version or DEFAULT_VERSION}"
-
-    def version(self, image: str | None, version: str | None) -> str:
-        """See EngineRuntime."""
-        if version:
-            return version
-        tag = re.search(r":v?(\d+\.\d+\.\d+(?:\.post\d+)?)[^/]*$", image or "")
-        return tag.group(1) if tag else DEFAULT_VERSION
-
-    def check_version(self, version: str) -> None:
-        """See EngineRuntime."""
-        if _numbers(version) < OLDEST_SUPPORTED:
-            oldest = ".".join(map(str, OLDEST_SUPPORTED))
-            raise EngineError(f"SGLang {version} is not supported; use {oldest} or newer")
+        if launch.speculation is not None and launch.speculation.algorithm not in self.algorithms:
+            raise EngineError(
+                "spec.pools.speculative.speculation.algorithm: SGLang has no suffix decoding; choose Ngram, or set "
+                "spec.pools.speculative.runtime to VLLM"
+            )
 
     def check_arguments(
         self, arguments: Sequence[str], speculation: Speculation | None, *, prefix_cache: bool = False
@@ -75,12 +68,12 @@ class SGLang:
         """See EngineRuntime."""
         if launch.shares_gpu_with is not None:
             return shared_arguments(launch, launch.shares_gpu_with, arguments)
-        return memory.memory_arguments(launch, _numbers(version), arguments)
+        return memory.memory_arguments(launch, numbers(version), arguments)
 
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""
         cache = cache_flags.FLAGS if launch.prefix_cache is not None else ()
-        return flags.arguments(launch, (*flags.FLAGS, *cache))
+        return rendered(launch, (*flags.FLAGS, *cache))
 
     def unshareable(
         self, version: str, speculation: Speculation, arguments: Mapping[PoolName, Sequence[str]]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dps_engines.launch import EngineError, Launch
-from dps_engines.sglang.memory import GIB, MODELS, decided, reserve
+from dps_engines.models import GIB, MODELS
+from dps_engines.sglang.memory import decided, reserve
 
 MIN_TOKENS: Final = 16_384
 """A KV cache for fewer tokens is refused: it would not hold the prompts of a few sessions."""

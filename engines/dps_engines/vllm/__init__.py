@@ -1,0 +1,1 @@
+"""vLLM (https://github.com/vllm-project/vllm)."""
