@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from sglang.srt.runtime_context import get_server_args
 
 from dps_sglang import compatibility
 from dps_sglang.settings import Settings
-from dps_sglang.shared_cache import SharedCache
+from dps_sglang.shared_cache import THREADS, SharedCache
 from dps_sglang.storage.geometry import Geometry
 from dps_sglang.storage.page import PageFormat
+from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
 from dps_sglang.weights import fingerprint
 
@@ -65,6 +67,8 @@ class SharedPrefixCache(HiCacheStorage):
         self._page_tokens = 1
         self._page_bytes = 0
         self._warned_of_sidecars = False
+        self._measured: list[Bandwidth] = []
+        """The bandwidth at start, until SGLang collects it."""
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
@@ -88,7 +92,28 @@ class SharedPrefixCache(HiCacheStorage):
             self._settings.directory,
             geometry,
         )
+        # In a thread, because a directory of a network file system can hang.
+        threading.Thread(target=self._measure, name="dps-prefix-cache-probe", daemon=True).start()
         return SharedCache(PageStore(self._settings.directory, page_format, self._settings.limits), pages)
+
+    def _measure(self) -> None:
+        """Measure the directory's bandwidth, and log how many tokens per second the storage can deliver."""
+        settings = self._settings
+        try:
+            found = measure(settings.directory, self._page_bytes, THREADS, settings.limits.minimum_free_bytes)
+        except OSError as error:
+            logger.warning("dps prefix cache: %s cannot be used: %s", settings.directory, error.strerror)
+            return
+        if found is None:
+            logger.warning("dps prefix cache: %s has too little free space", settings.directory)
+            return
+        self._measured.append(found)
+        logger.info(
+            "dps prefix cache: the storage reads %.2f GB/s, which is the KV of %.0f tokens/s, and writes %.2f GB/s",
+            found.read / 1e9,
+            found.read / self._page_bytes * self._page_tokens,
+            found.write / 1e9,
+        )
 
     def _geometry(self, pool: Any, page_bytes: int) -> Geometry:
         arguments, config = get_server_args(), self._config
@@ -155,11 +180,17 @@ class SharedPrefixCache(HiCacheStorage):
         return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
 
     def get_stats(self) -> Any:
-        """The pages and the bandwidth in GB/s of each fetch since the last call, which SGLang adds to its metrics."""
+        """The pages and the bandwidth in GB/s of each fetch since the last call, which SGLang adds to its metrics.
+
+        The first call after the bandwidth has been measured at start returns it as well.
+        """
         fetches = self._cache.take_fetches() if self._cache is not None else []
+        measured, self._measured = self._measured, []
+        rates = [fetch.pages * self._page_bytes / fetch.seconds for fetch in fetches]
         return StorageMetrics(
             prefetch_pgs=[fetch.pages for fetch in fetches],
-            prefetch_bandwidth=[fetch.pages * self._page_bytes / 1e9 / fetch.seconds for fetch in fetches],
+            prefetch_bandwidth=[rate / 1e9 for rate in [*rates, *(each.read for each in measured)]],
+            backup_bandwidth=[each.write / 1e9 for each in measured],
         )
 
     def clear(self) -> None:
