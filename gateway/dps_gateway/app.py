@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import uvloop
 from aiohttp import web
@@ -26,6 +27,10 @@ from dps_gateway.runtime import Runtime
 from dps_gateway.workers import CANNOT_START, own_socket, run_workers
 
 log = logging.getLogger(__name__)
+
+GC_THRESHOLD: Final = 10_000
+"""New objects after which the youngest are checked for cycles. A request creates hundreds, almost all without cycles;
+with Python's default of 700, garbage collection takes about 7% of the CPU time."""
 
 
 async def serve(
@@ -121,6 +126,7 @@ def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = F
     # Modules and the tokenizer are never freed; exclude their objects from garbage collection.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     _return_freed_memory()
     with suppress(KeyboardInterrupt):
         uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))

@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dps_gateway.api_server import ApiServer, watch_config_map
 from dps_gateway.clients import expire_periodically
 from dps_gateway.learning import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
-from dps_gateway.reload import watch_config
+from dps_gateway.reload import Source, receive_config, watch_config
 from dps_gateway.routing.learning import learns
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.write_behind import write_behind
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
-from dps_gateway.upstream.discovery import ApiServer, watch_service
+from dps_gateway.upstream.discovery import watch_service
 from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.load import watch_load
 
@@ -96,7 +97,11 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
     if runtime.config.listen.workers > 1:
         tasks["gauges"] = lambda: _refresh_gauges(runtime)
     if config_file is not None:
-        tasks["config"] = lambda: watch_config(config_file, runtime)
+        source = Source(config_file)
+        tasks["config"] = lambda: watch_config(source, runtime)
+        if (config_map := runtime.config.config_map) is not None:
+            received = partial(receive_config, source=source, runtime=runtime)
+            tasks["config-map"] = partial(watch_config_map, ApiServer.of_pod(), config_map, received)
     return tasks
 
 

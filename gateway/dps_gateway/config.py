@@ -131,6 +131,9 @@ class Session(_Section):
     redis_url: str | None = None
     """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. If null, sessions
     are kept in memory only."""
+    redis_url_file: Path | None = None
+    """A file with the URL, which takes precedence. After a change of its content, the gateway connects to the new
+    URL."""
     scope: Annotated[str, Field(max_length=512)] = ""
     """Gateways with different scopes share no records, even if they use the same Redis and model name."""
     redis_timeout_seconds: Seconds = 0.05
@@ -184,8 +187,20 @@ class Telemetry(_Section):
     """A file to which every answered request is appended as one line of JSON. If null, no log is written."""
 
 
+class ConfigMapRef(_Section):
+    """The ConfigMap from which the configuration file is mounted, and the file's key in it."""
+
+    name: str
+    namespace: str
+    key: str = "config.yaml"
+
+
 class GatewayConfig(_Section):
     """The configuration file. Durations are in seconds, lengths in tokens, sizes in bytes."""
+
+    config_map: ConfigMapRef | None = None
+    """If set, changes are read from the API server immediately. The kubelet updates a mounted file within a minute or
+    two."""
 
     listen: Listen = Listen()
     model: Model
@@ -250,3 +265,18 @@ def read_text(path: Path, key: str = "") -> str:
         raise ConfigError(f"{prefix}{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{prefix}{path} is not UTF-8: invalid byte at offset {error.start}") from error
+
+
+def read_line(path: Path | None, key: str, what: str) -> str | None:
+    """The content of a file that `key` of the configuration names. Raises ConfigError if it is not a single line."""
+    if path is None:
+        return None
+    text = read_text(path, key).strip()
+    if not text or not text.isascii() or not text.isprintable():
+        raise ConfigError(f"{key}: {path} must contain a single line with one {what} in printable ASCII")
+    return text
+
+
+def current_redis_url(session: Session) -> str | None:
+    """The URL of Redis; None without Redis. Raises ConfigError if the file with the URL cannot be used."""
+    return read_line(session.redis_url_file, "session.redisUrlFile", "URL") or session.redis_url

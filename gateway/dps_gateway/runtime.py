@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from dps_gateway.auth import Key, KeyLoad, Keys
 from dps_gateway.clients import ClientConnections, connections_of_files
-from dps_gateway.config import ConfigError, GatewayConfig, read_text
+from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.learning import SharedLearning
@@ -22,7 +22,7 @@ from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
-from dps_gateway.session.redis import RedisBackend, connect
+from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import SessionStore
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
@@ -49,6 +49,7 @@ class _Reloadable:
     trust: Mapping[Pool, ssl.SSLContext | bool]
     certificate: ssl.SSLContext | None
     admin_token: str | None
+    redis_url: str | None
     policy: Policy
     session_keys: tuple[SessionKey, ...]
 
@@ -58,12 +59,13 @@ class _Reloadable:
         return cls(
             keys=Keys.load(config.auth.keys_file) if config.auth.keys_file else None,
             engine_keys={
-                pool: _secret(config.pools[pool].api_key_file, f"pools.{pool}.apiKeyFile", "API key")
+                pool: read_line(config.pools[pool].api_key_file, f"pools.{pool}.apiKeyFile", "API key")
                 for pool in Pool
             },
             trust={pool: trust(config.pools[pool].ca_file, f"pools.{pool}.caFile") for pool in Pool},
             certificate=certificate_context(config.listen.tls) if config.listen.tls else None,
-            admin_token=_secret(config.listen.admin_token_file, "listen.adminTokenFile", "token"),
+            admin_token=read_line(config.listen.admin_token_file, "listen.adminTokenFile", "token"),
+            redis_url=current_redis_url(config.session),
             policy=config.routing.build(),
             session_keys=tuple(parse_session_key(key) for key in config.session.keys),
         )
@@ -81,7 +83,8 @@ class Runtime:
     ) -> None:
         loaded = _Reloadable.load(config)
         self.metrics = Metrics()
-        self.redis = _redis(config, self._count_state_error)
+        self._redis_url = loaded.redis_url
+        self.redis = _redis(config, loaded.redis_url, self._count_state_error)
         self.tracing = Tracing(config.telemetry)
         self.decision_log = _json_log(
             config.routing.decision_log, "decision log", self.metrics.decision_log_dropped.inc
@@ -98,7 +101,9 @@ class Runtime:
         self.workers = WorkerPeers(worker_socket) if worker_socket is not None else None
         peers = [group for group in (self.peers, self.workers) if group is not None]
         store = SessionStore(self.redis, self.mirror, session.ttl_seconds, AllPeers(peers) if peers else None)
-        self.turns = Turns(store, loaded.session_keys, self.engine.cache_fields)
+        self.turns = Turns(
+            store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
+        )
         count = config.listen.workers
         self.admission = Admission(worker_share(limits.max_queued, count))
         self.pools = {
@@ -132,6 +137,9 @@ class Runtime:
         Raises ConfigError, and changes nothing, if the configuration cannot be used.
         """
         loaded = _Reloadable.load(_in_effect(config, self._started_with))
+        if self.redis is not None and loaded.redis_url is not None and loaded.redis_url != self._redis_url:
+            self.redis.use(_client(config, loaded.redis_url))
+            self._redis_url = loaded.redis_url
         started, current = _read_at_start(self._started_with), _read_at_start(config)
         for key, value in current.items():
             if value != started[key]:
@@ -144,7 +152,9 @@ class Runtime:
             self.tls.apply(loaded.certificate)
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.turns.configure(loaded.session_keys, config.session.ttl_seconds)
+        self.turns.configure(
+            loaded.session_keys, config.session.ttl_seconds, config.routing.common_prefix_cache
+        )
         self.upstream.configure(config.timeouts)
         limits, count = config.limits, config.listen.workers
         self.admission.max_queued = worker_share(limits.max_queued, count)
@@ -245,11 +255,12 @@ def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
     """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
     session = {
         name: getattr(started.session, name)
-        for name in ("redis_url", "scope", "redis_timeout_seconds", "mirror_records")
+        for name in ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
     }
     return config.model_copy(
         update={
             **{section: getattr(started, section) for section in FIXED_SECTIONS},
+            "config_map": started.config_map,
             "session": config.session.model_copy(update=session),
             "routing": config.routing.model_copy(update={"decision_log": started.routing.decision_log}),
             "timeouts": config.timeouts.model_copy(update={"drain_seconds": started.timeouts.drain_seconds}),
@@ -262,9 +273,11 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
     session, peers = config.session, config.session.peers
     return {
         **{section: getattr(config, section) for section in FIXED_SECTIONS},
+        "configMap": config.config_map,
         **{f"pools.{name}.service": config.pools[name].service for name in Pool},
         "routing.decisionLog": config.routing.decision_log,
         "session.redisUrl": session.redis_url,
+        "session.redisUrlFile": session.redis_url_file,
         "session.scope": session.scope,
         "session.redisTimeoutSeconds": session.redis_timeout_seconds,
         "session.mirrorRecords": session.mirror_records,
@@ -276,26 +289,19 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
 _scope = lru_cache(maxsize=1024)(Scope.of)
 
 
-def _redis(config: GatewayConfig, on_error: Callable[[str], None]) -> RedisBackend | None:
-    session = config.session
-    if session.redis_url is None:
+def _redis(config: GatewayConfig, url: str | None, on_error: Callable[[str], None]) -> RedisBackend | None:
+    if url is None:
         return None
+    return RedisBackend(_client(config, url), config.session.redis_timeout_seconds, on_error)
+
+
+def _client(config: GatewayConfig, url: str) -> Client:
+    """Raises ConfigError if the URL is invalid."""
     try:
-        client = connect(session.redis_url, session.redis_timeout_seconds)
+        return connect(url, config.session.redis_timeout_seconds)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return RedisBackend(client, session.redis_timeout_seconds, on_error)
 
 
 def _json_log(path: Path | None, name: str, on_dropped: Callable[[int], None]) -> JsonLog | None:
     return None if path is None else JsonLog(path, on_dropped, name=name)
-
-
-def _secret(path: Path | None, key: str, what: str) -> str | None:
-    """The content of a file that `key` of the configuration names. Raises ConfigError if it is not a single line."""
-    if path is None:
-        return None
-    text = read_text(path, key).strip()
-    if not text or not text.isascii() or not text.isprintable():
-        raise ConfigError(f"{key}: {path} must contain a single line with one {what} in printable ASCII")
-    return text

@@ -8,6 +8,7 @@ from typing import Any, Final
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, PromptTokens
 from dps_gateway.routing.decision import PoolView, Turn
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
@@ -17,8 +18,8 @@ from dps_gateway.session.stored import StoredResponse
 from dps_gateway.upstream.pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
-"""Tolerated shortfall, in tokens, between expected and reported cached tokens (page rounding, draft-model cache)
-before an eviction is assumed."""
+"""Tolerated shortfall, in tokens, between expected and reported tokens (page rounding, draft-model cache) before an
+eviction is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class MeasuredTurn:
     boundary_tokens: int
     """The gateway's count up to the prompt's last boundary, or 0 if unknown."""
     number: int
+    common_prefix_cache: bool
+    """Whether each pool can fetch what the other has cached."""
 
     @property
     def correction(self) -> int:
@@ -72,6 +75,12 @@ class MeasuredTurn:
         """ΔL_t."""
         return self.session.growth.delta_tokens(self.prompt_tokens)
 
+    def tokens(self, pool: Pool) -> PromptTokens:
+        """What a pool has to do for the tokens of the prompt, according to the session's record."""
+        return self.session.growth.tokens(
+            self.prompt_tokens, pool, common_prefix_cache=self.common_prefix_cache
+        )
+
     def point(self, pool: Pool) -> Point:
         """The point to record once `pool` has begun to answer."""
         return Point(
@@ -82,6 +91,7 @@ class MeasuredTurn:
             counted=self.counted_tokens,
             pools=frozenset({pool}),
             correction=self.correction,
+            shared=self.common_prefix_cache,
         )
 
 
@@ -89,16 +99,24 @@ class Turns:
     """Measures turns against the session store, and commits them."""
 
     def __init__(
-        self, store: SessionStore, keys: tuple[SessionKey, ...], cache_fields: tuple[str, ...]
+        self,
+        store: SessionStore,
+        keys: tuple[SessionKey, ...],
+        cache_fields: tuple[str, ...],
+        common_prefix_cache: bool = False,
     ) -> None:
         self.store = store
         self._keys = keys
         self._cache_fields = cache_fields
+        self._common_prefix_cache = common_prefix_cache
 
-    def configure(self, keys: tuple[SessionKey, ...], ttl_seconds: int) -> None:
-        """Apply a new order of session keys and a new TTL, for the turns that follow."""
+    def configure(
+        self, keys: tuple[SessionKey, ...], ttl_seconds: int, common_prefix_cache: bool = False
+    ) -> None:
+        """Apply a new order of session keys, TTL and kind of prefix cache, for the turns that follow."""
         self._keys = keys
         self.store.ttl_seconds = ttl_seconds
+        self._common_prefix_cache = common_prefix_cache
 
     async def measure(
         self,
@@ -117,7 +135,7 @@ class Turns:
         if stored is not None:
             session = await self._continued(scope, prompt, stored, client_id)
             counted, _ = await prompt.measure(None)
-            return MeasuredTurn(session, prompt, counted, 0, _number(session, prompt, counted))
+            return self._measured(session, prompt, counted, 0)
         session = (
             await self._named(scope, prompt, client_id)
             if client_id is not None
@@ -125,7 +143,7 @@ class Turns:
         )
         base = session.growth.base
         counted, boundary_tokens = await prompt.measure(base)
-        return MeasuredTurn(session, prompt, counted, boundary_tokens, _number(session, prompt, counted))
+        return self._measured(session, prompt, counted, boundary_tokens)
 
     async def commit(self, turn: MeasuredTurn, pool: Pool, span: str) -> None:
         """Record that `pool` has begun to answer: its KV cache now contains the prompt."""
@@ -142,25 +160,39 @@ class Turns:
         )
 
     async def correct(
-        self, turn: MeasuredTurn, pool: Pool, prompt_tokens: int, cached_tokens: int | None
+        self,
+        turn: MeasuredTurn,
+        pool: Pool,
+        prompt_tokens: int,
+        cached_tokens: int | None,
+        fetched_tokens: int | None = None,
     ) -> bool:
-        """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count."""
-        expected = turn.session.growth.seen.get(pool)
-        evicted = (
-            cached_tokens is not None
-            and expected is not None
-            and cached_tokens + EVICTION_SLACK_TOKENS < expected.length
-        )
+        """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count.
+
+        fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
+        """
+        seen, shared = turn.session.growth.seen.get(pool), turn.session.growth.shared
+        evicted = lost = False
+        if cached_tokens is not None:
+            held = cached_tokens - (fetched_tokens or 0)
+            evicted = seen is not None and held + EVICTION_SLACK_TOKENS < seen.length
+            least = cached_tokens + EVICTION_SLACK_TOKENS + FETCH_THRESHOLD_TOKENS
+            lost = fetched_tokens is not None and shared is not None and least < shared.length
         mismatch = prompt_tokens != turn.prompt_tokens
-        if evicted or mismatch:
+        if evicted or lost or mismatch:
             digest = turn.prompt.digest
 
             def corrected(record: Record) -> Record:
                 record = record.with_reported_length(digest, prompt_tokens)
-                return record.without_cache(pool, keep=digest) if evicted else record
+                record = record.without_cache(pool, keep=digest) if evicted else record
+                return record.without_shared(keep=digest) if lost else record
 
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
         return mismatch
+
+    def _measured(self, session: Session, prompt: Prompt, counted: int, boundary_tokens: int) -> MeasuredTurn:
+        number = _number(session, prompt, counted)
+        return MeasuredTurn(session, prompt, counted, boundary_tokens, number, self._common_prefix_cache)
 
     async def _named(self, scope: Scope, prompt: Prompt, client_id: str) -> Session:
         session = SessionId.of_client(scope, client_id)
@@ -181,7 +213,7 @@ class Turns:
             history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
             # The stored length is the engine's, so the base's correction must not be added to it.
             base = replace(base, counted=base.length, correction=0)
-            growth = Growth(history, base, dict.fromkeys(base.pools, base))
+            growth = Growth(history, base, dict.fromkeys(base.pools, base), base if base.shared else None)
         return Session(session, scope, snapshot, growth, record, client_id)
 
     async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
@@ -202,28 +234,24 @@ class Turns:
         if growth.history is History.GROWN:
             return Session(snapshot.session, scope, snapshot, growth, record)
         fork = SessionId.of_history(tag, digest, parent=snapshot.session)
-        shared = {point.digest: point for point in (growth.base, *growth.seen.values()) if point is not None}
+        points = (growth.base, growth.shared, *growth.seen.values())
+        copied = {point.digest: point for point in points if point is not None}
         base = Record(
-            tuple(sorted(shared.values(), key=lambda point: -point.turn)),
+            tuple(sorted(copied.values(), key=lambda point: -point.turn)),
             affinity=record.affinity or snapshot.session.text,
         )
         return Session(fork, scope, snapshot, growth, base)
 
 
-def policy_input(
-    turn: MeasuredTurn, pools: Mapping[Pool, EnginePool], common_prefix_cache: bool = False
-) -> Turn:
-    """The policy's input for a measured turn, with the present state of the pools.
-
-    common_prefix_cache: whether each pool can fetch what the other has cached.
-    """
+def policy_input(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Turn:
+    """The policy's input for a measured turn, with the present state of the pools."""
     return Turn(
         prompt_tokens=turn.prompt_tokens,
         delta_tokens=turn.delta_tokens,
         draw=random.random(),
         number=turn.number,
         last_pool=_last_pool(turn),
-        pools=dict(_views(turn, pools, common_prefix_cache)),
+        pools=dict(_views(turn, pools)),
     )
 
 
@@ -236,14 +264,9 @@ def _last_pool(turn: MeasuredTurn) -> Pool | None:
     return next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None
 
 
-def _views(
-    turn: MeasuredTurn, pools: Mapping[Pool, EnginePool], common_prefix_cache: bool
-) -> Iterator[tuple[Pool, PoolView]]:
-    growth = turn.session.growth
+def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
     for name, pool in pools.items():
-        uncached = growth.uncached_tokens(turn.prompt_tokens, name)
-        fetchable = growth.fetchable_tokens(turn.prompt_tokens, name) if common_prefix_cache else 0
-        view = pool.view(turn.session.affinity, uncached, fetchable)
+        view = pool.view(turn.session.affinity, turn.tokens(name))
         if view is not None:
             yield name, view
 

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.adaptive import EXPLORATION, Adaptive
+from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.routing.adaptive import EXPLORATION, LONGEST, Adaptive, Workload
 from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
 from dps_gateway.routing.learning import LearningPolicy, Observation
+
+GROWN = PromptTokens(held=3_900, fetchable=0, prefill=100)
+"""A prompt of 4,000 tokens in the pool that served the previous turn."""
+
+MOVED = PromptTokens(held=0, fetchable=0, prefill=4_000)
+FETCHABLE = PromptTokens(held=0, fetchable=3_900, prefill=100)
+"""The same prompt in the other pool, without and with a common prefix cache."""
 
 IDLE = PoolView(
     ready_replicas=1,
@@ -20,11 +28,12 @@ IDLE = PoolView(
     queued=0,
     queued_prefill_tokens=0,
     running_limit=None,
-    uncached_tokens=100,
-    fetchable_tokens=0,
+    prompt=GROWN,
 )
 
 NOT_EXPLORING = 0.5
+
+prompts = st.builds(PromptTokens, *[st.integers(0, 100_000)] * 3)
 
 views = st.builds(
     PoolView,
@@ -33,8 +42,7 @@ views = st.builds(
     queued=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
     running_limit=st.none() | st.integers(1, 2048),
-    uncached_tokens=st.integers(0, 100_000),
-    fetchable_tokens=st.integers(0, 100_000),
+    prompt=prompts,
 )
 
 observations = st.builds(
@@ -42,8 +50,7 @@ observations = st.builds(
     pool=st.sampled_from(Pool),
     prompt_tokens=st.integers(1, 100_000),
     delta_tokens=st.integers(0, 100_000),
-    uncached_tokens=st.integers(0, 100_000),
-    fetchable_tokens=st.integers(0, 100_000),
+    expected=prompts,
     cached_tokens=st.none() | st.integers(0, 100_000),
     fetched_tokens=st.none() | st.integers(0, 100_000),
     output_tokens=st.integers(0, 10_000),
@@ -81,8 +88,7 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
         pool=pool,
         prompt_tokens=4_000,
         delta_tokens=100,
-        uncached_tokens=100,
-        fetchable_tokens=0,
+        expected=GROWN,
         cached_tokens=3_900,
         fetched_tokens=None,
         output_tokens=50,
@@ -130,12 +136,12 @@ def test_predicted_latency_does_not_fall_with_the_load(
 
 @unhurried
 @given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
-def test_predicted_latency_does_not_fall_with_the_uncached_tokens(
+def test_predicted_latency_does_not_fall_with_the_tokens_to_prefill(
     history: list[Observation], view: PoolView, more: int, delta: int
 ) -> None:
     policy = learned(*history)
     view = replace(view, ready_replicas=1)
-    longer = replace(view, uncached_tokens=view.uncached_tokens + more)
+    longer = replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + more))
     low = predicted(policy, turn(greedy=view, delta_tokens=delta))[Pool.GREEDY]
     assert predicted(policy, turn(greedy=longer, delta_tokens=delta))[Pool.GREEDY] >= low - 1e-9
 
@@ -183,12 +189,12 @@ def test_without_ready_replicas_nothing_is_predicted() -> None:
 
 
 def test_session_stays_while_a_move_costs_more_prefill_than_it_saves() -> None:
-    moved = replace(IDLE, uncached_tokens=4_000)
+    moved = replace(IDLE, prompt=MOVED)
     assert Adaptive().decide(turn(moved, IDLE, last_pool=Pool.GREEDY)).pool is Pool.GREEDY
 
 
 def test_session_moves_if_the_other_pool_can_fetch_its_prefix() -> None:
-    moved = replace(IDLE, uncached_tokens=4_000, fetchable_tokens=3_900)
+    moved = replace(IDLE, prompt=FETCHABLE)
     assert Adaptive().decide(turn(moved, IDLE, last_pool=Pool.GREEDY)).pool is Pool.SPECULATIVE
 
 
@@ -196,8 +202,7 @@ def moving(fetched_tokens: int, first_token_seconds: float) -> Observation:
     """The speculative pool's answer to a turn of which it could have fetched all but the new tokens."""
     return replace(
         answer(Pool.SPECULATIVE, seconds_per_token=0.007),
-        uncached_tokens=4_000,
-        fetchable_tokens=3_900,
+        expected=FETCHABLE,
         cached_tokens=fetched_tokens,
         fetched_tokens=fetched_tokens,
         first_token_seconds=first_token_seconds,
@@ -218,7 +223,7 @@ def test_session_moves_only_if_fetching_was_observed_to_be_faster(
 ) -> None:
     """A prefill of 4,000 tokens takes 0.3 s. No further turns are expected after the 40th."""
     policy = learned(*(moving(fetched_tokens, first_token_seconds) for _ in range(30)))
-    moved = replace(IDLE, uncached_tokens=4_000, fetchable_tokens=3_900)
+    moved = replace(IDLE, prompt=FETCHABLE)
     last = turn(moved, IDLE, last_pool=Pool.GREEDY, number=40)
     assert policy.decide(last).pool is pool
     assert predicted(policy, last)[Pool.SPECULATIVE] == pytest.approx(
@@ -260,7 +265,7 @@ def test_turn_does_not_delay_the_prompts_that_are_queued_before_it() -> None:
 
 def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -> None:
     queued = turn(speculative=replace(IDLE, queued_prefill_tokens=100_000))
-    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), uncached_tokens=4_000)
+    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
     before = predicted(Adaptive(), queued)[Pool.SPECULATIVE]
     assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
 
@@ -275,10 +280,41 @@ def test_burst_of_first_turns_is_not_queued_on_an_engine_that_runs_requests_one_
     assert Adaptive().decide(turn(pools=serial | parallel, number=1)).pool is pool.other
 
 
+def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() -> None:
+    """One half of the sessions have 2 turns, the other half have 10."""
+    workload = Workload()
+    for _ in range(200):
+        for turns in (2, 10):
+            for number in range(1, turns + 1):
+                workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    following = [workload.turns_after(number) for number in (1, 2, 3, 9, 10)]
+    assert following == pytest.approx([5, 4, 7, 1, 0], abs=0.5)
+
+
+def test_expected_turns_do_not_grow_while_no_session_starts() -> None:
+    """At the end of a batch, the sessions in progress are the last ones."""
+    workload = Workload()
+    for _ in range(50):
+        for number in range(1, 11):
+            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    for _ in range(50):
+        for number in range(6, 11):
+            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    assert workload.turns_after(6) == pytest.approx(4, abs=0.5)
+
+
+@given(history=histories, number=st.integers(1, 100))
+def test_expected_number_of_turns_is_finite_and_not_negative(history: list[Observation], number: int) -> None:
+    workload = Workload()
+    for each in history:
+        workload.observe(each)
+    assert 0 <= workload.turns_after(number) < 100
+
+
 def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:
     """The record of a session does not contain what other sessions have cached."""
-    moved = replace(IDLE, uncached_tokens=4_000)
-    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), uncached_tokens=4_000)
+    moved = replace(IDLE, prompt=MOVED)
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
     before = predicted(Adaptive(), turn(moved))[Pool.SPECULATIVE]
     assert predicted(learned(*(seen for _ in range(20))), turn(moved))[Pool.SPECULATIVE] < before - 0.1
 
@@ -320,10 +356,11 @@ def test_export_contains_only_own_observations() -> None:
         {},
         {"version": 0},
         {"version": 1, "pools": [], "workload": []},
-        Adaptive().export() | {"workload": [float("nan"), 1, 1]},
+        Adaptive().export() | {"workload": [float("nan"), *[1] * LONGEST]},
+        Adaptive().export() | {"workload": [256, 1, 1]},
         Adaptive().export() | {"pools": {"speculative": {}, "greedy": {}}},
     ],
-    ids=["empty", "another version", "other types", "not a number", "missing sums"],
+    ids=["empty", "another version", "other types", "not a number", "missing counts", "missing sums"],
 )
 def test_documents_that_are_not_valid_are_ignored(document: dict[str, Any]) -> None:
     policy = Adaptive()

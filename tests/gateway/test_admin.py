@@ -17,6 +17,7 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
 from dps_gateway.session.peers import HttpPeers, WorkerPeers
 from dps_gateway.session.record import Point, Record
+from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
 
 SCOPE = Scope.of("m", "")
@@ -78,7 +79,13 @@ async def test_oversized_body_is_refused(runtime: Runtime) -> None:
     assert len(runtime.mirror) == 0
 
 
-PROTECTED = [("GET", "/sessions/s"), ("DELETE", "/sessions/s"), ("POST", "/mirror"), ("PUT", "/mirror")]
+PROTECTED = [
+    ("GET", "/decisions"),
+    ("GET", "/sessions/s"),
+    ("DELETE", "/sessions/s"),
+    ("POST", "/mirror"),
+    ("PUT", "/mirror"),
+]
 OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]
 
 
@@ -94,7 +101,33 @@ async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[
         assert {await status(*each, sent) for each in PROTECTED} == {401}
         assert {await status(*each, sent) for each in OPEN} == {200}
         with_token = {"Authorization": "Bearer token"}
-        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 200, 400]
+        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 404, 200, 400]
+
+
+async def decisions(runtime: Runtime) -> tuple[int, str]:
+    async with (
+        TestServer(admin_app(runtime)) as server,
+        aiohttp.ClientSession() as client,
+        client.get(server.make_url("/decisions")) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def test_the_decision_log_is_served(runtime: Runtime, tmp_path: Path) -> None:
+    runtime.decision_log = JsonLog(tmp_path / "decisions.jsonl")
+    assert await decisions(runtime) == (200, "")
+    runtime.decision_log.add({"turn": 1})
+    assert await decisions(runtime) == (200, '{"turn":1}\n')
+
+
+async def test_a_decision_log_that_is_off_or_cannot_be_read_is_an_error(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    status, text = await decisions(runtime)
+    assert (status, "set routing.decisionLog" in text) == (404, True)
+    runtime.decision_log = JsonLog(tmp_path / "missing" / "decisions.jsonl")
+    status, text = await decisions(runtime)
+    assert (status, "No such file or directory" in text) == (503, True)
 
 
 async def test_peers_send_the_token(runtime: Runtime) -> None:

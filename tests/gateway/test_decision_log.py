@@ -129,3 +129,30 @@ asyncio.run(main())
 """
     subprocess.run([sys.executable, "-c", script, str(path)], check=True, stderr=subprocess.DEVNULL)
     assert entries(path) == [{"turn": 1}]
+
+
+async def content(decisions: JsonLog) -> list[Any]:
+    return [json.loads(line) for line in b"".join([chunk async for chunk in decisions.read()]).splitlines()]
+
+
+async def test_both_files_and_scheduled_entries_are_read_in_order(tmp_path: Path) -> None:
+    decisions = JsonLog(tmp_path / "decisions.jsonl", max_file_bytes=30)
+    for turn in range(4):
+        decisions.add({"turn": turn})  # 11 bytes
+        await decisions.flush()
+    decisions.add({"turn": 4})
+    assert await content(decisions) == [{"turn": turn} for turn in range(5)]
+
+
+async def test_entries_that_are_written_during_a_read_are_left_out(tmp_path: Path) -> None:
+    decisions = JsonLog(tmp_path / "decisions.jsonl")
+    decisions.add({"turn": 0})
+    reading = decisions.read()
+    first = await anext(reading)
+    decisions.add({"turn": 1})
+    await decisions.flush()
+    assert [first, *[chunk async for chunk in reading]] == [b'{"turn":0}\n']
+
+
+async def test_log_without_entries_is_empty(tmp_path: Path) -> None:
+    assert await content(JsonLog(tmp_path / "decisions.jsonl")) == []

@@ -1,4 +1,4 @@
-"""Discovery through EndpointSlices: the endpoints that are used, and recovery from expired watches."""
+"""Watches of the API server: discovery through EndpointSlices, and the ConfigMap of the configuration."""
 
 import asyncio
 import json
@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_gateway.config import ConfigError, ServiceRef
-from dps_gateway.upstream.discovery import ApiServer, replica_urls, watch_service
+from dps_gateway.api_server import ApiServer, watch_config_map
+from dps_gateway.config import ConfigError, ConfigMapRef, ServiceRef
+from dps_gateway.upstream.discovery import replica_urls, watch_service
 
 ONE = "http://10.0.0.1:30000"
 SERVICE = ServiceRef(name="demo-greedy", namespace="llm", port=30000)
@@ -136,8 +137,47 @@ async def test_expired_watch_is_followed_by_a_new_list(tmp_path: Path) -> None:
             watching.cancel()
 
 
+CONFIG_MAP = ConfigMapRef(name="demo-gateway", namespace="llm")
+
+
+async def test_content_of_the_config_map_is_received_at_first_and_after_each_change(tmp_path: Path) -> None:
+    watches: list[asyncio.Queue[dict[str, Any] | None]] = [asyncio.Queue(), asyncio.Queue()]
+    started = iter(watches)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == "Bearer token-of-the-pod"
+        assert request.query["watch"] == "true"
+        assert request.query["fieldSelector"] == "metadata.name=demo-gateway"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        events = next(started)
+        while (event := await events.get()) is not None:
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+    def event(kind: str, **data: str) -> dict[str, Any]:
+        return {"type": kind, "object": {"metadata": {"name": "demo-gateway"}, "data": data}}
+
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces/llm/configmaps", handle)
+    (tmp_path / "token").write_text("token-of-the-pod\n")
+    found: asyncio.Queue[str] = asyncio.Queue()
+    async with TestServer(app) as server:
+        api = ApiServer(str(server.make_url("")).rstrip("/"), tmp_path / "token", tmp_path / "ca.crt")
+        watching = asyncio.create_task(watch_config_map(api, CONFIG_MAP, found.put_nowait))
+        try:
+            watches[0].put_nowait(event("ADDED", **{"config.yaml": "first"}))
+            assert await found.get() == "first"
+            watches[0].put_nowait(event("MODIFIED", other="text"))
+            watches[0].put_nowait(event("DELETED", **{"config.yaml": "first"}))
+            watches[0].put_nowait(None)
+            watches[1].put_nowait(event("ADDED", **{"config.yaml": "second"}))
+            assert await found.get() == "second"
+        finally:
+            watching.cancel()
+            watches[1].put_nowait(None)
+
+
 def test_service_is_rejected_outside_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"'service' requires a Kubernetes pod .* use 'endpoints' elsewhere"
-    ):
+    with pytest.raises(ConfigError, match=r"'service' require a Kubernetes pod .* use 'endpoints'"):
         ApiServer.of_pod({}, tmp_path)

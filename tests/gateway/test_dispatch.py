@@ -82,6 +82,7 @@ async def start() -> AsyncIterator[Start]:
             timeouts: str = "{}",
             policy: str = "DeltaPrefill",
             limits: str = "{}",
+            common_prefix_cache: bool = False,
         ) -> Site:
             urls: list[list[str]] = []
             for pool in (speculative, greedy):
@@ -94,7 +95,8 @@ async def start() -> AsyncIterator[Start]:
             config = parse_config(
                 f"model: {{name: m, tokenizer: {bundled_tokenizer()}}}\n"
                 f"pools: {{speculative: {{endpoints: {urls[0]}}}, greedy: {{endpoints: {urls[1]}}}}}\n"
-                f"routing: {{policy: {policy}, thresholdTokens: null}}\n"
+                f"routing: {{policy: {policy}, thresholdTokens: null, "
+                f"commonPrefixCache: {str(common_prefix_cache).lower()}}}\n"
                 f"timeouts: {timeouts}\nlimits: {limits}",
                 source="test",
                 environment={},
@@ -306,6 +308,26 @@ async def test_reloaded_configuration_keeps_what_the_policy_has_learned(start: S
         runtime.config.model_copy(update={"routing": Routing.model_validate({"policy": "AlwaysGreedy"})})
     )
     assert runtime.policy == AlwaysGreedy()
+
+
+async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Start) -> None:
+    """A session whose first turn the greedy pool has answered is repeated in the speculative pool."""
+    site = await start(engines(1, delay=1.0), engines(1), policy="AlwaysGreedy", common_prefix_cache=True)
+    messages = [{"role": "user", "content": "hello " * 1000}]
+    await site.post(stream=True, messages=messages)
+    routing = site.runtime.config.routing.model_copy(update={"policy": "AlwaysSpeculative"})
+    site.runtime.apply(site.runtime.config.model_copy(update={"routing": routing}))
+    (replica,) = site.runtime.pools[Pool.SPECULATIVE].replicas.values()
+    messages += [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "on"}]
+    waiting = asyncio.create_task(site.post(stream=True, messages=messages))
+
+    async def sent() -> bool:
+        return replica.in_flight > 0
+
+    await wait_until(sent, "the request is in flight")
+    queued = replica.prefill_tokens
+    response = await waiting
+    assert queued == int(response.headers["x-dps-delta-tokens"]) < 256
 
 
 async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to_stream(start: Start) -> None:

@@ -10,12 +10,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.load import MAX_ANSWER_BYTES, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
+PROMPT = PromptTokens(held=10, fetchable=300, prefill=30)
 NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
 LIMITED = {**CORE, "max_running_requests": 48}
@@ -91,30 +93,28 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     serving = await engines.acquire("session", NO_REPLICA, 1.0)
     serving.prefill_tokens = 300
     serving.report(Load(running=4, waiting=1, waiting_tokens=1000, limit=48))
-    assert engines.view("session", uncached_tokens=50, fetchable_tokens=20) == PoolView(
+    assert engines.view("session", PROMPT) == PoolView(
         ready_replicas=2,
         in_flight=4,
         queued=1,
         queued_prefill_tokens=1000,
         running_limit=48,
-        uncached_tokens=50,
-        fetchable_tokens=20,
+        prompt=PROMPT,
     )
     engines.mark_unavailable(serving)
-    assert engines.view("session", 50, 20) == PoolView(
+    assert engines.view("session", PROMPT) == PoolView(
         ready_replicas=1,
         in_flight=0,
         queued=0,
         queued_prefill_tokens=0,
         running_limit=None,
-        uncached_tokens=50,
-        fetchable_tokens=20,
+        prompt=PROMPT,
     )
 
 
 async def test_view_takes_no_place_on_the_replica() -> None:
     engines = pool("a", places=1)
-    engines.view("session", 0, 0)
+    engines.view("session", PROMPT)
     assert (engines.in_flight, engines.has_room) == (0, True)
 
 
@@ -124,7 +124,7 @@ async def test_view_of_a_full_pool_includes_its_queue() -> None:
         await engines.acquire(None, NO_REPLICA, 1.0)
     waiting = [asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0)) for _ in range(3)]
     await asyncio.sleep(0)
-    view = engines.view("session", 0, 0)
+    view = engines.view("session", PROMPT)
     assert view is not None
     assert (view.in_flight, view.queued) == (1, 1.5)
     for task in waiting:
@@ -135,8 +135,8 @@ async def test_view_of_a_full_pool_includes_its_queue() -> None:
 async def test_pool_without_a_ready_replica_has_no_view() -> None:
     engines = pool("a")
     engines.mark_unavailable(engines.replicas["a"])
-    assert engines.view("session", 0, 0) is None
-    assert pool().view("session", 0, 0) is None
+    assert engines.view("session", PROMPT) is None
+    assert pool().view("session", PROMPT) is None
 
 
 class Engine:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.record import Point, Record
 
@@ -38,12 +39,17 @@ points = st.builds(
     pools=st.sets(st.sampled_from(Pool), min_size=1).map(frozenset),
     correction=st.integers(-50, 2000),
     conversation=st.sampled_from(["", "a"]),
+    shared=st.booleans(),
 )
+
+
+def tokens(growth: Growth, length: int, pool: Pool, common: bool = True) -> PromptTokens:
+    return growth.tokens(length, pool, common_prefix_cache=common)
 
 
 def test_first_prompt_is_new_and_all_of_it_counts() -> None:
     growth = compare(None, lambda _: True)
-    assert growth == Growth(History.NEW, None, {})
+    assert growth == Growth(History.NEW, None, {}, None)
     assert growth.delta_tokens(250) == 250  # L_0 = 0
 
 
@@ -51,8 +57,8 @@ def test_prompt_that_extends_the_newest_point_has_grown() -> None:
     growth = compare(HISTORY, lambda _: True)
     assert growth.history is History.GROWN
     assert growth.delta_tokens(340) == 40
-    assert growth.uncached_tokens(340, Pool.GREEDY) == 40
-    assert growth.uncached_tokens(340, Pool.SPECULATIVE) == 240
+    assert tokens(growth, 340, Pool.GREEDY) == PromptTokens(held=300, fetchable=0, prefill=40)
+    assert tokens(growth, 340, Pool.SPECULATIVE) == PromptTokens(held=100, fetchable=0, prefill=240)
 
 
 def test_prompt_that_extends_an_older_point_has_branched() -> None:
@@ -88,8 +94,6 @@ def test_growth_is_between_zero_and_the_prompt_length(
     non_negative = [p for p in history if p.length >= 0]
     growth = compare(record(*non_negative), lambda p: p.digest in prefixes)
     assert 0 <= growth.delta_tokens(length) <= length
-    for pool in Pool:
-        assert 0 <= growth.uncached_tokens(length, pool) <= length
 
 
 @given(counted=st.integers(0, 5000), added=st.integers(0, 5000), correction=st.integers(-200, 5000))
@@ -103,21 +107,47 @@ def test_constant_correction_of_prompt_lengths_does_not_change_delta(
 
 
 @pytest.mark.parametrize(
-    ("cached", "fetched"),
+    ("shared", "held", "common", "expected"),
     [
-        pytest.param(355, 0, id="a difference below SGLang's threshold is computed"),
-        pytest.param(356, 256, id="a difference of the threshold is fetched"),
+        pytest.param(0, 0, True, PromptTokens(0, 0, 1000), id="a new prompt is prefilled"),
+        pytest.param(0, 900, True, PromptTokens(900, 0, 100), id="a held prefix"),
+        pytest.param(900, 0, True, PromptTokens(0, 900, 100), id="a prefix that only the other pool holds"),
+        pytest.param(900, 0, False, PromptTokens(0, 0, 1000), id="without a common prefix cache"),
+        pytest.param(900, 400, True, PromptTokens(400, 500, 100), id="a part is held"),
+        pytest.param(400, 900, True, PromptTokens(900, 0, 100), id="more is held than shared"),
+        pytest.param(655, 400, True, PromptTokens(400, 0, 600), id="less than SGLang fetches"),
+        pytest.param(656, 400, True, PromptTokens(400, 256, 344), id="as much as SGLang fetches"),
+        pytest.param(1200, 0, True, PromptTokens(0, 1000, 0), id="a repeated prompt that was shorter"),
     ],
 )
-def test_pool_fetches_what_only_the_other_pool_has_cached(cached: int, fetched: int) -> None:
-    growth = compare(record(point(1, 100, SPECULATIVE), point(2, cached, GREEDY)), lambda _: True)
-    assert growth.fetchable_tokens(1000, Pool.SPECULATIVE) == fetched
-    assert growth.fetchable_tokens(1000, Pool.GREEDY) == 0
-
-
-@given(st.lists(points, max_size=12), st.integers(0, 3000), st.sampled_from(Pool))
-def test_fetchable_tokens_are_a_part_of_the_uncached_ones(
-    chosen: list[Point], prompt: int, pool: Pool
+def test_each_token_of_a_prompt_is_held_fetched_or_prefilled(
+    shared: int, held: int, common: bool, expected: PromptTokens
 ) -> None:
-    growth = compare(record(*chosen), lambda _: True)
-    assert 0 <= growth.fetchable_tokens(prompt, pool) <= growth.uncached_tokens(prompt, pool)
+    known = [point(1, held, SPECULATIVE)] if held else []
+    if shared:
+        known.append(replace(point(2, shared, GREEDY), shared=True))
+    growth = compare(record(*known), lambda _: True)
+    assert tokens(growth, 1000, Pool.SPECULATIVE, common) == expected
+
+
+def test_prefix_that_the_pool_has_evicted_is_fetched_from_the_common_prefix_cache() -> None:
+    evicted = record(replace(point(1, 900, GREEDY), shared=True)).without_cache(Pool.GREEDY, keep="")
+    growth = compare(evicted, lambda _: True)
+    assert tokens(growth, 1000, Pool.GREEDY) == PromptTokens(held=0, fetchable=900, prefill=100)
+
+
+@given(
+    st.lists(points, max_size=12),
+    st.sets(st.sampled_from("abcdefgh")),
+    st.integers(0, 3000),
+    st.sampled_from(Pool),
+    st.booleans(),
+)
+def test_tokens_of_a_prompt_add_up_to_its_length(
+    history: list[Point], prefixes: set[str], length: int, pool: Pool, common: bool
+) -> None:
+    growth = compare(record(*history), lambda p: p.digest in prefixes)
+    found = tokens(growth, length, pool, common)
+    assert found.held + found.fetchable + found.prefill == length
+    assert min(found.held, found.prefill) >= 0
+    assert found.fetchable == 0 or (common and found.fetchable >= FETCH_THRESHOLD_TOKENS)

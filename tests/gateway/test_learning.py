@@ -7,6 +7,7 @@ import pytest
 from dps_gateway.config import parse_config
 from dps_gateway.learning import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
@@ -18,8 +19,7 @@ OBSERVATION = Observation(
     pool=Pool.GREEDY,
     prompt_tokens=100,
     delta_tokens=100,
-    uncached_tokens=100,
-    fetchable_tokens=0,
+    expected=PromptTokens(held=0, fetchable=0, prefill=100),
     cached_tokens=0,
     fetched_tokens=0,
     output_tokens=10,

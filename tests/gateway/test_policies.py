@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing import policies as policies_module
 from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.policies import (
@@ -44,8 +45,7 @@ def loaded(load: float, ready_replicas: int = 1) -> PoolView:
         queued=0,
         queued_prefill_tokens=0,
         running_limit=None,
-        uncached_tokens=0,
-        fetchable_tokens=0,
+        prompt=PromptTokens(held=0, fetchable=0, prefill=0),
     )
 
 

@@ -282,6 +282,13 @@ def test_tokenizer_with_overlapping_tokens_has_no_boundaries() -> None:
     assert not Tokenizer(Description.of(hf)).splits_before(start.decode())
 
 
+def test_token_that_overlaps_itself_is_no_boundary() -> None:
+    """In `+-+-+`, its first occurrence is a token, but its last occurrence is not."""
+    hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
+    hf.add_tokens(["+-+"], special_tokens=True)
+    assert not Tokenizer(Description.of(hf)).splits_before("+-+")
+
+
 @pytest.mark.parametrize("source", ["./no-such-folder", "/no/such/folder"])
 def test_missing_tokenizer_folder_is_an_error(source: str) -> None:
     with pytest.raises(

@@ -35,6 +35,7 @@ points = st.builds(
     pools=st.sets(st.sampled_from(Pool), min_size=1).map(frozenset),
     correction=st.integers(-50, 50),
     conversation=st.sampled_from(["", "a", "b"]),
+    shared=st.booleans(),
 )
 histories = st.lists(points, max_size=12)
 
@@ -167,6 +168,14 @@ class TestStored:
         full = record(*(point(turn, 30_000 + turn, digest=f"{digest}{turn}") for turn in range(1, 9)))
         assert len(full.encode()) < 300
 
+    @given(histories)
+    def test_common_prefix_cache_takes_no_space(self, history: list[Point]) -> None:
+        without = [replace(each, shared=False) for each in history]
+        assert len(record(*history).encode()) == len(record(*without).encode())
+
+    def test_record_without_the_common_prefix_cache_is_read(self) -> None:
+        assert Record.decode(b'[2,"","",[[1,"d",4,1,1,2]]]').points == (Point(1, "d", 4, 1, 1, GREEDY),)
+
     @pytest.mark.parametrize(
         "raw",
         [
@@ -202,3 +211,9 @@ class TestCorrection:
     def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
         corrected = record(point(1), point(2), point(3)).without_cache(Pool.GREEDY, keep="d3")
         assert [p.pools for p in corrected.points] == [GREEDY, frozenset(), frozenset()]
+
+    def test_only_the_point_just_answered_counts_as_shared_if_the_common_prefix_cache_served_nothing(
+        self,
+    ) -> None:
+        stored = record(*(replace(point(turn), shared=True) for turn in (1, 2, 3)))
+        assert [p.shared for p in stored.without_shared(keep="d3").points] == [True, False, False]

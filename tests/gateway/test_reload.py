@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from multidict import CIMultiDict
+from redis.asyncio import Redis
 
 from dps_gateway.auth import Unauthorized
 from dps_gateway.config import ConfigError, load_config
 from dps_gateway.pool import Pool
-from dps_gateway.reload import Watch, reload_config
+from dps_gateway.reload import Source, Watch, receive_config, reload_config
 from dps_gateway.runtime import Runtime
 from dps_testkit.tokenizers import shared_tokenizer
 
@@ -55,7 +56,7 @@ async def test_new_content_of_the_keys_file_replaces_the_keys(file: Path, runtim
     assert not watch.changed(runtime.config)
     write("keys", "team:sk-new")
     assert watch.changed(runtime.config)
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     assert runtime.tenant(bearer("sk-new")) == "team"
     with pytest.raises(Unauthorized):
         runtime.tenant(bearer("sk-old"))
@@ -67,7 +68,7 @@ async def test_new_content_of_an_api_key_file_replaces_the_engines_key(file: Pat
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
     write("engine-key", "engine-new")
     assert watch.changed(runtime.config)
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
 
 
@@ -81,10 +82,10 @@ async def test_file_that_is_being_replaced_counts_as_unchanged(file: Path, runti
 
 async def test_invalid_utf8_is_refused_and_the_next_valid_file_applied(file: Path, runtime: Runtime) -> None:
     write("gateway.yaml", b"\xff" + CONFIG.encode())
-    assert not reload_config(file, runtime)
+    assert not reload_config(Source(file), runtime)
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
     write("gateway.yaml", CONFIG + "routing: {thresholdTokens: 7}")
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     assert runtime.config.routing.threshold_tokens == 7
     assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 1
 
@@ -114,7 +115,7 @@ async def test_change_that_needs_a_restart_is_logged(
     file: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     write("gateway.yaml", CONFIG + "session: {redisUrl: 'redis://127.0.0.1:1'}\ntimeouts: {drainSeconds: 7}")
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     logged = [record.getMessage() for record in caplog.records]
     for key in ("session.redisUrl", "timeouts.drainSeconds"):
         assert f"'{key}' has changed; the change takes effect when the gateway restarts" in logged
@@ -127,7 +128,7 @@ async def test_reloaded_configuration_shows_the_values_in_effect(file: Path, run
     )
     write("gateway.yaml", new + "\ntimeouts: {drainSeconds: 7, queueSeconds: 7}")
     before = runtime.config
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     after = runtime.config
     assert (after.model, after.session.redis_url) == (before.model, None)
     assert after.timeouts.drain_seconds == before.timeouts.drain_seconds
@@ -140,7 +141,65 @@ async def test_workers_share_the_limits(file: Path) -> None:
     assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [2, 2]
     assert runtime.admission.max_queued == 1
     write("gateway.yaml", CONFIG + "listen: {workers: 1}\nlimits: {maxInFlightPerReplica: 8, maxQueued: 0}")
-    assert reload_config(file, runtime)
+    assert reload_config(Source(file), runtime)
     assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [2, 2]
     assert runtime.admission.max_queued == 0
     await runtime.close()
+
+
+async def test_new_content_of_the_file_with_the_redis_url_is_used(file: Path) -> None:
+    write("redis-url", "redis://:old@127.0.0.1:1/0\n")
+    write("gateway.yaml", CONFIG + "session: {redisUrl: 'redis://overridden', redisUrlFile: redis-url}")
+    runtime = Runtime(load_config(file), shared_tokenizer())
+    assert runtime.redis is not None
+    watch, before = Watch(file, runtime.config), runtime.redis.client
+    assert reload_config(Source(file), runtime)
+    assert runtime.redis.client is before
+    write("redis-url", "redis://:new@127.0.0.1:2/0")
+    assert watch.changed(runtime.config)
+    assert reload_config(Source(file), runtime)
+    assert isinstance(runtime.redis.client, Redis)
+    assert runtime.redis.client.connection_pool.connection_kwargs["password"] == "new"
+    write("redis-url", "http://127.0.0.1:2")
+    assert not reload_config(Source(file), runtime)
+    await runtime.close()
+
+
+def with_threshold(tokens: int) -> str:
+    return CONFIG + f"routing: {{thresholdTokens: {tokens}}}"
+
+
+async def test_content_of_the_config_map_is_used_until_the_kubelet_updates_the_file(
+    file: Path, runtime: Runtime
+) -> None:
+    source = Source(file)
+
+    def threshold_after(reload: bool = True) -> int | None:
+        assert not reload or reload_config(source, runtime)
+        return runtime.config.routing.threshold_tokens
+
+    receive_config(with_threshold(2), source, runtime)
+    assert threshold_after(reload=False) == 2
+    receive_config(with_threshold(3), source, runtime)
+    assert threshold_after() == 3, "the file has the first content"
+    write("gateway.yaml", with_threshold(2))
+    assert threshold_after() == 3, "the file has the second content"
+    write("gateway.yaml", with_threshold(3))
+    assert threshold_after() == 3
+    receive_config(with_threshold(2), source, runtime)
+    assert threshold_after() == 2, "an earlier content was restored"
+    write("gateway.yaml", with_threshold(4))
+    assert threshold_after() == 4, "the watch has failed, and the file is newer"
+
+
+async def test_content_that_is_in_use_is_not_loaded_again(file: Path, runtime: Runtime) -> None:
+    receive_config(CONFIG, Source(file), runtime)
+    assert (
+        runtime.metrics.registry.get_sample_value("dps_config_reloads_total", {"outcome": "applied"}) is None
+    )
+
+
+async def test_invalid_content_of_the_config_map_is_refused(file: Path, runtime: Runtime) -> None:
+    receive_config("model: {}", Source(file), runtime)
+    assert runtime.metrics.registry.get_sample_value("dps_config_valid") == 0
+    assert runtime.config.model.name == "m"

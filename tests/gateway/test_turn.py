@@ -11,6 +11,7 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
@@ -128,10 +129,9 @@ async def test_uncached_tokens_depend_on_the_turns_that_each_pool_answered(clien
     first = await client.send(SYSTEM, user("one"), pool=Pool.SPECULATIVE)
     history = [SYSTEM, user("one"), answer("a"), user("two")]
     second = await client.send(*history, pool=Pool.GREEDY)
-    growth = (await client.measure(*history, answer("b"), user("three"))).session.growth
-    length = 1000
-    assert growth.uncached_tokens(length, Pool.GREEDY) == length - second.prompt_tokens
-    assert growth.uncached_tokens(length, Pool.SPECULATIVE) == length - first.prompt_tokens
+    turn = await client.measure(*history, answer("b"), user("three"))
+    assert turn.tokens(Pool.GREEDY).held == second.prompt_tokens
+    assert turn.tokens(Pool.SPECULATIVE).held == first.prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,41 @@ class TestWithASessionId:
         assert not await client.turns.correct(turn, Pool.GREEDY, turn.prompt_tokens, cached_tokens=0)
         back = await client.measure(*history, answer("a"), user("left"), answer("c"), user("on"))
         assert back.delta_tokens == back.prompt_tokens - other.prompt_tokens
-        assert back.session.growth.uncached_tokens(back.prompt_tokens, Pool.GREEDY) == back.prompt_tokens
+        assert back.tokens(Pool.GREEDY).prefill == back.prompt_tokens
+
+    @pytest.mark.parametrize(
+        ("cached_tokens", "fetched_tokens", "held_in_memory", "shared"),
+        [
+            pytest.param(4_000, 0, True, True, id="held"),
+            pytest.param(4_000, 4_000, False, True, id="evicted from memory, and fetched"),
+            pytest.param(0, 0, False, False, id="neither held nor fetched"),
+            pytest.param(0, None, False, True, id="evicted, and the engine does not report fetches"),
+            pytest.param(None, None, True, True, id="the engine reports nothing"),
+        ],
+    )
+    async def test_reported_sources_are_recorded(
+        self,
+        accountant: Accountant,
+        cached_tokens: int | None,
+        fetched_tokens: int | None,
+        held_in_memory: bool,
+        shared: bool,
+    ) -> None:
+        """The session's second turn is answered by the same pool. Its prompt is more than 2,000 tokens long."""
+        client = sharing(accountant)
+        history = [SYSTEM, user("one " * 2000)]
+        first = await client.send(*history)
+        turn = await client.send(*history, answer("a"), user("right"))
+        length = turn.prompt_tokens
+        assert not await client.turns.correct(turn, Pool.GREEDY, length, cached_tokens, fetched_tokens)
+        branch = await client.measure(*history, answer("b"), user("left"))
+        new = branch.prompt_tokens - first.prompt_tokens
+        held = first.prompt_tokens if held_in_memory else 0
+        fetchable = first.prompt_tokens - held if shared else 0
+        assert branch.tokens(Pool.GREEDY) == PromptTokens(
+            held, fetchable, first.prompt_tokens - held - fetchable + new
+        )
+        assert branch.tokens(Pool.SPECULATIVE).fetchable == (first.prompt_tokens if shared else 0)
 
 
 class TestWithoutASessionId:
@@ -402,22 +436,37 @@ class TestRawPromptsWithoutASessionId:
         assert kind(await client.complete(start + [7] * (ANCHOR_BYTES * MAX_ANCHORS))) is History.NEW
 
 
+def sharing(accountant: Accountant, common: bool = True) -> Client:
+    """A client of a gateway whose pools have a prefix cache in common."""
+    store = SessionStore(None, Mirror(1000), 3600)
+    return Client(
+        accountant, "named", turns=Turns(store, KEYS, SGLang.cache_fields, common_prefix_cache=common)
+    )
+
+
 @pytest.mark.parametrize("common", [False, True])
 async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_prefix_cache(
     accountant: Accountant, common: bool
 ) -> None:
-    client = Client(accountant, "named")
+    client = sharing(accountant, common)
     first = await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
     assert first.prompt_tokens >= 256
     turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
-    pools = {pool: EnginePool(pool, 8, Admission(8)) for pool in Pool}
-    for pool in pools.values():
-        pool.set_endpoints(["http://engine"])
-    views = policy_input(turn, pools, common).pools
-    assert {pool: view.fetchable_tokens for pool, view in views.items()} == {
-        Pool.SPECULATIVE: first.prompt_tokens if common else 0,
-        Pool.GREEDY: 0,
+    new = turn.prompt_tokens - first.prompt_tokens
+    moved = PromptTokens(0, first.prompt_tokens, new) if common else PromptTokens(0, 0, turn.prompt_tokens)
+    views = policy_input(turn, ready_pools()).pools
+    assert {pool: view.prompt for pool, view in views.items()} == {
+        Pool.SPECULATIVE: moved,
+        Pool.GREEDY: PromptTokens(first.prompt_tokens, 0, new),
     }
+
+
+async def test_nothing_is_fetchable_once_the_common_prefix_cache_is_disabled(accountant: Accountant) -> None:
+    client = sharing(accountant)
+    await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
+    client.turns.configure(KEYS, 3600, common_prefix_cache=False)
+    turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
+    assert turn.tokens(Pool.SPECULATIVE) == PromptTokens(0, 0, turn.prompt_tokens)
 
 
 def ready_pools() -> dict[Pool, EnginePool]:

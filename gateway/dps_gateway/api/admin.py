@@ -29,6 +29,7 @@ def admin_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/pools", _pools)
     app.router.add_get("/config", _config)
+    app.router.add_get("/decisions", protected(_decisions))
     app.router.add_get("/sessions/{id}", protected(_session))
     app.router.add_delete("/sessions/{id}", protected(_delete_session))
     add_mirror_routes(app, whole_replica=True)
@@ -100,6 +101,26 @@ async def _config(request: web.Request) -> web.Response:
     document = request.app[RUNTIME].config.model_dump(mode="json", by_alias=True)
     document["session"]["redisUrl"] = redacted(document["session"]["redisUrl"])
     return _json(document)
+
+
+async def _decisions(request: web.Request) -> web.StreamResponse:
+    """The decision log of this gateway replica, oldest entries first."""
+    entries = request.app[RUNTIME].decision_log
+    if entries is None:
+        return _json(
+            {"error": "there is no decision log; set routing.decisionLog to the path of a file"}, 404
+        )
+    content = entries.read()
+    try:
+        first = await anext(content, b"")
+    except OSError as error:
+        return _json({"error": f"the decision log cannot be read: {error.strerror}"}, 503)
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    await response.write(first)
+    async for chunk in content:
+        await response.write(chunk)
+    return response
 
 
 def _requested_session(request: web.Request) -> tuple[Runtime, Any, SessionId]:

@@ -100,7 +100,12 @@ class Call:
         indefinitely.
         """
         if data:
-            await self._bounded(self._started().write(data))
+            response = self._started()
+            self._write_limit = self._limit(asyncio.get_running_loop().time())
+            try:
+                await response.write(data)
+            finally:
+                self._write_limit = None
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last part of the body. Raises ConnectionResetError as `write` does.
@@ -110,11 +115,14 @@ class Call:
         """
         response = self._started()
         self.status = response.status
+        self._write_limit = self._limit(asyncio.get_running_loop().time())
         try:
-            await self._bounded(response.write_eof(data))
+            await response.write_eof(data)
         except ConnectionResetError:
             self.status = CLIENT_CLOSED_REQUEST
             raise
+        finally:
+            self._write_limit = None
 
     def abort(self) -> None:
         """Close the client's connection at once, so that an incomplete body cannot be mistaken for a complete one."""
@@ -124,13 +132,6 @@ class Call:
     def _started(self) -> web.StreamResponse:
         assert self.response is not None
         return self.response
-
-    async def _bounded(self, write: Awaitable[None]) -> None:
-        self._write_limit = self._limit(asyncio.get_running_loop().time())
-        try:
-            await write
-        finally:
-            self._write_limit = None
 
     def _limit(self, now: float) -> float:
         """The end of the time for a write that starts now."""

@@ -89,6 +89,16 @@ def _problem(error: Exception) -> _Problem:
     return next((_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS), _UNEXPECTED)
 
 
+def codes_by_status() -> dict[int, list[str]]:
+    """The statuses of the gateway's error responses, in ascending order, and the codes that each is used with."""
+    codes: dict[int, list[str]] = {}
+    for problem in sorted(_PROBLEMS.values(), key=lambda problem: problem.status):
+        used = codes.setdefault(problem.status, [])
+        if problem.code not in used:
+            used.append(problem.code)
+    return codes
+
+
 def errors_of(path: str) -> ErrorFormat:
     """The format of the errors of an endpoint."""
     if path.startswith("/v1/messages"):

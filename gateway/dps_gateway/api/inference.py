@@ -65,10 +65,10 @@ async def _answer(job: Job) -> web.StreamResponse:
 
 
 def _prefill_tokens(job: Job) -> dict[Pool, int]:
-    """The uncached tokens of the prompt in each pool, if the end of the prefill can be observed.
+    """The tokens of the prompt that each pool has to prefill, if the end of the prefill can be observed.
 
     The first byte of an answer that is not streamed is sent when the answer is complete.
     """
     if job.routed is None or job.body.get("stream") is not True:
         return {}
-    return {pool: view.uncached_tokens for pool, view in job.routed.pools.items()}
+    return {pool: view.prompt.prefill for pool, view in job.routed.pools.items()}

@@ -95,8 +95,7 @@ async def prepare(call: Call, route: Route) -> Job:
             prompt_tokens = turn.prompt_tokens
         elif prompts:
             prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
-        common = runtime.config.routing.common_prefix_cache
-        routed = policy_input(turn, runtime.pools, common) if turn is not None else None
+        routed = policy_input(turn, runtime.pools) if turn is not None else None
         decision = _decide(call, turn, routed)
         if stored is not None:
             decision = Decision(stored.pool, Reason.FIXED)

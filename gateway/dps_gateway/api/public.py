@@ -1,5 +1,6 @@
 """The application on the public port: its routes, errors as JSON, and cross-origin requests."""
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -11,6 +12,7 @@ from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response, errors_of
 from dps_gateway.api.inference import routed
+from dps_gateway.api.openapi import encoded
 from dps_gateway.api.passthrough import pass_through
 from dps_gateway.api.request import request_id_of
 from dps_gateway.runtime import Runtime
@@ -27,6 +29,7 @@ def public_app(runtime: Runtime) -> web.Application:
     app.on_response_prepare.append(_allow_origin)
     app.router.add_get("/health", _health)
     app.router.add_get("/version", _version)
+    app.router.add_get("/openapi.json", _openapi)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
     app.router.add_get("/model_info", pass_through)
@@ -85,11 +88,20 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _version(request: web.Request) -> web.Response:
+    return _json({"version": _installed_version()})
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    """The description of this port. It requires no API key, because it is the same for all gateways of a version."""
+    body = await asyncio.to_thread(encoded, _installed_version())
+    return web.Response(body=body, content_type="application/json")
+
+
+def _installed_version() -> str:
     try:
-        number = version("dps-router")
+        return version("dps-router")
     except PackageNotFoundError:  # run from a source tree that is not installed
-        number = "unknown"
-    return _json({"version": number})
+        return "unknown"
 
 
 def _json(document: dict[str, str], status: int = 200) -> web.Response:

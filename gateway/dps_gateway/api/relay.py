@@ -161,14 +161,15 @@ class Relay:
         for name in ("held", "fetched", "computed"):
             metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
         if self._job.routed is not None and pool in self._job.routed.pools:
-            fetchable = self._job.routed.pools[pool].fetchable_tokens
+            fetchable = self._job.routed.pools[pool].prompt.fetchable
             metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
     async def _correct(self, usage: Usage) -> None:
         turn, pool = self._job.turn, self._placed.pool.name
         if turn is None or not usage.prompt_tokens:
             return
-        if await self._runtime.turns.correct(turn, pool, usage.prompt_tokens, usage.cached_tokens):
+        counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
+        if await self._runtime.turns.correct(turn, pool, *counts):
             self._runtime.metrics.token_count_mismatch.inc()
             log.warning(
                 "request %s: the gateway counted %d prompt tokens, the engine %d",

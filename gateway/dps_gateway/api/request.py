@@ -1,7 +1,7 @@
 """Reading a client's request: its id, its body, its JSON object."""
 
 import asyncio
-import uuid
+import os
 from typing import Any, Final
 
 import aiohttp
@@ -14,6 +14,8 @@ from dps_gateway.config import GatewayConfig
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 
 MAX_REQUEST_ID_CHARS: Final = 255
+
+REQUEST_ID_BYTES: Final = 16
 
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
 """Limits the duration of a request including its retries, as in Envoy."""
@@ -28,7 +30,7 @@ def request_id_of(request: web.Request) -> str:
     """The client's x-request-id, or a new id if it sends none that is usable in a header and a log line."""
     sent = request.headers.get("x-request-id", "")
     usable = 0 < len(sent) <= MAX_REQUEST_ID_CHARS and sent.isascii() and sent.isprintable()
-    return sent if usable else uuid.uuid4().hex
+    return sent if usable else os.urandom(REQUEST_ID_BYTES).hex()
 
 
 def timeout_seconds_of(request: web.Request) -> float | None:

@@ -50,19 +50,19 @@ def describe_decision(
     if turn is None:
         attributes["dps.history"] = "stateless"
     else:
-        growth = turn.session.growth
+        tokens = {pool: turn.tokens(pool) for pool in Pool}
         attributes |= {
             "dps.prompt_tokens": turn.prompt_tokens,
             "dps.delta_tokens": turn.delta_tokens,
             "dps.turn": turn.number,
             "dps.state": turn.session.snapshot.source.value,
-            "dps.history": growth.history.value,
+            "dps.history": turn.session.growth.history.value,
             "dps.session": turn.session.id.text,
-            **{
-                f"dps.uncached_tokens.{pool.value}": growth.uncached_tokens(turn.prompt_tokens, pool)
-                for pool in Pool
-            },
+            **{f"dps.uncached_tokens.{pool.value}": each.uncached for pool, each in tokens.items()},
         }
+        if turn.common_prefix_cache:
+            for pool, each in tokens.items():
+                attributes[f"dps.fetchable_tokens.{pool.value}"] = each.fetchable
     for pool, seconds in (decision.predicted or {}).items():
         attributes[f"dps.predicted.{pool.value}"] = seconds
     span.set_attributes(attributes)

@@ -50,7 +50,9 @@ class EventRelay:
         events, self._held = data[:end], data[end:]
         if self._format.usage_marker.search(events):
             events = self._take_usage(events, separator)
-        done = max(events.rfind(closing) for closing in self._format.closing)
+        done = -1
+        for closing in self._format.closing:
+            done = max(done, events.rfind(closing))
         # Generated text may contain the same words, but never at the start of a line.
         if done == -1 or (done > 0 and events[done - 1 : done] != b"\n"):
             return events, b""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, load_config
 from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
@@ -32,19 +32,19 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config)
-        if config.session.redis_url is None:
+        url = current_redis_url(config.session)
+        if url is None:
             raise ConfigError(
                 f"{arguments.config}: session.redisUrl is not set, so records exist only in the gateway's memory"
             )
-        return asyncio.run(_run(config, arguments.action, arguments.id, arguments.tenant))
+        return asyncio.run(_run(config, url, arguments.action, arguments.id, arguments.tenant))
     except (ConfigError, StoreUnavailable, ValueError) as error:
         print(f"dps session: {error}", file=sys.stderr)
         return 2
 
 
-async def _run(config: GatewayConfig, action: str, client_id: str, tenant: str) -> int:
-    assert config.session.redis_url is not None
-    backend = RedisBackend(connect(config.session.redis_url, TIMEOUT_SECONDS), TIMEOUT_SECONDS)
+async def _run(config: GatewayConfig, url: str, action: str, client_id: str, tenant: str) -> int:
+    backend = RedisBackend(connect(url, TIMEOUT_SECONDS), TIMEOUT_SECONDS)
     store = SessionStore(backend, Mirror(0), config.session.ttl_seconds)
     scope = Scope.of(config.model.name, tenant, config.session.scope)
     session = SessionId.of_client(scope, client_id)

@@ -9,12 +9,11 @@ from typing import Any, Final, Protocol
 
 from dps_gateway.prompt.boundaries import (
     ANCHOR_BYTES,
-    MAX_LOOKUPS,
     Mark,
     Prefixes,
     anchors,
     committed_offset,
-    message_boundaries,
+    last_boundaries,
     opening_offset,
 )
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
@@ -99,7 +98,7 @@ class Prompt:
 
     def lookups(self) -> list[str]:
         """The digests by which an earlier prompt of the session may be found, longest prefix first."""
-        recent = self.boundaries[-MAX_LOOKUPS:]
+        recent = self.boundaries
         if not self.ends_at_boundary:
             recent = sorted({*recent, *anchors(len(self.data))})
         digests = [digest for offset in recent if (digest := self.prefixes.digest(offset)) is not None]
@@ -204,14 +203,14 @@ class Accountant:
         except UnicodeEncodeError as error:
             raise Uncountable("the prompt is not valid Unicode") from error
         split_token = self._tokenizer.split_token
-        boundaries = message_boundaries(data, split_token)
+        boundaries = last_boundaries(data, split_token)
         count = self._tokenizer.count
 
         def count_from(offset: int) -> int:
             rest = text if offset == 0 else data[offset:].decode()
             return count(rest) + added_tokens
 
-        return Prompt(data, boundaries, count_from, opening_offset(data, boundaries, split_token), marks)
+        return Prompt(data, boundaries, count_from, opening_offset(data, split_token), marks)
 
     def _media_marks(self, text: str, chat: ChatInput) -> tuple[Mark, ...]:
         """The positions and digests of the chat's media. The rendered text has equal placeholders for them, or none.

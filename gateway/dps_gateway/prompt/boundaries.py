@@ -69,16 +69,19 @@ class Prefixes:
         digest.update(self._view[start:end])
 
 
-def message_boundaries(data: bytes, split_token: bytes | None) -> list[int]:
-    """The offsets of every `split_token` in ascending order, excluding the start of the prompt."""
+def last_boundaries(data: bytes, split_token: bytes | None) -> list[int]:
+    """The offsets of the last MAX_LOOKUPS occurrences of `split_token` in ascending order, except at the start.
+
+    They are searched from the end, because searching the whole of a long prompt takes as long as hashing it.
+    """
     if not split_token:
         return []
-    offsets = []
-    at = data.find(split_token, 1)
-    while at != -1:
+    offsets: list[int] = []
+    at = data.rfind(split_token, 1)
+    while at != -1 and len(offsets) < MAX_LOOKUPS:
         offsets.append(at)
-        at = data.find(split_token, at + len(split_token))
-    return offsets
+        at = data.rfind(split_token, 1, at)
+    return offsets[::-1]
 
 
 def committed_offset(size: int, boundaries: list[int]) -> int:
@@ -101,13 +104,15 @@ def anchors(size: int) -> list[int]:
     return [number * ANCHOR_BYTES for number in range(max(1, last - MAX_ANCHORS + 1), last + 1)]
 
 
-def opening_offset(data: bytes, boundaries: list[int], split_token: bytes | None) -> int:
+def opening_offset(data: bytes, split_token: bytes | None) -> int:
     """The end of the first user message: the shortest prefix that distinguishes most conversations.
 
     It is the same for all turns of a conversation. If the chat template does not write the user's role after
     `split_token`, the first boundary is returned; without boundaries, the first anchor, or the end of a shorter prompt.
     """
-    if not boundaries or not split_token:
+    first = data.find(split_token, 1) if split_token else -1
+    if not split_token or first == -1:
         return min(ANCHOR_BYTES, len(data))
     first_user = data.find(split_token + b"user")
-    return next((offset for offset in boundaries if offset > first_user >= 0), boundaries[0])
+    following = data.find(split_token, first_user + 1) if first_user != -1 else -1
+    return first if following == -1 else following

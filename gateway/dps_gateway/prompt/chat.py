@@ -20,6 +20,7 @@ ContentFormat = Literal["string", "openai"]
 _MESSAGE_FIELDS: Final = (
     "role", "content", "tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix",
 )  # fmt: skip
+_PLAIN_FIELDS: Final = frozenset(("role", "content"))
 _FUNCTION_FIELDS: Final = ("description", "name", "parameters", "strict", "defer_loading")
 _OMITTED_WHEN_NULL: Final = ("strict", "defer_loading")
 _MULTIMODAL_WORDS: Final = ("image", "audio", "video", "vision")
@@ -80,6 +81,9 @@ def _message(message: dict[str, Any], expects: ContentFormat) -> dict[str, Any]:
     role, content = message["role"], message.get("content")
     if role == "user":
         result = {"role": role, "content": content}
+    elif message.keys() == _PLAIN_FIELDS:  # the usual case, without further fields to check
+        role = role.lower()
+        result = {"role": role, "content": "" if content is None else content}
     else:
         role = role.lower()
         result = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}

@@ -81,11 +81,11 @@ class Tokenizer:
         """Whether tokenization is additive at the start of every occurrence of the special token `token`.
 
         It is additive if the token is matched on the raw text, does not strip white space on its left, and no other
-        added token can overlap its beginning.
+        added token, nor another occurrence of it, can overlap its beginning.
         """
         if token not in self._separating:
             return False
-        return not any(_overlaps(other, token) for other in self._added if other != token)
+        return not any(_overlaps(other, token) for other in self._added)
 
     def special_tokens_in(self, text: str) -> list[str]:
         """The added tokens in `text` at which it can be split, in the order of their first occurrence."""
@@ -94,7 +94,8 @@ class Tokenizer:
 
 
 def _overlaps(other: str, token: str) -> bool:
-    return token in other or any(other.endswith(token[:size]) for size in range(1, len(token)))
+    contains = token in other and token != other
+    return contains or any(other.endswith(token[:size]) for size in range(1, len(token)))
 
 
 def _fast_equivalent(description: Description) -> Any | None:

@@ -1,7 +1,7 @@
 """The policy `Adaptive`: choose the pool with the lower predicted cost, learned from answers. No I/O."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from dps_gateway.pool import Pool
@@ -9,7 +9,7 @@ from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
 from dps_gateway.routing.estimates import Cost, PoolEstimate, Statistics, finite
 from dps_gateway.routing.learning import Document, Observation
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Contained in every exported document. Documents of other versions are ignored."""
 
 EXTERNAL_SHARE: Final = 1.5
@@ -41,6 +41,9 @@ LARGEST_RATIO: Final = 4.0
 """Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
 it."""
 
+LONGEST: Final = 32
+"""Number from which the turns of a session are counted as one."""
+
 _MEMORY: Final = 0.99
 _USUAL_LOAD_WEIGHT: Final = 0.05
 
@@ -51,31 +54,35 @@ _ERROR_WEIGHT: Final = 0.1
 class Workload:
     """Decayed sums over the answered turns. The initial values are a weak prior."""
 
-    turns: float = 4.0
-    sessions: float = 1.0
     output_tokens: float = 256.0
+    reached: list[float] = field(default_factory=lambda: [0.75**number for number in range(LONGEST)])
+    """Answered turns with the number 1, 2, ... in their session."""
 
     @property
     def answer_tokens(self) -> float:
         """Mean length of an answer."""
-        return self.output_tokens / self.turns
+        return self.output_tokens / sum(self.reached)
 
     def turns_after(self, number: int) -> float:
-        """Expected number of turns that follow turn `number` of a session."""
-        return max(0.0, self.turns / max(1.0, self.sessions) - number)
+        """Expected number of turns that follow turn `number` of a session: its mean residual life.
+
+        The mean length of sessions is no substitute. Most sessions that have exceeded it continue, and if few sessions
+        start, for example at the end of a batch, the number of turns per started session is far above it.
+        """
+        index = min(number, LONGEST) - 1
+        return sum(self.reached[index + 1 :]) / max(1.0, self.reached[index])
 
     def observe(self, seen: Observation) -> None:
         """Count an answered turn."""
-        self.turns = self.turns * _MEMORY + 1
-        self.sessions = self.sessions * _MEMORY + (seen.number == 1)
+        self.reached = [_MEMORY * count for count in self.reached]
+        self.reached[min(seen.number, LONGEST) - 1] += 1
         self.output_tokens = self.output_tokens * _MEMORY + seen.output_tokens
 
     def plus(self, other: Self) -> "Workload":
         """The sums over the turns of both."""
         return Workload(
-            self.turns + other.turns,
-            self.sessions + other.sessions,
             self.output_tokens + other.output_tokens,
+            [own + others for own, others in zip(self.reached, other.reached, strict=True)],
         )
 
 
@@ -143,7 +150,7 @@ class Adaptive:
         return {
             "version": FORMAT_VERSION,
             "pools": {pool.value: estimate.own.export() for pool, estimate in self._estimates.items()},
-            "workload": [workload.turns, workload.sessions, workload.output_tokens],
+            "workload": [workload.output_tokens, *workload.reached],
         }
 
     def absorb(self, documents: Iterable[Document], /) -> None:
@@ -202,8 +209,10 @@ def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | No
         if document["version"] != FORMAT_VERSION:
             return None
         pools = {pool: Statistics.restore(document["pools"][pool.value]) for pool in Pool}
-        turns, sessions, output_tokens = (finite(value) for value in document["workload"])
-        return pools, Workload(turns, sessions, output_tokens)
+        output_tokens, *reached = (finite(value) for value in document["workload"])
+        if len(reached) != LONGEST:
+            raise ValueError(f"{len(reached)} numbers of turns instead of {LONGEST}")
+        return pools, Workload(output_tokens, reached)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 
 
 class Reason(StrEnum):
@@ -35,10 +36,8 @@ class PoolView:
     """Tokens that the replica has to prefill before this turn's prompt."""
     running_limit: int | None
     """Requests that the replica runs at the same time at most; None if unknown."""
-    uncached_tokens: int
-    """Tokens of the turn's prompt that are not in the pool's KV cache, according to the session's record."""
-    fetchable_tokens: int
-    """The part of `uncached_tokens` that a common prefix cache contains, so that it is fetched, not computed."""
+    prompt: PromptTokens
+    """The tokens of the turn's prompt, according to the session's record."""
 
     @property
     def load(self) -> float:

@@ -151,16 +151,15 @@ class PoolEstimate:
 
     def observe(self, seen: Observation) -> None:
         """Learn from an answer of this pool."""
-        uncached = _uncached(
-            seen.prompt_tokens, seen.delta_tokens, seen.uncached_tokens, seen.fetchable_tokens
-        )
+        expected = seen.expected
+        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, expected.prefill)
         if seen.fetched_tokens is None:
-            fetched = seen.fetchable_tokens * self._all.fetched_share()
+            fetched = expected.fetchable * self._all.fetched_share()
         else:
             fetched = float(seen.fetched_tokens)
-            self.own.count_fetched(seen.fetchable_tokens, fetched)
+            self.own.count_fetched(expected.fetchable, fetched)
         if seen.cached_tokens is None:
-            computed = self._computed(uncached) + max(0.0, seen.fetchable_tokens - fetched)
+            computed = self._computed(uncached) + max(0.0, expected.fetchable - fetched)
         else:
             computed = float(max(0, seen.prompt_tokens - seen.cached_tokens))
             self.own.count_cached(uncached, computed)
@@ -188,11 +187,9 @@ class PoolEstimate:
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
         fixed, prefill, fetch, wait, token, token_load = self._coefficients(view.running_limit, output_tokens)
-        uncached = _uncached(
-            turn.prompt_tokens, turn.delta_tokens, view.uncached_tokens, view.fetchable_tokens
-        )
-        fetched = view.fetchable_tokens * self._all.fetched_share()
-        computed = self._computed(uncached) + view.fetchable_tokens - fetched
+        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt.prefill)
+        fetched = view.prompt.fetchable * self._all.fetched_share()
+        computed = self._computed(uncached) + view.prompt.fetchable - fetched
         return Cost(
             queue=prefill * self._queued(view.queued_prefill_tokens) / 1000,
             prompt=(prefill * computed + fetch * fetched) / 1000,
@@ -242,14 +239,13 @@ def finite(value: object) -> float:
     raise ValueError(f"{value!r} is not a finite number")
 
 
-def _uncached(prompt: int, delta: int, uncached: int, fetchable: int) -> dict[str, float]:
-    """The tokens of a prompt that a pool has to compute according to the session's record, by kind.
+def _uncached(prompt: int, delta: int, prefill: int) -> dict[str, float]:
+    """The tokens of a prompt that a pool has to prefill according to the session's record, by kind.
 
     grown: since the previous turn. new: all of a prompt without a previous turn, which may share a prefix with other
-    sessions. moved: of previous turns, which the other pool served. What can be fetched is not included.
+    sessions. moved: of previous turns, which the other pool served.
     """
-    computed = max(0, uncached - fetchable)
     if delta >= prompt:
-        return {"new": float(computed)}
-    grown = min(delta, computed)
-    return {"grown": float(grown), "moved": float(computed - grown)}
+        return {"new": float(prefill)}
+    grown = min(delta, prefill)
+    return {"grown": float(grown), "moved": float(prefill - grown)}

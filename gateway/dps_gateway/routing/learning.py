@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import Policy
 
 
@@ -20,10 +21,8 @@ class Observation:
     prompt_tokens: int
     delta_tokens: int
     """ΔL_t."""
-    uncached_tokens: int
-    """`PoolView.uncached_tokens` of the pool, when the turn was routed."""
-    fetchable_tokens: int
-    """`PoolView.fetchable_tokens` of the pool, when the turn was routed."""
+    expected: PromptTokens
+    """`PoolView.prompt` of the pool, when the turn was routed."""
     cached_tokens: int | None
     """Prompt tokens that the engine reported as cached, fetched ones included; None if it reported none."""
     fetched_tokens: int | None

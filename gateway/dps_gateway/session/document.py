@@ -19,6 +19,7 @@ def session_document(session: SessionId, record: Record, source: str) -> dict[st
                 "digest": point.digest,
                 "bytes": point.offset,
                 "pools": sorted(point.pools),
+                "shared": point.shared,
             }
             for point in record.points
         ],

@@ -6,13 +6,10 @@ This module performs no I/O.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.session.record import Point, Record
-
-FETCH_THRESHOLD_TOKENS: Final = 256
-"""Tokens below which SGLang computes the missing part of a prefix instead of fetching it (`prefetch_threshold`)."""
 
 
 class History(StrEnum):
@@ -34,20 +31,17 @@ class Growth:
     """The longest recorded point that is a prefix of the prompt, or None. Its length is used as L_{t-1}."""
     seen: dict[Pool, Point]
     """The longest such point that each pool has in its KV cache."""
+    shared: Point | None = None
+    """The longest such point that is in the common prefix cache, or None."""
 
     def delta_tokens(self, prompt_tokens: int) -> int:
         """ΔL_t = L_t - L_{t-1} (paper, Eq. 1), with L_0 = 0."""
         return max(0, prompt_tokens - (self.base.length if self.base else 0))
 
-    def uncached_tokens(self, prompt_tokens: int, pool: Pool) -> int:
-        """Tokens of the prompt that are not in `pool`'s KV cache, according to the record."""
-        point = self.seen.get(pool)
-        return max(0, prompt_tokens - (point.length if point else 0))
-
-    def fetchable_tokens(self, prompt_tokens: int, pool: Pool) -> int:
-        """Tokens that `pool` can fetch from a prefix cache in common with the other pool, according to the record."""
-        missing = self.uncached_tokens(prompt_tokens, pool) - self.uncached_tokens(prompt_tokens, pool.other)
-        return missing if missing >= FETCH_THRESHOLD_TOKENS else 0
+    def tokens(self, prompt_tokens: int, pool: Pool, *, common_prefix_cache: bool) -> PromptTokens:
+        """What `pool` has to do for the tokens of the prompt, according to the record."""
+        seen, shared = self.seen.get(pool), self.shared if common_prefix_cache else None
+        return PromptTokens.of(prompt_tokens, seen.length if seen else 0, shared.length if shared else 0)
 
 
 def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth:
@@ -64,5 +58,6 @@ def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth
         return Growth(History.CHANGED, None, {})
     base = prefixes[-1]
     seen = {pool: point for point in prefixes for pool in point.pools}
+    shared = next((point for point in reversed(prefixes) if point.shared), None)
     grown = record.head(base.conversation) is base
-    return Growth(History.GROWN if grown else History.BRANCHED, base, seen)
+    return Growth(History.GROWN if grown else History.BRANCHED, base, seen, shared)

@@ -29,6 +29,9 @@ first."""
 
 _LABEL_CHARS: Final = 6
 _POOL_BITS: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 2}
+_SHARED_BIT: Final = 4
+_POOLS: Final = [frozenset(pool for pool, bit in _POOL_BITS.items() if bits & bit) for bits in range(4)]
+"""The pools by the sum of their bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Point:
     """Tokens that the engine reported for this prompt beyond `counted`; negative if it reported fewer."""
     conversation: str = ""
     """The label of the conversation within the session."""
+    shared: bool = False
+    """Whether the prompt is in a prefix cache that the pools have in common, as far as is known."""
 
     @property
     def length(self) -> int:
@@ -118,6 +123,7 @@ class Record:
                 pools=known.pools | point.pools,
                 correction=known.correction or point.correction,
                 conversation=known.conversation,
+                shared=known.shared or point.shared,
             )
             points = [point if p is known else p for p in self.points]
         # Sorting is stable, so the first of two concurrent turns stays first.
@@ -154,6 +160,11 @@ class Record:
         points = tuple(p if p.digest == keep else replace(p, pools=p.pools - {pool}) for p in self.points)
         return replace(self, points=points)
 
+    def without_shared(self, keep: str) -> Self:
+        """This record after the common prefix cache has not served the session, except for the point `keep`."""
+        points = tuple(p if p.digest == keep else replace(p, shared=False) for p in self.points)
+        return replace(self, points=points)
+
 
 def _retained(ordered: list[Point]) -> Iterable[Point]:
     """The newest points, and for every conversation its head and the newest point cached by each pool."""
@@ -168,7 +179,7 @@ def _retained(ordered: list[Point]) -> Iterable[Point]:
 
 def _fields(point: Point) -> list[Any]:
     """The stored fields; the last two are omitted if both have their default."""
-    bits = sum(_POOL_BITS[pool] for pool in point.pools)
+    bits = sum(_POOL_BITS[pool] for pool in point.pools) + _SHARED_BIT * point.shared
     fields = [point.turn, point.digest, point.offset, point.tokens, point.counted, bits]
     return (
         [*fields, point.correction, point.conversation] if point.correction or point.conversation else fields
@@ -185,14 +196,14 @@ def _point(
     correction: int = 0,
     conversation: str = "",
 ) -> Point:
-    pools = frozenset(pool for pool, bit in _POOL_BITS.items() if bits & bit)
     return Point(
         int(turn),
         str(digest),
         int(offset),
         int(tokens),
         int(counted),
-        pools,
+        _POOLS[bits & 3],
         int(correction),
         str(conversation),
+        bool(bits & _SHARED_BIT),
     )

@@ -4,10 +4,10 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -19,6 +19,8 @@ MAX_PENDING: Final = 10_000
 
 MAX_FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`."""
+
+_READ_BYTES: Final = 256 * 1024
 
 
 class JsonLog:
@@ -66,6 +68,28 @@ class JsonLog:
             self._writable = False
         else:
             self._writable = True
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The content of both files, oldest entries first, with the entries that are scheduled now.
+
+        Entries that are written meanwhile are left out. Raises OSError if the files cannot be opened or read.
+        """
+        await self.flush()
+        with ExitStack() as opened:
+            for file, remaining in await asyncio.to_thread(self._open, opened):
+                while remaining > 0:
+                    chunk = await asyncio.to_thread(file.read, min(remaining, _READ_BYTES))
+                    if not chunk:
+                        break
+                    remaining -= len(chunk)
+                    yield chunk
+
+    def _open(self, opened: ExitStack) -> list[tuple[BinaryIO, int]]:
+        """The previous and the current file with their sizes, while no process writes to or renames them."""
+        with self._locked():
+            paths = [path for path in (Path(f"{self._path}.1"), self._path) if path.exists()]
+            files = [opened.enter_context(path.open("rb")) for path in paths]
+            return [(file, os.fstat(file.fileno()).st_size) for file in files]
 
     def _append(self, batch: list[Mapping[str, Any]]) -> None:
         """Append the entries to the file, all or none of them. Raises OSError."""

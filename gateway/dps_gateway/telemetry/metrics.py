@@ -104,7 +104,7 @@ class Metrics:
             "dps_prompt_tokens_by_source", "Prompt tokens, by where their KV came from", "pool", "source"
         )
         self.fetchable_tokens = counter(
-            "dps_fetchable_tokens", "Prompt tokens that only the other pool has cached, by record", "pool"
+            "dps_fetchable_tokens", "Prompt tokens that a pool could fetch, by record", "pool"
         )
         self.in_flight = gauge("dps_in_flight", "Requests in flight to engines", "livesum", "pool")
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")

@@ -4,63 +4,15 @@ Every watch ends after a few minutes and is followed by a new list, so missed ev
 server is unavailable, the last known replicas are kept.
 """
 
-import asyncio
-import logging
-import os
-import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import aiohttp
 import orjson
 
-from dps_gateway.config import ConfigError, ServiceRef
-
-log = logging.getLogger(__name__)
-
-WATCH_SECONDS: Final = 240
-FIRST_PAUSE_SECONDS: Final = 0.5
-LONGEST_PAUSE_SECONDS: Final = 30.0
-MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
-
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-class WatchExpired(Exception):
-    """The watch cannot be resumed from its resource version; a new list is required."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiServer:
-    """How a pod connects to its API server. The token is read for every request, because the kubelet rotates it."""
-
-    url: str
-    token_file: Path
-    ca_file: Path
-
-    @classmethod
-    def of_pod(
-        cls, environment: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT
-    ) -> "ApiServer":
-        """The API server of the cluster that this process runs in. Raises ConfigError outside a cluster."""
-        host, port = (
-            environment.get("KUBERNETES_SERVICE_HOST"),
-            environment.get("KUBERNETES_SERVICE_PORT", "443"),
-        )
-        if host is None or not (account / "token").exists():
-            raise ConfigError(
-                "pools: 'service' requires a Kubernetes pod with a service account; use 'endpoints' elsewhere"
-            )
-        bracketed = f"[{host}]" if ":" in host else host
-        return cls(f"https://{bracketed}:{port}", account / "token", account / "ca.crt")
-
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token_file.read_text().strip()}"}
-
-    def ssl(self) -> ssl.SSLContext | bool:
-        return ssl.create_default_context(cafile=str(self.ca_file)) if self.url.startswith("https") else False
+from dps_gateway.api_server import ApiServer, keep_watching, watch_events
+from dps_gateway.config import ServiceRef
 
 
 def replica_urls(
@@ -113,24 +65,8 @@ class _Replicas:
 async def watch_service(api: ApiServer, service: ServiceRef, on_change: Callable[[list[str]], None]) -> None:
     """Call `on_change` with the URLs of the ready replicas after every event, until cancelled."""
     replicas = _Replicas(service.port, on_change)
-    pause = FIRST_PAUSE_SECONDS
-    connector = aiohttp.TCPConnector(ssl=api.ssl())
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SECONDS + 30)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        while True:
-            try:
-                await _follow(session, api, service, replicas)
-                pause = FIRST_PAUSE_SECONDS
-            except (aiohttp.ClientError, OSError, TimeoutError, WatchExpired, ValueError) as error:
-                log.warning(
-                    "watching the endpoints of %s/%s failed: %s; retrying in %.1f s",
-                    service.namespace,
-                    service.name,
-                    error,
-                    pause,
-                )
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    follow = partial(_follow, api=api, service=service, replicas=replicas)
+    await keep_watching(api, f"the endpoints of {service.namespace}/{service.name}", follow)
 
 
 async def _follow(
@@ -144,25 +80,10 @@ async def _follow(
         listed = orjson.loads(await response.read())
     slices = {item["metadata"]["name"]: item for item in listed["items"]}
     replicas.update(slices.values())
-    query |= {
-        "watch": "true",
-        "resourceVersion": listed["metadata"]["resourceVersion"],
-        "timeoutSeconds": str(WATCH_SECONDS),
-        "allowWatchBookmarks": "true",
-    }
-    async with session.get(
-        url, params=query, headers=api.headers(), read_bufsize=MAX_EVENT_BYTES
-    ) as response:
-        response.raise_for_status()
-        async for line in response.content:
-            event = orjson.loads(line)
-            match event["type"]:
-                case "ADDED" | "MODIFIED":
-                    slices[event["object"]["metadata"]["name"]] = event["object"]
-                case "DELETED":
-                    slices.pop(event["object"]["metadata"]["name"], None)
-                case "BOOKMARK":
-                    continue
-                case _:
-                    raise WatchExpired(str(event["object"].get("message", event["type"])))
-            replicas.update(slices.values())
+    query |= {"resourceVersion": listed["metadata"]["resourceVersion"]}
+    async for kind, changed in watch_events(session, api, url, query):
+        if kind == "DELETED":
+            slices.pop(changed["metadata"]["name"], None)
+        else:
+            slices[changed["metadata"]["name"]] = changed
+        replicas.update(slices.values())

@@ -111,11 +111,16 @@ class Answer:
         Raises UpstreamBroken if the replica closes the connection, sends nothing for timeouts.idleSeconds, or does
         not finish by the deadline.
         """
-        content = self._response.content
+        content, idle_seconds = self._response.content, self._timeouts.idle_seconds
+        remaining = self._deadline - time.monotonic()
         try:
-            while chunk := await self._next_chunk(content):
+            # The deadline needs a timer only if it ends before the idle timer.
+            while chunk := await (
+                content.readany() if remaining > idle_seconds else _read_within(content, remaining)
+            ):
                 yield chunk
-                if time.monotonic() > self._deadline:
+                remaining = self._deadline - time.monotonic()
+                if remaining < 0:
                     raise self._too_slow()
         except TimeoutError as error:
             if time.monotonic() >= self._deadline:
@@ -125,14 +130,6 @@ class Answer:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
-
-    async def _next_chunk(self, content: aiohttp.StreamReader) -> bytes:
-        """The next chunk; empty at the end. The deadline needs a timer only if it ends before the idle timer."""
-        remaining = self._deadline - time.monotonic()
-        if remaining > self._timeouts.idle_seconds:
-            return await content.readany()
-        async with asyncio.timeout(max(0.001, remaining)):
-            return await content.readany()
 
     def _too_slow(self) -> UpstreamBroken:
         return UpstreamBroken(f"the answer took longer than {self._total_seconds:g} s", timed_out=True)
@@ -243,6 +240,12 @@ class Upstream:
         return answer
 
 
+async def _read_within(content: aiohttp.StreamReader, seconds: float) -> bytes:
+    """The next chunk; empty at the end. Raises TimeoutError."""
+    async with asyncio.timeout(max(0.001, seconds)):
+        return await content.readany()
+
+
 def out_of_files(error: Exception) -> bool:
     """Whether a connection failed because the process or the system has no free file descriptor."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
@@ -295,6 +298,8 @@ def _without(headers: "CIMultiDictProxy[str] | CIMultiDict[str]", names: frozens
 
 def _is_utf8(value: str) -> bool:
     """Whether a header value was valid UTF-8; aiohttp decodes other bytes to surrogates, which cannot be encoded."""
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
@@ -86,7 +87,7 @@ class EnginePool:
         """Whether a request would be sent without waiting."""
         return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
 
-    def view(self, session: str | None, uncached_tokens: int, fetchable_tokens: int) -> PoolView | None:
+    def view(self, session: str | None, prompt: PromptTokens) -> PoolView | None:
         """The pool's state for one turn: the load of the replica that would serve it. None if no replica is ready."""
         ready = self.ready
         if not ready:
@@ -100,8 +101,7 @@ class EnginePool:
             queued=others.waiting + self.queued / len(ready),
             queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
             running_limit=replica.limit,
-            uncached_tokens=uncached_tokens,
-            fetchable_tokens=fetchable_tokens,
+            prompt=prompt,
         )
 
     def release(self, replica: Replica) -> None:

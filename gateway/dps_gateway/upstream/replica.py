@@ -53,7 +53,7 @@ class Replica:
         self.url = url
         self.in_flight = 0
         self.prefill_tokens = 0
-        """Uncached tokens of this process's streamed requests that the engine has not begun to answer."""
+        """Tokens to prefill for this process's streamed requests that the engine has not begun to answer."""
         self.others = NO_LOAD
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.limit: int | None = None
