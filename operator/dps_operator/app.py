@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import aiohttp
 import kopf
@@ -17,16 +18,19 @@ from aiohttp import web
 
 from dps_operator.cluster import KubernetesCluster
 from dps_operator.errors import ClusterError, LeadershipLostError
+from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gpu_budget.balancer import Balance, Balancer
-from dps_operator.gpu_budget.demand import GatewayMetrics
+from dps_operator.gpu_budget.demand import GatewayDemand
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
 from dps_operator.leader import Lease
 from dps_operator.observe import Observations
+from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
 from dps_operator.settings import (
     DEFAULT_GATEWAY_IMAGE,
+    DEFAULT_LAB_IMAGE,
     DEFAULT_PLUGIN_IMAGE,
     DEFAULT_REDIS_IMAGE,
     Settings,
@@ -51,10 +55,12 @@ async def run(settings: Settings) -> None:
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     observations = Observations()
     balance = Balance()
-    reconciler = Reconciler(cluster, observations, settings, _now, balance)
-    queue = WorkQueue(reconciler.reconcile)
     gateways = aiohttp.ClientSession()
-    balancer = Balancer(observations, queue, GatewayMetrics(gateways), balance, _now)
+    metrics = GatewayMetrics(gateways)
+    caches = CacheWatch(observations, metrics)
+    reconciler = Reconciler(cluster, observations, settings, _now, balance, caches.service)
+    queue = WorkQueue(reconciler.reconcile)
+    balancer = Balancer(observations, queue, GatewayDemand(metrics), balance, _now)
     resync = Resync(cluster, observations, queue, settings)
     lease: Lease | None = None
     if settings.lease:
@@ -127,7 +133,8 @@ async def run(settings: Settings) -> None:
         await leading.wait()
         await run()
 
-    functions = [resync.run, watch_forever, balancer.run, *[queue.work] * settings.workers]
+    functions: list[Callable[[], Awaitable[None]]] = [resync.run, watch_forever, balancer.run]
+    functions += [partial(caches.run, queue), *[queue.work] * settings.workers]
     parts = [asyncio.create_task(part) for part in (lead(), *map(while_leading, functions))]
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -177,6 +184,11 @@ def settings_from(arguments: list[str]) -> Settings:
         help="image with the SGLang plugin of the common prefix cache, the operator's own (default: %(default)s)",
     )
     parser.add_argument(
+        "--lab-image",
+        default=environment("LAB_IMAGE", DEFAULT_LAB_IMAGE),
+        help="image of calibrations (default: %(default)s)",
+    )
+    parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
         default=environment("LEASE", ""),
@@ -224,6 +236,7 @@ def settings_from(arguments: list[str]) -> Settings:
         gateway_image=options.gateway_image,
         redis_image=options.redis_image,
         plugin_image=options.plugin_image,
+        lab_image=options.lab_image,
         pull_secrets=tuple(options.pull_secret),
         namespaces=tuple(options.namespace),
         lease=options.lease,

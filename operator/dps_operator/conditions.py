@@ -5,14 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.status import ConditionType
-from dps_operator.builders.launch import pool_of
+from dps_operator.api.status import ConditionType, RecommendedRouting
+from dps_operator.api.types import to_wire
 from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
+from dps_operator.builders.runtime import pool_of
 from dps_operator.builders.store import managed
-from dps_operator.diagnose import Problem, most_severe
+from dps_operator.calibration import newest
+from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
+from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 from dps_operator.revisions import described, history
 
@@ -45,8 +48,12 @@ class Observed:
     """The pools that keep the pod template of another operator release."""
     allocation: Allocation | None = None
     """How the pools share the GPU budget; None without one."""
+    recommended: RecommendedRouting | None = None
+    """The result of the last calibration that has found one; None without calibrations."""
     unmeasured: str | None = None
     """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
+    cache_service: CacheService | None = None
+    """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
 
 
 NOUNS: dict[Component, str] = {
@@ -137,10 +144,10 @@ def _monitored(router: Router, observed: Observed) -> list[Verdict]:
     return [Verdict("Monitored", "True", "ServiceMonitorCreated", "the ServiceMonitor has been created")]
 
 
-def _prefix_cache(router: Router) -> list[Verdict]:
-    """Whether the spec lets the pools read each other's pages; empty if each engine has its own prefix cache.
+def _prefix_cache(router: Router, observed: Observed) -> list[Verdict]:
+    """Whether the pools can read each other's pages, and do; empty if each engine has its own prefix cache.
 
-    Ready does not depend on it, because engines that share no pages serve requests as well.
+    Ready does not depend on them, because engines that share no pages serve requests as well.
     """
     if common(router.spec) is None:
         return []
@@ -148,7 +155,24 @@ def _prefix_cache(router: Router) -> list[Verdict]:
         message = f"each engine has its own prefix cache: {found.message}"
         return [Verdict("PrefixCacheShared", "False", found.reason, message)]
     message = "the engines of both pools can read each other's pages"
-    return [Verdict("PrefixCacheShared", "True", "BothWays", message)]
+    return [Verdict("PrefixCacheShared", "True", "BothWays", message), _cache_serving(observed.cache_service)]
+
+
+def _cache_serving(found: CacheService | None) -> Verdict:
+    """Whether the storage of the common prefix cache serves the pages that it should contain."""
+    if found is not None and found.unreachable:
+        return Verdict("PrefixCacheServing", "Unknown", "GatewaysUnreachable", found.unreachable)
+    if found is None or not found.judged:
+        message = "too few sessions have changed pools since the operator was started"
+        return Verdict("PrefixCacheServing", "Unknown", "NotMeasured", message)
+    if found.unserved:
+        pools = " and ".join(NOUNS[pool] for pool in POOLS if pool in found.unserved)
+        message = (
+            f"the engines of the {pools} fetch less than half of the tokens that the storage should contain; look for "
+            "lines with 'dps prefix cache' in their logs"
+        )
+        return Verdict("PrefixCacheServing", "False", "StorageNotServing", message)
+    return Verdict("PrefixCacheServing", "True", "StorageServing", "the engines fetch from the storage")
 
 
 def _demand(observed: Observed) -> list[Verdict]:
@@ -163,6 +187,30 @@ def _demand(observed: Observed) -> list[Verdict]:
         )
         return [Verdict("DemandMeasured", "False", "GatewaysUnreachable", message)]
     return [Verdict("DemandMeasured", "True", "Measured", "replicas move to the pool with the higher load")]
+
+
+def _calibrated(router: Router, observed: Observed) -> list[Verdict]:
+    """Whether the last calibration has found a result; empty without calibrations. Ready does not depend on it."""
+    calibration = router.spec.routing.calibration
+    if calibration is None:
+        return []
+    last, result = newest(observed.pods), observed.recommended
+    if last is not None and last.exit_code != 0:
+        message = f"the last calibration failed: {last_line(last.message)}"
+        return [Verdict("RoutingCalibrated", "False", "CalibrationFailed", message)]
+    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.finished]
+    problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
+    if problem is not None:
+        return [Verdict("RoutingCalibrated", "False", problem.reason, problem.message)]
+    if result is None:
+        message = (
+            f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
+            f" --from=cronjob/{child_name(router, 'calibration')} NAME starts one now"
+        )
+        return [Verdict("RoutingCalibrated", "Unknown", "NotCalibrated", message)]
+    if calibration.apply:
+        return [Verdict("RoutingCalibrated", "True", "Applied", result.verdict)]
+    return [Verdict("RoutingCalibrated", "True", "Recommended", result.verdict)]
 
 
 def _problem(observed: Observed, component: Component) -> Problem | None:
@@ -237,7 +285,12 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
     impaired = [*_autoscaling(router, observed), *_monitored(router, observed)]
     warnings = [one.message for one in impaired if one.status == "False"]
     summary = _summary(required, [*filter(None, [_stalled(router, observed)]), *warnings])
-    additional = [*impaired, *_prefix_cache(router), *_demand(observed)]
+    additional = [
+        *impaired,
+        *_prefix_cache(router, observed),
+        *_demand(observed),
+        *_calibrated(router, observed),
+    ]
     return [summary, _progressing(router, observed), valid, *components, *additional]
 
 
@@ -312,6 +365,8 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
         result["routing"] = {"policy": routing.policy}
         if routing.threshold_tokens is not None:
             result["routing"]["thresholdTokens"] = routing.threshold_tokens
+        if observed.recommended is not None:
+            result["routing"]["recommended"] = to_wire(observed.recommended)
     return result
 
 

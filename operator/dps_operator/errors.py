@@ -12,8 +12,8 @@ class SpecError(OperatorError):
     """The spec is invalid; the message says what to change. Not retried until the spec changes."""
 
 
-class DemandUnknownError(OperatorError):
-    """The demand of the pools cannot be read from the gateways; the message says why."""
+class GatewaysUnreachableError(OperatorError):
+    """The metrics of a DPSRouter's gateways cannot be read; the message says why."""
 
 
 class LeadershipLostError(OperatorError):

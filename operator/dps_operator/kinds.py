@@ -34,16 +34,17 @@ class Kind:
 ROUTER = Kind(API_VERSION, KIND, PLURAL)
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
+SECRET = Kind("v1", "Secret", "secrets")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 CHILDREN = (
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-    Kind("v1", "Secret", "secrets"),
     Kind("v1", "Service", "services"),
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("apps/v1", "Deployment", "deployments"),
     Kind("apps/v1", "StatefulSet", "statefulsets"),
     Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
+    Kind("batch/v1", "CronJob", "cronjobs"),
     Kind("networking.k8s.io/v1", "Ingress", "ingresses"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
@@ -54,7 +55,7 @@ CHILDREN = (
 )
 """Every kind that a DPSRouter can own. The last two are served only if their CRDs are installed."""
 
-BY_NAME = {kind.name: kind for kind in (ROUTER, POD, EVENT, LEASE, *CHILDREN)}
+BY_NAME = {kind.name: kind for kind in (ROUTER, POD, EVENT, SECRET, LEASE, *CHILDREN)}
 
 
 def kind_of(manifest: Manifest) -> Kind:

@@ -7,7 +7,6 @@ from dps_operator.diagnose import Problem, problem
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import (
     COMPONENT_LABEL,
-    CONFIG_HASH,
     ENGINE,
     MANAGED_BY,
     ROUTER_LABEL,
@@ -77,16 +76,28 @@ class Child:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """The end of a pod that runs to completion."""
+
+    exit_code: int
+    message: str
+    """The termination message: the result, or after a failure the end of the log."""
+    time: str
+    """When it ended (RFC 3339, UTC)."""
+
+
+@dataclass(frozen=True)
 class Pod:
     """A pod of a component."""
 
     name: str
     component: str
-    config_hash: str
     terminating: bool
     problem: Problem | None
     ip: str = ""
     """Address of the pod; empty if it has none yet."""
+    finished: Finished | None = None
+    """Of a calibration that has ended."""
 
 
 def router_key(body: Manifest) -> Key:
@@ -178,6 +189,14 @@ def child(body: Manifest) -> Child:
     )
 
 
+def _finished(body: Manifest) -> Finished | None:
+    for container in body.get("status", {}).get("containerStatuses", []):
+        ended = container.get("state", {}).get("terminated")
+        if ended is not None:
+            return Finished(ended["exitCode"], ended.get("message", ""), ended.get("finishedAt") or "")
+    return None
+
+
 def pod(body: Manifest) -> Pod:
     """The cached fields of a pod."""
     metadata = body["metadata"]
@@ -185,10 +204,10 @@ def pod(body: Manifest) -> Pod:
     return Pod(
         name=metadata["name"],
         component=component,
-        config_hash=metadata.get("annotations", {}).get(CONFIG_HASH, ""),
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=problem(body, component),
         ip=body.get("status", {}).get("podIP", ""),
+        finished=_finished(body) if component == "calibration" else None,
     )
 
 
@@ -240,11 +259,6 @@ class Observations:
         else:
             pods[body["metadata"]["name"]] = pod(body)
         return key
-
-    def replace_pod(self, key: Key, pod: Pod) -> None:
-        """Replace the cached pod after the operator has patched it."""
-        if pod.name in self._pods.get(key, {}):
-            self._pods[key][pod.name] = pod
 
     def children(self, key: Key) -> dict[ChildKey, Child]:
         """The children of a DPSRouter, by kind and name."""

@@ -1,9 +1,8 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
 import logging
-import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import Gauge
@@ -12,11 +11,10 @@ from dps_engines.pools import POOLS, PoolName
 from dps_operator import conditions
 from dps_operator.api.spec import parse
 from dps_operator.builders.children import children
-from dps_operator.builders.gateway import config_hash
-from dps_operator.builders.prefix_cache import cache_secret, common
 from dps_operator.builders.scaling import min_replicas
-from dps_operator.builders.store import managed, redis_secret
+from dps_operator.calibration import applied, recommendation
 from dps_operator.cluster import Cluster
+from dps_operator.credentials import credentials, release
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -28,15 +26,14 @@ from dps_operator.errors import (
 from dps_operator.events import events
 from dps_operator.gpu_budget.allocation import Allocation, granted, with_replicas
 from dps_operator.gpu_budget.balancer import Balance
-from dps_operator.kinds import BY_NAME, POD, kind_of
+from dps_operator.kinds import BY_NAME, kind_of
 from dps_operator.observe import Child, ChildKey, Key, Observations, child
+from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import (
     COMPONENT_LABEL,
-    CONFIG_HASH,
     ENGINE,
     SPEC_HASH,
     TEMPLATE_HASH,
-    Component,
     Manifest,
     Router,
     child_name,
@@ -51,25 +48,18 @@ READY = Gauge(
     "1 while a DPSRouter is Ready; absent while it is suspended",
     ["router_namespace", "router"],
 )
+ROLLOUT_FAILED = Gauge(
+    "dps_operator_rollout_failed",
+    "1 while a rollout of a DPSRouter has exceeded its progress deadline",
+    ["router_namespace", "router"],
+)
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
 
 RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
 
-SECRETS: Mapping[Component, Callable[[Router, str], Manifest]] = {
-    "redis": redis_secret,
-    "prefix-cache": cache_secret,
-}
-"""Builders of the Secrets that contain a random value."""
-
 log = logging.getLogger(__name__)
-
-
-def _secret_components(router: Router) -> list[Component]:
-    """The components that have a Secret with a random value, which is created once and never changed."""
-    redis: list[Component] = ["redis"] if managed(router) is not None else []
-    return [*redis, "prefix-cache"] if common(router.spec) is not None else redis
 
 
 @dataclass
@@ -96,12 +86,14 @@ class Reconciler:
         settings: Settings,
         now: Callable[[], str],
         balance: Balance | None = None,
+        cache_service: Callable[[Key], CacheService | None] = lambda _: None,
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
         self._balance = balance or Balance()
+        self._cache_service = cache_service
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
         """Maps the owner's UID and a child to two digests: of the last applied manifest, and of the fields that the
         operator owned after that."""
@@ -113,13 +105,15 @@ class Reconciler:
             self._observations.forget(key)
             self._balance.forget(key)
             READY.remove(*key)
+            ROLLOUT_FAILED.remove(*key)
+            await release(self._cluster, key)
             return
         metadata, before = body["metadata"], body["status"]
         if metadata.get("deletionTimestamp"):
             return
         generation = metadata.get("generation", 1)
         try:
-            spec = parse(body["spec"])
+            spec = applied(parse(body["spec"]), before)
         except SpecError as error:
             await self._update_status(
                 key, conditions.invalid_spec_status(str(error), before, generation, self._now())
@@ -140,7 +134,9 @@ class Reconciler:
             waiting_pool=outcome.waiting_pool,
             kept=outcome.kept,
             allocation=allocation,
+            recommended=recommendation(spec, self._observations.pods(key), before),
             unmeasured=self._balance.unmeasured.get(key),
+            cache_service=self._cache_service(key),
         )
         await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
@@ -165,12 +161,10 @@ class Reconciler:
     async def _converge(self, router: Router, key: Key) -> _Outcome:
         outcome = _Outcome()
         try:
-            revisions = {
-                component: await self._secret(router, key, component)
-                for component in _secret_components(router)
-            }
-            store = revisions.get("redis") or await self._external_revision(router)
-            desired = children(router, self._settings, store, revisions.get("prefix-cache", ""))
+            revisions = await credentials(self._cluster, router)
+            desired = children(
+                router, self._settings, revisions.get("redis", ""), revisions.get("prefix-cache", "")
+            )
         except (SpecError, RejectedError) as error:
             outcome.invalid.append(str(error))
             return outcome
@@ -206,7 +200,6 @@ class Reconciler:
                     return outcome
         try:
             await self._prune(router, key, desired)
-            await self._annotate_gateway_pods(router, key)
         except ClusterError as error:
             outcome.failure = error
         return outcome
@@ -255,30 +248,6 @@ class Reconciler:
             "choose another name for the DPSRouter"
         )
 
-    async def _secret(self, router: Router, key: Key, component: Component) -> str:
-        """UID of a component's Secret, which is created once."""
-        manifest = SECRETS[component](router, secrets.token_urlsafe(32))
-        found = await self._find(router, key, manifest)
-        if found is None:
-            try:
-                live = await self._cluster.create(manifest)
-            except AlreadyExistsError as error:
-                raise ClusterError(str(error)) from error
-            self._observations.update_child(live)
-            return str(live["metadata"]["uid"])
-        return found.uid
-
-    async def _external_revision(self, router: Router) -> str:
-        """Identifies the content of the Secret with the URL of an external Redis; empty if it does not exist."""
-        reference = router.spec.session_store.url_secret_ref
-        if reference is None:
-            return ""
-        try:
-            live = await self._cluster.get(BY_NAME["Secret"], router.namespace, reference.name)
-        except NotFoundError:
-            return ""
-        return str(live["metadata"]["resourceVersion"])
-
     async def _apply(self, router: Router, key: Key, manifest: Manifest) -> None:
         """Apply one child, unless the same manifest was applied and its fields are still owned by the operator."""
         name = manifest["kind"], manifest["metadata"]["name"]
@@ -319,28 +288,11 @@ class Reconciler:
     async def _prune(self, router: Router, key: Key, desired: list[Manifest]) -> None:
         """Delete children that are no longer desired."""
         names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
-        names |= {("Secret", child_name(router, component)) for component in _secret_components(router)}
         for name, extra in list(self._observations.children(key).items()):
             if name not in names and extra.owner_uid == router.uid:
                 log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])
                 await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
                 self._applied.pop((router.uid, name), None)
-
-    async def _annotate_gateway_pods(self, router: Router, key: Key) -> None:
-        """Annotate running gateway pods with the configuration's digest.
-
-        The kubelet updates a mounted ConfigMap about once a minute, and immediately when the pod changes.
-        """
-        current = config_hash(router)
-        change = {"metadata": {"annotations": {CONFIG_HASH: current}}}
-        for pod in self._observations.pods(key):
-            if pod.component != "gateway" or pod.terminating or pod.config_hash == current:
-                continue
-            try:
-                await self._cluster.merge(POD, router.namespace, pod.name, change)
-            except NotFoundError:
-                continue
-            self._observations.replace_pod(key, replace(pod, config_hash=current))
 
     async def _update_status(self, key: Key, status: Manifest) -> None:
         """Apply the status if it differs, then create events for changed conditions."""
@@ -349,6 +301,8 @@ class Reconciler:
             READY.remove(*key)
         else:
             READY.labels(*key).set(ready["status"] == "True")
+        failed = any(item["reason"] == "ProgressDeadlineExceeded" for item in status["conditions"])
+        ROLLOUT_FAILED.labels(*key).set(failed)
         body = self._observations.routers.get(key)
         if body is None or body["status"] == status:
             return

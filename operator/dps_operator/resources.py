@@ -9,7 +9,9 @@ from dps_operator.api import API_VERSION, KIND
 from dps_operator.api.spec import Spec
 
 Manifest = dict[str, Any]
-Component = Literal["speculative", "greedy", "gateway", "redis", "models", "metrics", "prefix-cache"]
+Component = Literal[
+    "speculative", "greedy", "gateway", "redis", "models", "metrics", "prefix-cache", "calibration"
+]
 
 ROUTER_LABEL = "dpsrouter.io/router"
 COMPONENT_LABEL = "dpsrouter.io/component"
@@ -17,7 +19,7 @@ MANAGED_BY = "dps-operator"
 TEMPLATE_HASH = "dpsrouter.io/template-hash"
 SPEC_HASH = "dpsrouter.io/spec-hash"
 ENGINE = "dpsrouter.io/engine"
-CONFIG_HASH = "dpsrouter.io/config-hash"
+CONFIG_HASH = "dpsrouter.io/config-hash-fixed"
 OWNED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY},{ROUTER_LABEL}"
 """Label selector of all child objects of DPSRouters, including pods."""
 

@@ -4,27 +4,41 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
+from dps_engines.registry import RUNTIMES
+from dps_operator.api.model import Engine
+from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.api.status import REVISIONS
-from dps_operator.builders.launch import runtime_of
+from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, SPEC_HASH, TEMPLATE_HASH, Manifest
 
 
 def with_version(spec: Spec, observed: Mapping[str, Child]) -> Spec:
-    """The spec with the engine's version, if it has neither a version nor an image.
+    """The spec with the version of each engine that has neither a version nor an image.
 
     The version is that of the engine Deployments in `observed`, by pool, or the default if there are none or if
     upgrades are automatic.
     """
-    engine = spec.engine
+    common = [pool for pool in POOLS if not has_own_engine(pool_of(spec, pool))]
+    engine = _with_version(spec.engine, [observed[pool] for pool in common if pool in observed])
+    pools: dict[str, PoolSpec] = {}
+    for pool in POOLS:
+        if pool not in common:
+            own = _with_version(engine_of(spec, pool), [observed[pool]] if pool in observed else [])
+            pools[pool] = pool_of(spec, pool).model_copy(update={"version": own.version})
+    return spec.model_copy(update={"engine": engine, "pools": spec.pools.model_copy(update=pools)})
+
+
+def _with_version(engine: Engine, deployments: Sequence[Child]) -> Engine:
+    """The engine with a version, if it has neither a version nor an image. deployments: those that run it."""
     if engine.version is not None or engine.image is not None:
-        return spec
-    recorded = [observed[pool].engine.split() for pool in POOLS if pool in observed]
+        return engine
+    recorded = [deployment.engine.split() for deployment in deployments]
     in_use = [words[1] for words in recorded if len(words) == 2 and words[0] == engine.runtime]
     keep = in_use and engine.upgrade_policy == "Manual"
-    version = in_use[0] if keep else runtime_of(spec).version(None, None)
-    return spec.model_copy(update={"engine": engine.model_copy(update={"version": version})})
+    version = in_use[0] if keep else RUNTIMES[engine.runtime].version(None, None)
+    return engine.model_copy(update={"version": version})
 
 
 def kept_pools(spec: Spec, desired: Sequence[Manifest], observed: Mapping[str, Child]) -> list[PoolName]:

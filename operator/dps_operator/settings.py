@@ -5,6 +5,7 @@ from dataclasses import dataclass
 DEFAULT_GATEWAY_IMAGE = "dps-router/gateway:0.1.0"
 DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
 DEFAULT_PLUGIN_IMAGE = "dps-router/operator:0.1.0"
+DEFAULT_LAB_IMAGE = "dps-router/lab:0.1.0"
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Settings:
     redis_image: str = DEFAULT_REDIS_IMAGE
     plugin_image: str = DEFAULT_PLUGIN_IMAGE
     """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
+    lab_image: str = DEFAULT_LAB_IMAGE
+    """Image of calibrations."""
     pull_secrets: tuple[str, ...] = ()
     """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""
     namespaces: tuple[str, ...] = ()

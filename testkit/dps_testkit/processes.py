@@ -112,8 +112,12 @@ class Site:
         greedy: Sequence[Engine],
         sections: Mapping[str, Mapping[str, Any]] | None = None,
         admin_port: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Gateway:
-        """Start a gateway for these engines. `sections` override the default configuration, key by key."""
+        """Start a gateway for these engines. `sections` override the default configuration, key by key.
+
+        environment: added to this process's environment.
+        """
         port, free_admin_port = free_ports(2)
         admin_port = admin_port or free_admin_port
         timeouts = {"drainDelaySeconds": 0, "drainSeconds": 1, "healthIntervalSeconds": 1}
@@ -136,7 +140,7 @@ class Site:
         async def ready() -> bool:
             return await status_of(f"{admin}/readyz") == 200
 
-        child = self._start(f"gateway-{port}", [*DPS, "gateway", "--config", str(file)], ready)
+        child = self._start(f"gateway-{port}", [*DPS, "gateway", "--config", str(file)], ready, environment)
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 
@@ -174,8 +178,14 @@ class Site:
 
         return self._start(f"engine-{name}-{port}", command, ready)
 
-    def _start(self, name: str, command: Sequence[str], ready: Callable[[], Awaitable[bool]]) -> Child:
-        child = Child(name, command, self._folder / f"{name}.log", ready)
+    def _start(
+        self,
+        name: str,
+        command: Sequence[str],
+        ready: Callable[[], Awaitable[bool]],
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        child = Child(name, command, self._folder / f"{name}.log", ready, environment)
         self._children.append(child)
         child.start()
         return child

@@ -10,10 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_operator.cluster import Cluster
-from dps_operator.errors import DemandUnknownError
+from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gpu_budget.allocation import Allocation, Demand
 from dps_operator.gpu_budget.balancer import Balance, Balancer
-from dps_operator.gpu_budget.demand import GatewayMetrics, demand
+from dps_operator.gpu_budget.demand import GatewayDemand, demand
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.work_queue import WorkQueue
@@ -46,7 +47,7 @@ class Gateways:
     async def read(self, addresses: list[str]) -> Demand:
         self.asked = addresses
         if self.problem:
-            raise DemandUnknownError(self.problem)
+            raise GatewaysUnreachableError(self.problem)
         return self.demand
 
 
@@ -215,13 +216,15 @@ async def test_demand_is_summed_over_gateways() -> None:
     app.router.add_get("/metrics", metrics)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        reader = GatewayMetrics(session, server.port)
+        reader = GatewayDemand(GatewayMetrics(session, server.port))
         assert await reader.read(["127.0.0.1", "127.0.0.1"]) == {"speculative": 6.0, "greedy": 14.0}
 
 
 async def test_a_gateway_that_does_not_answer_makes_the_demand_unknown() -> None:
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(DemandUnknownError, match="no gateway is running"):
-            await GatewayMetrics(session).read([])
-        with pytest.raises(DemandUnknownError, match="port 1 of a gateway does not answer the operator"):
-            await GatewayMetrics(session, 1).read(["127.0.0.1"])
+        with pytest.raises(GatewaysUnreachableError, match="no gateway is running"):
+            await GatewayDemand(GatewayMetrics(session)).read([])
+        with pytest.raises(
+            GatewaysUnreachableError, match="port 1 of a gateway does not answer the operator"
+        ):
+            await GatewayDemand(GatewayMetrics(session, 1)).read(["127.0.0.1"])

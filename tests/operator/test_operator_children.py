@@ -13,12 +13,12 @@ from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.gateway import (
     DRAIN_DELAY_SECONDS,
     READ_AT_START,
-    config_hash,
     gateway_config,
+    gateway_config_map,
     gateway_deployment,
 )
 from dps_operator.builders.network import base_url, http_route
-from dps_operator.builders.store import redis_secret
+from dps_operator.builders.store import redis_entries
 from dps_operator.errors import SpecError
 from dps_operator.kinds import CHILDREN, kind_of
 from dps_operator.resources import Manifest
@@ -44,13 +44,18 @@ def test_every_child_has_an_owner_a_label_and_a_watched_kind(case: str) -> None:
 
 def test_gateway_configuration_matches_the_contract() -> None:
     assert gateway_config(router(EVERYTHING)) == {
+        "configMap": {"name": "qwen-gateway", "namespace": "serving", "key": "config.yaml"},
         "listen": {"host": "0.0.0.0", "port": 8000, "adminPort": 9090},
         "model": {"name": "llama", "tokenizer": "meta-llama/Llama-3.1-8B-Instruct"},
         "pools": {
             "speculative": {"service": {"name": "qwen-speculative", "namespace": "serving", "port": 30000}},
             "greedy": {"service": {"name": "qwen-greedy", "namespace": "serving", "port": 30000}},
         },
-        "routing": {"policy": "TotalLength", "thresholdTokens": 4096},
+        "routing": {
+            "policy": "TotalLength",
+            "thresholdTokens": 4096,
+            "decisionLog": "/var/cache/dps/decisions.jsonl",
+        },
         "session": {
             "ttlSeconds": 600,
             "redisTimeoutSeconds": 0.25,
@@ -142,7 +147,7 @@ def gateway_template(spec: dict[str, Any]) -> Manifest:
 def test_routing_change_updates_the_config_map_but_not_the_pod_template() -> None:
     changed = {**SMALLEST, "routing": {"thresholdTokens": None, "sessionTTLSeconds": 9}}
     assert gateway_template(changed) == gateway_template(SMALLEST)
-    assert config_hash(router(changed)) != config_hash(router(SMALLEST))
+    assert gateway_config_map(router(changed)) != gateway_config_map(router(SMALLEST))
 
 
 def test_change_of_a_startup_section_changes_the_pod_template() -> None:
@@ -158,11 +163,10 @@ def test_new_password_restarts_redis_and_gateway() -> None:
 
 
 def test_secret_contains_password_configuration_and_url() -> None:
-    secret = redis_secret(router(SMALLEST), "pass")
-    assert secret["stringData"] == {
-        "password": "pass",
-        "auth.conf": "requirepass pass\n",
-        "url": "redis://:pass@qwen-redis.serving.svc:6379/0",
+    assert redis_entries("serving", "qwen", "pass") == {
+        "qwen-redis.password": "pass",
+        "qwen-redis.auth.conf": "requirepass pass\n",
+        "qwen-redis.url": "redis://:pass@qwen-redis.serving.svc:6379/0",
     }
 
 
@@ -226,6 +230,20 @@ def test_request_timeout_of_the_route_can_be_set() -> None:
     route = {"parentRefs": [{"name": "edge"}], "requestTimeout": "10m"}
     (made,) = http_route(router({**SMALLEST, "gateway": {"httpRoute": route}}))
     assert made["spec"]["rules"][0]["timeouts"] == {"request": "10m"}
+
+
+def test_route_has_the_filters_and_weights_of_the_spec() -> None:
+    filters = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-debug"]}}]
+    other = {"name": "other-gateway", "namespace": "next", "port": 80, "weight": 10}
+    route = {"parentRefs": [{"name": "edge"}], "filters": filters, "weight": 90, "backendRefs": [other]}
+    (made,) = http_route(router({**SMALLEST, "gateway": {"httpRoute": route}}))
+    assert made["spec"]["rules"] == [
+        {
+            "filters": filters,
+            "backendRefs": [{"name": "qwen-gateway", "port": 8000, "weight": 90}, other],
+            "timeouts": {"request": "0s"},
+        }
+    ]
 
 
 def test_gateway_mounts_the_cache_volume_of_a_local_model() -> None:

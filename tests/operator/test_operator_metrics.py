@@ -10,12 +10,13 @@ from prometheus_client import REGISTRY
 from dps_operator.errors import ClusterError
 from dps_operator.health import application
 from dps_operator.observe import Observations
-from dps_operator.reconcile import READY, Reconciler
+from dps_operator.reconcile import READY, ROLLOUT_FAILED, Reconciler
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import FAILED, WorkQueue
 from dps_testkit.operator.fake_cluster import FakeCluster
 from dps_testkit.operator.routers import SETTINGS, SMALLEST
+from dps_testkit.operator.world import World
 
 KEY = ("serving", "qwen")
 LABELS = {"router_namespace": "serving", "router": "qwen"}
@@ -23,10 +24,10 @@ LABELS = {"router_namespace": "serving", "router": "qwen"}
 
 @pytest.fixture(autouse=True)
 def _clear_metrics() -> Iterator[None]:
-    for gauge in (READY, FAILED):
+    for gauge in (READY, FAILED, ROLLOUT_FAILED):
         gauge.clear()
     yield
-    for gauge in (READY, FAILED):
+    for gauge in (READY, FAILED, ROLLOUT_FAILED):
         gauge.clear()
 
 
@@ -137,3 +138,24 @@ async def test_suspended_router_has_no_ready_metric() -> None:
     seen.update_router(cluster.store({**router, "spec": {**SMALLEST, "suspend": True}}))
     await reconciler.reconcile(KEY)
     assert ready() is None
+
+
+async def test_rollout_metric_is_set_until_a_failed_rollout_is_corrected_and_removed_with_the_router() -> (
+    None
+):
+    def failed() -> float | None:
+        return REGISTRY.get_sample_value("dps_operator_rollout_failed", LABELS)
+
+    world = World(SMALLEST)
+    await world.reconcile()
+    assert failed() == 0
+    stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    world.object("Deployment", "qwen-greedy")["status"] = {"conditions": [stalled]}
+    await world.reconcile()
+    assert failed() == 1
+    world.available("qwen-greedy")
+    await world.reconcile()
+    assert failed() == 0
+    del world.cluster.objects["DPSRouter", *KEY]
+    await world.reconcile()
+    assert failed() is None

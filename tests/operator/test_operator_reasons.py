@@ -1,22 +1,37 @@
-"""Every condition reason that the operator's source contains is explained in docs/troubleshooting.md."""
+"""Every condition reason is reported in a case below, and explained in docs/troubleshooting.md."""
 
 import ast
+import inspect
+import json
 import re
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
-import dps_operator
-from dps_operator.diagnose import SEVERITY
+import pytest
+
+from dps_engines.pools import POOLS, PoolName
+from dps_engines.sglang import prefix_cache
+from dps_engines.vllm import runtime
+from dps_operator import conditions, diagnose
+from dps_operator.errors import ClusterError, NotInstalledError
+from dps_operator.prefix_cache.service import CacheService
+from dps_operator.resources import Component
+from dps_testkit.operator.objects import pod, waiting
+from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, VLLM
+from dps_testkit.operator.world import KEY, World
 from dps_testkit.paths import ROOT
 
-SOURCE = Path(dps_operator.__file__).parent
-REASON_POSITION = {"Verdict": 2, "Problem": 0}
+SOURCES = (conditions, diagnose, prefix_cache, runtime)
+REASON_POSITION = {"Verdict": 2, "Problem": 0, "Unshareable": 0}
 """The position of the reason among the arguments of each class that has one."""
 
 
 def reasons() -> set[str]:
-    found = set(SEVERITY)
-    for name in ("conditions.py", "diagnose.py"):
-        for node in ast.walk(ast.parse((SOURCE / name).read_text())):
+    found = set(diagnose.SEVERITY)
+    for module in SOURCES:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -35,3 +50,195 @@ def test_reasons_are_found() -> None:
 def test_every_reason_is_explained() -> None:
     explained = set(re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/troubleshooting.md").read_text()))
     assert reasons() - explained == set()
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a reason comes about: a spec, and a change of the cluster after the first reconcile."""
+
+    condition: str
+    spec: dict[str, Any] = field(default_factory=lambda: SMALLEST)
+    change: Callable[[World], None] = lambda world: None
+
+
+def serve(world: World) -> None:
+    """Make every component ready."""
+    for name in ("qwen-speculative", "qwen-greedy"):
+        world.available(name)
+    world.available("qwen-gateway", 2)
+    world.object("StatefulSet", "qwen-redis")["status"] = {
+        "replicas": 1,
+        "updatedReplicas": 1,
+        "availableReplicas": 1,
+    }
+
+
+def with_pod(component: Component = "speculative", **status: Any) -> Callable[[World], None]:
+    """Add a pod of a component."""
+
+    def change(world: World) -> None:
+        world.cluster.objects["Pod", "serving", "p"] = pod("p", component, **status)
+
+    return change
+
+
+def unscheduled(message: str, component: Component = "speculative") -> Callable[[World], None]:
+    return with_pod(component, conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
+
+
+def calibration_ended(exit_code: int, message: str) -> Callable[[World], None]:
+    terminated = {"exitCode": exit_code, "message": message, "finishedAt": "2026-01-01T03:00:10Z"}
+    return with_pod("calibration", containerStatuses=[{"name": "c", "state": {"terminated": terminated}}])
+
+
+def deployment_condition(**condition: str) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        world.object("Deployment", "qwen-speculative")["status"] = {"conditions": [condition]}
+
+    return change
+
+
+def autoscaler_status(status: str) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        world.object("HorizontalPodAutoscaler", "qwen-gateway")["status"] = {
+            "conditions": [{"type": "ScalingActive", "status": status}]
+        }
+
+    return change
+
+
+def some_ready(world: World) -> None:
+    world.object("Deployment", "qwen-speculative")["status"] = {"replicas": 2, "availableReplicas": 1}
+
+
+def scaled_to_zero(world: World) -> None:
+    world.object("Deployment", "qwen-speculative")["spec"]["replicas"] = 0
+
+
+def missing(kind: str, name: str, error: ClusterError) -> Callable[[World], None]:
+    """Delete an object, which the API server then refuses to create."""
+
+    def change(world: World) -> None:
+        del world.cluster.objects[kind, "serving", name]
+        world.cluster.fail["apply", kind] = error
+
+    return change
+
+
+def measured(problem: str) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        world.balance.unmeasured[KEY] = problem
+
+    return change
+
+
+def fetched(*unserved: PoolName) -> Callable[[World], None]:
+    """Both pools had enough tokens to fetch, and these fetched too few."""
+
+    def change(world: World) -> None:
+        world.cache_services[KEY] = CacheService(judged=frozenset(POOLS), unserved=frozenset(unserved))
+
+    return change
+
+
+def pools(**speculative: Any) -> dict[str, Any]:
+    return {**SMALLEST, "pools": {"speculative": {**SMALLEST["pools"]["speculative"], **speculative}}}
+
+
+def shared(speculation: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {**PREFIX_CACHE, "pools": {"speculative": {"speculation": speculation}}, **spec}
+
+
+def waiting_engine(reason: str) -> Callable[[World], None]:
+    return with_pod(containerStatuses=[waiting(reason)])
+
+
+SPECULATIVE = "SpeculativePoolReady"
+RUNNING = {"name": "engine", "image": "i", "ready": False, "state": {"running": {}}}
+CRASHED = {"name": "engine", "image": "i", "state": {"terminated": {"exitCode": 1}}}
+NGRAM = {"algorithm": "Ngram"}
+AUTOSCALED = {**SMALLEST, "gateway": {"autoscaling": {"maxReplicas": 4}}}
+MONITORED = {**SMALLEST, "telemetry": {"serviceMonitor": {}}}
+BUDGET = {**SMALLEST, "gpuBudget": {"gpus": 4}}
+CALIBRATED = {**SMALLEST, "routing": {"calibration": {}}}
+RESULT = json.dumps({"policy": "TotalLength", "objective": "session", "seconds": 1.25, "verdict": "it is"})
+STALLED = deployment_condition(type="Progressing", status="False", reason="ProgressDeadlineExceeded")
+UNAVAILABLE = ClusterError("the API server is unavailable")
+
+CASES = {
+    "Accepted": Case("SpecValid"),
+    "InvalidSpec": Case("SpecValid", {**SMALLEST, "engine": {"args": ["--port", "1"]}}),
+    "Serving": Case("Ready", change=serve),
+    "AllReplicasReady": Case(SPECULATIVE, change=serve),
+    "SomeReplicasReady": Case(SPECULATIVE, pools(replicas=2), some_ready),
+    "NotCreated": Case(SPECULATIVE, change=missing("Deployment", "qwen-speculative", UNAVAILABLE)),
+    "Suspended": Case(SPECULATIVE, {**SMALLEST, "suspend": True}),
+    "ScaledToZero": Case(SPECULATIVE, pools(scaling="External"), scaled_to_zero),
+    "PodsForbidden": Case(SPECULATIVE, change=deployment_condition(type="ReplicaFailure", status="True")),
+    "Starting": Case(SPECULATIVE),
+    "LoadingModel": Case(SPECULATIVE, change=with_pod(containerStatuses=[RUNNING])),
+    "CrashLooping": Case(SPECULATIVE, change=with_pod(containerStatuses=[CRASHED])),
+    "ImagePullFailed": Case(SPECULATIVE, change=waiting_engine("ImagePullBackOff")),
+    "ConfigMissing": Case(SPECULATIVE, change=waiting_engine("CreateContainerConfigError")),
+    "WaitingForGPU": Case(SPECULATIVE, change=unscheduled("3 Insufficient nvidia.com/gpu")),
+    "WaitingForVolume": Case(SPECULATIVE, change=unscheduled("unbound PersistentVolumeClaims")),
+    "Unschedulable": Case("GatewayReady", change=unscheduled("1 Insufficient cpu", "gateway")),
+    "External": Case(
+        "SessionStoreReady", {**SMALLEST, "sessionStore": {"urlSecretRef": {"name": "s", "key": "url"}}}
+    ),
+    "NotEvaluated": Case("AutoscalingActive", AUTOSCALED),
+    "AutoscalerFailed": Case("AutoscalingActive", AUTOSCALED, autoscaler_status("False")),
+    "AutoscalersActive": Case("AutoscalingActive", AUTOSCALED, autoscaler_status("True")),
+    "ServiceMonitorCreated": Case("Monitored", MONITORED),
+    "CRDNotInstalled": Case(
+        "Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", NotInstalledError("no such kind"))
+    ),
+    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE),
+    "AlgorithmNotSupported": Case("PrefixCacheShared", shared({"algorithm": "Eagle3", "draftModel": "d"})),
+    "VersionNotSupported": Case("PrefixCacheShared", {**PREFIX_CACHE, "engine": {"version": "0.5.22"}}),
+    "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),
+    "LoRAEnabled": Case(
+        "PrefixCacheShared",
+        shared(NGRAM, engine={"version": "0.5.23", "args": ["--lora-paths", "a"]}),
+    ),
+    "ArgumentsDiffer": Case(
+        "PrefixCacheShared",
+        {
+            **PREFIX_CACHE,
+            "pools": {**PREFIX_CACHE["pools"], "greedy": {"args": ["--kv-cache-dtype", "fp8_e5m2"]}},
+        },
+    ),
+    "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
+    "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),
+    "NotMeasured": Case("DemandMeasured", BUDGET),
+    "GatewaysUnreachable": Case("DemandMeasured", BUDGET, measured("no gateway is running")),
+    "Measured": Case("DemandMeasured", BUDGET, measured("")),
+    "NotCalibrated": Case("RoutingCalibrated", CALIBRATED),
+    "CalibrationFailed": Case("RoutingCalibrated", CALIBRATED, calibration_ended(1, "no turns")),
+    "Recommended": Case("RoutingCalibrated", CALIBRATED, calibration_ended(0, RESULT)),
+    "Applied": Case(
+        "RoutingCalibrated",
+        {**SMALLEST, "routing": {"calibration": {"apply": True}}},
+        calibration_ended(0, RESULT),
+    ),
+    "RollingOut": Case("Progressing"),
+    "Settled": Case("Progressing", change=serve),
+    "Paused": Case("Progressing", {**SMALLEST, "paused": True}),
+    "ProgressDeadlineExceeded": Case("Progressing", change=STALLED),
+    "Retrying": Case("Progressing", change=missing("Deployment", "qwen-greedy", UNAVAILABLE)),
+}
+
+
+@pytest.mark.parametrize("reason", CASES)
+async def test_reason_is_reported(reason: str) -> None:
+    case = CASES[reason]
+    world = World(case.spec)
+    await world.reconcile()
+    case.change(world)
+    with suppress(ClusterError):
+        await world.reconcile()
+    assert world.condition(case.condition)["reason"] == reason
+
+
+def test_every_reason_has_a_case() -> None:
+    assert set(CASES) == reasons()

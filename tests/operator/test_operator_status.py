@@ -11,6 +11,7 @@ from dps_operator.conditions import Observed, build_status, invalid_spec_status,
 from dps_operator.diagnose import Problem
 from dps_operator.events import events
 from dps_operator.observe import Child, child
+from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import pool_on_hold
 from dps_testkit.operator.objects import remembered_pod, replicas, workload
@@ -55,6 +56,33 @@ def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> N
     old = condition_reasons(HEALTHY, **spec | {"engine": {"version": "0.5.8"}})
     assert old["PrefixCacheShared"] == ("False", "VersionNotSupported")
     assert old["Ready"] == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("service", "expected"),
+    [
+        (None, ("Unknown", "NotMeasured")),
+        (CacheService(), ("Unknown", "NotMeasured")),
+        (CacheService(judged=frozenset({"greedy"})), ("True", "StorageServing")),
+        (
+            CacheService(judged=frozenset({"greedy", "speculative"}), unserved=frozenset({"greedy"})),
+            ("False", "StorageNotServing"),
+        ),
+        (
+            CacheService("no gateway is running", judged=frozenset({"greedy"})),
+            ("Unknown", "GatewaysUnreachable"),
+        ),
+    ],
+    ids=["nothing observed", "too few tokens", "served", "one pool is not served", "no gateway answers"],
+)
+def test_storage_that_serves_too_little_is_a_condition_of_which_ready_is_independent(
+    service: CacheService | None, expected: tuple[str, str]
+) -> None:
+    found = {one.type: one for one in verdicts(router(PREFIX_CACHE), replace(HEALTHY, cache_service=service))}
+    one = found["PrefixCacheServing"]
+    assert (one.status, one.reason) == expected
+    assert found["Ready"].status == "True"
+    assert "greedy pool" in one.message or expected[1] != "StorageNotServing"
 
 
 def test_prefix_cache_that_is_not_shared_is_reported_with_what_to_change() -> None:

@@ -61,6 +61,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- define "dps-router.labImage" -}}
+{{- if .Values.labImage.digest -}}
+{{ include "dps-router.registry" . }}{{ .Values.labImage.repository }}@{{ .Values.labImage.digest }}
+{{- else -}}
+{{ include "dps-router.registry" . }}{{ .Values.labImage.repository }}:{{ .Values.labImage.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
 {{- /* The operator's permissions in the namespaces that it watches. */ -}}
 {{- define "dps-router.rules" -}}
 - apiGroups: [dpsrouter.io]
@@ -74,10 +82,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [dpsrouters/finalizers]
   verbs: [update]
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims, secrets, serviceaccounts, services]
+  resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: &all [get, list, watch, create, patch, delete]
+# The passwords that the operator generates are in one Secret of this name per namespace. It reads no other Secret.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [dps-router-credentials]
+  verbs: [get, create, patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
+  verbs: *all
+- apiGroups: [batch]
+  resources: [cronjobs]
   verbs: *all
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
@@ -97,10 +113,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [monitoring.coreos.com]
   resources: [servicemonitors]
   verbs: *all
-# Pods are read to diagnose them, and annotated so that the kubelet updates a changed ConfigMap immediately.
+# Pods are read to diagnose them.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 from dps_operator.api.pools import MIN_UP_TO_MAX, REPLICAS_OR_AUTOSCALING
 from dps_operator.api.types import (
     APIObject,
+    FreeObject,
     Name,
     PodTemplate,
     Resources,
@@ -155,6 +156,23 @@ class ParentRef(APIObject):
     )
 
 
+Weight = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class BackendRef(APIObject):
+    """A Service that receives a part of the requests."""
+
+    name: Name = Field(description="Name of the Service.")
+    namespace: Name | None = Field(
+        default=None,
+        description="Namespace of the Service; the DPSRouter's if unset. Another one requires a ReferenceGrant in it.",
+    )
+    port: int = Field(ge=1, le=65535, description="Port of the Service.")
+    weight: Weight = Field(
+        default=1, description="Its part of the requests, relative to the sum of all weights."
+    )
+
+
 Hostname = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -174,6 +192,19 @@ class GatewayHTTPRoute(APIObject):
         default="0s",
         pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$",
         description="Time limit for a whole request, streamed answers included, for example 10m; 0s for none.",
+    )
+    filters: list[FreeObject] = Field(
+        default=[],
+        max_length=16,
+        description="Filters of the route's rule, as in an HTTPRoute: requestHeaderModifier, requestMirror, …",
+    )
+    weight: Weight = Field(
+        default=1, description="The gateway's part of the requests, relative to the sum of all weights."
+    )
+    backend_refs: list[BackendRef] = Field(
+        default=[],
+        max_length=15,
+        description="Further Services that receive requests, for example the gateway of another DPSRouter.",
     )
 
 

@@ -4,7 +4,10 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from dps_engines.sglang.runtime import DEFAULT_VERSION, REPOSITORY
+from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
+from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
+from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
+from dps_engines.vllm.runtime import REPOSITORY as VLLM_REPOSITORY
 from dps_operator.api.types import (
     APIObject,
     EnvVar,
@@ -15,6 +18,9 @@ from dps_operator.api.types import (
     Toleration,
     rules,
 )
+
+Runtime = Literal["SGLang", "VLLM"]
+VERSION_PATTERN = r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$"
 
 
 class ModelCache(APIObject):
@@ -111,28 +117,35 @@ class ServedModel(APIObject):
 class Engine(APIObject):
     """The inference engine of both pools."""
 
-    runtime: Literal["SGLang"] = Field(default="SGLang", description="Inference engine.")
+    runtime: Runtime = Field(
+        default="SGLang", description="Inference engine. A pool with a runtime of its own uses that instead."
+    )
     image: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description=f"Container image; {REPOSITORY}:v<version> if unset.",
+        description=(
+            f"Container image; if unset, {SGLANG_REPOSITORY}:v<version> for SGLang, and "
+            f"{VLLM_REPOSITORY}:v<version> for VLLM."
+        ),
     )
     version: str | None = Field(
         default=None,
-        pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$",
+        pattern=VERSION_PATTERN,
         max_length=64,
         description=(
-            "SGLang version for which the command line is generated. If unset, it is taken from the image's tag, or is "
-            f"{DEFAULT_VERSION} if the tag is not a version. If no image is set either, see upgradePolicy."
+            "Version of the engine, for which the command line is generated. If unset, it is taken from the image's "
+            f"tag; if the tag is not a version, it is {SGLANG_VERSION} for SGLang, and {VLLM_VERSION} for VLLM. If no "
+            "image is set either, see upgradePolicy."
         ),
     )
     upgrade_policy: Literal["Manual", "Automatic"] = Field(
         default="Manual",
         description=(
             "Manual: if neither version nor image is set, the engines keep the version with which they were first "
-            f"deployed ({DEFAULT_VERSION} in this release of the operator), and an upgrade of the operator restarts no "
-            "engine. Automatic: they get the default version and the pod template of the operator in use."
+            f"deployed (SGLang {SGLANG_VERSION} or vLLM {VLLM_VERSION} in this release of the operator), and an "
+            "upgrade of the operator restarts no engine. Automatic: they get the default version and the pod template "
+            "of the operator in use."
         ),
     )
     tensor_parallel: int = Field(

@@ -11,8 +11,10 @@ from dps_engines.launch import (
     DRAFT_TOKENS_LIMITS,
     STEPS_LIMITS,
     TOP_K_LIMITS,
+    WITHOUT_DRAFT_MODEL,
     Algorithm,
 )
+from dps_operator.api.model import VERSION_PATTERN, Runtime
 from dps_operator.api.types import APIObject, EnvVar, IntOrPercent, PodTemplate, Resources, rules
 
 REPLICAS_OR_AUTOSCALING = (
@@ -79,6 +81,7 @@ class PoolAutoscaling(APIObject):
 
 _STEPS = f"(has(self.steps) ? self.steps : {DEFAULT_STEPS})"
 _TOP_K = f"(has(self.topK) ? self.topK : {DEFAULT_TOP_K})"
+_WITHOUT_DRAFT_MODEL = f"(self.algorithm in {list(WITHOUT_DRAFT_MODEL)})"
 
 
 class Speculation(APIObject):
@@ -87,24 +90,25 @@ class Speculation(APIObject):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.algorithm == 'Ngram' || has(self.draftModel)",
-                "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram",
+                f"{_WITHOUT_DRAFT_MODEL} || has(self.draftModel)",
+                "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram or Suffix",
             ),
             (
-                "self.algorithm != 'Ngram' || !has(self.draftModel)",
-                "speculation.draftModel must not be set with algorithm Ngram, which drafts from the prompt",
+                f"!{_WITHOUT_DRAFT_MODEL} || !has(self.draftModel)",
+                "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
             ),
             (
-                "self.algorithm != 'Ngram' || (!has(self.steps) && !has(self.topK))",
-                "speculation.steps and speculation.topK must not be set with algorithm Ngram, which does not use them",
+                f"!{_WITHOUT_DRAFT_MODEL} || (!has(self.steps) && !has(self.topK))",
+                "speculation.steps and speculation.topK must not be set with algorithms Ngram and Suffix, which do not"
+                " use them",
             ),
             (
-                f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} != 1 ||"
+                f"{_WITHOUT_DRAFT_MODEL} || !has(self.draftTokens) || {_TOP_K} != 1 ||"
                 f" self.draftTokens == {_STEPS} + 1",
                 "speculation.draftTokens must be steps + 1 if topK is 1; change or remove speculation.draftTokens",
             ),
             (
-                f"self.algorithm == 'Ngram' || !has(self.draftTokens) || {_TOP_K} == 1 ||"
+                f"{_WITHOUT_DRAFT_MODEL} || !has(self.draftTokens) || {_TOP_K} == 1 ||"
                 f" self.draftTokens <= 1 + {_TOP_K} + ({_STEPS} - 1) * {_TOP_K} * {_TOP_K}",
                 "speculation.draftTokens must not exceed the size of the draft tree,"
                 " 1 + topK + (steps - 1) * topK^2",
@@ -115,14 +119,17 @@ class Speculation(APIObject):
     algorithm: Algorithm = Field(
         description=(
             "Standalone: a smaller draft model. Eagle, Eagle3: a draft head trained for the model. "
-            "Ngram: n-grams of the prompt, without a draft model."
+            "Ngram: n-grams of the prompt, without a draft model. Suffix: the most frequent continuations in the "
+            "prompt and in earlier answers, without a draft model; only for VLLM, with an image that contains the "
+            "Python package arctic-inference."
         )
     )
     draft_model: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description="Draft model: a model id or a path, as in model.name. Required by every algorithm except Ngram.",
+        description="Draft model: a model id or a path, as in model.name. Required by Standalone, Eagle "
+        "and Eagle3.",
     )
     steps: int | None = Field(
         default=None,
@@ -134,14 +141,15 @@ class Speculation(APIObject):
         default=None,
         ge=TOP_K_LIMITS[0],
         le=TOP_K_LIMITS[1],
-        description=f"Branches of the draft tree per step; {DEFAULT_TOP_K} (a chain) if unset.",
+        description=f"Branches of the draft tree per step; {DEFAULT_TOP_K} (a chain) if unset. vLLM supports only 1.",
     )
     draft_tokens: int | None = Field(
         default=None,
         ge=DRAFT_TOKENS_LIMITS[0],
         le=DRAFT_TOKENS_LIMITS[1],
         description=(
-            f"Tokens verified per verification step; if unset, steps * topK + 1, or {DEFAULT_NGRAM_TOKENS} for Ngram."
+            f"Tokens verified per verification step; if unset, steps * topK + 1, {DEFAULT_NGRAM_TOKENS} for Ngram, or "
+            "the engine's default for Suffix."
         ),
     )
 
@@ -169,6 +177,22 @@ class PoolSpec(APIObject):
     )
     strategy: PoolStrategy = Field(
         default=PoolStrategy(), description="How a changed pod template is rolled out within the pool."
+    )
+    runtime: Runtime | None = Field(
+        default=None, description="Inference engine of this pool; engine.runtime if unset."
+    )
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Container image of this pool's engines, as in engine.image. If runtime, image or version is set "
+        "for the pool, engine.image and engine.version do not apply to it.",
+    )
+    version: str | None = Field(
+        default=None,
+        pattern=VERSION_PATTERN,
+        max_length=64,
+        description="Version of this pool's engines, as in engine.version.",
     )
     args: list[str] = Field(
         default=[], max_length=128, description="Additional engine arguments for this pool."

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from dps_operator.api.calibration import Calibration
 from dps_operator.api.types import APIObject, rules
 
 Policy = Literal[
@@ -65,4 +66,9 @@ class Routing(APIObject):
             "Sources of a request's session id in order of precedence, as `header:NAME` or `body:FIELD`; the "
             "gateway's default list if empty."
         ),
+    )
+    calibration: Calibration | None = Field(
+        default=None,
+        description="If set, a CronJob calibrates the routing by simulating the sessions of the gateways' decision "
+        "logs, and status.routing.recommended has the result.",
     )

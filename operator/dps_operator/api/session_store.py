@@ -86,7 +86,7 @@ class SessionStore(APIObject):
     url_secret_ref: SecretKeyRef | None = Field(
         default=None,
         description="Secret key with the URL of your own Redis: redis://, rediss://, redis+sentinel:// or "
-        "redis+cluster://. After a change of the Secret, the gateways restart one after the other.",
+        "redis+cluster://. After a change of the Secret, the gateways connect to the new URL.",
     )
     ca_secret_ref: SecretKeyRef | None = Field(
         default=None,

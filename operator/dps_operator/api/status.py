@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from dps_operator.api.routing import Policy
 from dps_operator.api.types import APIObject
 
 ConditionType = Literal[
@@ -17,7 +18,9 @@ ConditionType = Literal[
     "AutoscalingActive",
     "Monitored",
     "PrefixCacheShared",
+    "PrefixCacheServing",
     "DemandMeasured",
+    "RoutingCalibrated",
 ]
 
 REVISIONS = 5
@@ -93,12 +96,30 @@ class GatewayStatus(APIObject):
     selector: str = Field(description="Label selector of the gateway's pods.")
 
 
+class RecommendedRouting(APIObject):
+    """The result of the last calibration that has found one."""
+
+    policy: Policy = Field(description="Routing policy.")
+    threshold_tokens: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Threshold in tokens; unset if the policy has none."
+    )
+    objective: str = Field(description="What was minimised.")
+    seconds: float = Field(description="The minimised figure in the simulation, in seconds.")
+    verdict: str = Field(description="Whether two pools are the right answer for the simulated sessions.")
+    time: str = Field(
+        description="Time when the calibration finished.", json_schema_extra={"format": "date-time"}
+    )
+
+
 class RoutingStatus(APIObject):
     """Routing policy in the gateway's configuration."""
 
     policy: str = Field(description="Routing policy.")
     threshold_tokens: int | None = Field(
         default=None, description="Threshold in tokens; unset if the spec's is null."
+    )
+    recommended: RecommendedRouting | None = Field(
+        default=None, description="The result of spec.routing.calibration; unset before the first one."
     )
 
 

@@ -1,6 +1,7 @@
 """All child objects of a DPSRouter."""
 
 from dps_engines.pools import POOLS
+from dps_operator.builders.calibration import calibration_cron_job
 from dps_operator.builders.engine import engine_deployment, engine_service, models_claim
 from dps_operator.builders.gateway import (
     gateway_config_map,
@@ -22,9 +23,9 @@ def children(
 ) -> list[Manifest]:
     """All objects to apply, ordered so that an object follows the objects that it refers to.
 
-    The Secrets of a managed Redis and of a common prefix cache are not included, because they are created once
-    (`store.redis_secret`, `prefix_cache.cache_secret`). store_revision, cache_revision: UIDs of these Secrets, or
-    empty if there are none. Raises SpecError if the spec is invalid.
+    The Secret with random values is not included, because all DPSRouters of a namespace share it (`credentials`).
+    store_revision, cache_revision: digests of the values of a managed Redis and of a common prefix cache, or empty if
+    there are none. Raises SpecError if the spec is invalid.
     """
     store = managed(router)
     objects = [
@@ -42,6 +43,7 @@ def children(
     objects.append(gateway_deployment(router, settings, store_revision))
     return [
         *objects,
+        *calibration_cron_job(router, settings),
         *autoscalers(router),
         *disruption_budgets(router),
         *ingress(router),

@@ -6,7 +6,7 @@ from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
-from dps_operator.builders.launch import engine_arguments, pool_of, runtime_of
+from dps_operator.builders.launch import engine_arguments
 from dps_operator.builders.node_pool import placement
 from dps_operator.builders.pods import (
     CONTAINER_SECURITY,
@@ -17,6 +17,7 @@ from dps_operator.builders.pods import (
     spread,
 )
 from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions
+from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
 from dps_operator.resources import (
     ENGINE,
     SPEC_HASH,
@@ -42,13 +43,16 @@ NOT_IN_THE_TEMPLATE = {
     "scaling": "Managed",
     "autoscaling": None,
     "strategy": PoolStrategy(),
+    "runtime": None,
+    "image": None,
+    "version": None,
 }
-"""Fields of a pool on which its pod template does not depend, with their defaults."""
+"""Fields of a pool on which its pod template does not depend, or which `engine_of` includes, with their defaults."""
 
 
-def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
+def _env(spec: Spec, name: PoolName, service_name: str) -> list[Manifest]:
     """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
-    defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec).environment})
+    defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec, name).environment})
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
         defaults.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
@@ -59,7 +63,7 @@ def _env(spec: Spec, pool: PoolSpec, service_name: str) -> list[Manifest]:
                 "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": spec.telemetry.protocol,
             }
         )
-    overrides: list[EnvVar] = [*spec.engine.env, *pool.env]
+    overrides: list[EnvVar] = [*spec.engine.env, *pool_of(spec, name).env]
     by_name: dict[Any, Manifest] = {variable["name"]: variable for variable in defaults}
     by_name |= {variable.name: to_wire(variable) for variable in overrides}
     return list(by_name.values())
@@ -100,23 +104,23 @@ def models_claim(router: Router) -> list[Manifest]:
 
 
 def _container(router: Router, name: PoolName) -> Manifest:
-    spec, runtime = router.spec, runtime_of(router.spec)
-    pool = pool_of(spec, name)
+    spec, runtime = router.spec, runtime_of(router.spec, name)
+    pool, engine = pool_of(spec, name), engine_of(spec, name)
 
     def probe(**timing: int) -> Manifest:
         return {"httpGet": {"path": runtime.health_path, "port": "http"}, **timing}
 
-    gpus = spec.engine.tensor_parallel
+    gpus = engine.tensor_parallel
     defaults = {
         "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_GIB_PER_GPU * gpus}Gi"},
         "limits": {"nvidia.com/gpu": str(gpus)},
     }
     return {
         "name": "engine",
-        "image": runtime.image(spec.engine.image, spec.engine.version),
+        "image": runtime.image(engine.image, engine.version),
         "command": ["python3", "-m", runtime.module],
         "args": engine_arguments(spec, name),
-        "env": _env(spec, pool, child_name(router, name)),
+        "env": _env(spec, name, child_name(router, name)),
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
         "resources": container_resources(defaults, pool.resources),
         "startupProbe": probe(
@@ -160,7 +164,7 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     """
     parts: dict[str, Any] = {
         "model": spec.model,
-        "engine": spec.engine.model_copy(update={"upgrade_policy": "Manual"}),
+        "engine": engine_of(spec, name).model_copy(update={"upgrade_policy": "Manual"}),
         "nodePool": spec.node_pool,
         "telemetry": spec.telemetry.model_copy(update={"service_monitor": None}),
         "pool": pool_of(spec, name).model_copy(update=NOT_IN_THE_TEMPLATE),
@@ -187,7 +191,7 @@ def engine_deployment(
 
     cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it.
     """
-    pool, runtime = pool_of(router.spec, name), runtime_of(router.spec)
+    pool, runtime = pool_of(router.spec, name), runtime_of(router.spec, name)
     pod: Manifest = {
         "containers": [_container(router, name)],
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -215,18 +219,22 @@ def engine_deployment(
         spec["replicas"] = 0
     elif pool.autoscaling is None and pool.scaling == "Managed":
         spec["replicas"] = pool.replicas or 1
-    engine = router.spec.engine
     annotations = {
         TEMPLATE_HASH: digest(template),
         SPEC_HASH: _spec_hash(router.spec, name, cache_revision),
-        ENGINE: f"{engine.runtime} {runtime.version(engine.image, engine.version)}",
+        ENGINE: f"{engine_of(router.spec, name).runtime} {version_of(router.spec, name)}",
     }
     return child(router, "apps/v1", "Deployment", name, annotations, spec=spec)
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
     """The Service whose EndpointSlices list the pool's replicas for the gateway."""
-    port = {"name": "http", "port": runtime_of(router.spec).port, "targetPort": "http", "protocol": "TCP"}
+    port = {
+        "name": "http",
+        "port": runtime_of(router.spec, name).port,
+        "targetPort": "http",
+        "protocol": "TCP",
+    }
     return child(
         router,
         "v1",

@@ -11,9 +11,9 @@ from dps_operator.api.model import ServedModel
 from dps_operator.api.session_store import CA_FILE
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.engine import MODELS
-from dps_operator.builders.launch import runtime_of
 from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted, spread
 from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.runtime import runtime_of
 from dps_operator.builders.store import redis_url_source
 from dps_operator.errors import SpecError
 from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
@@ -24,7 +24,9 @@ ADMIN_PORT = 9090
 CONFIG_DIR = "/etc/dps"
 CONFIG_FILE = "config.yaml"
 KEYS_DIR = "/etc/dps-keys"
+REDIS_URL_FILE = "/etc/dps-redis-url/url"
 CACHE_DIR = "/var/cache/dps"
+DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
 USER = 65532
 DRAIN_DELAY_SECONDS = 5
 """The gateway's default of timeouts.drainDelaySeconds."""
@@ -40,7 +42,8 @@ DEFAULT_RESOURCES: Manifest = {
     "limits": {"memory": "2Gi"},
 }
 READ_AT_START = ("listen", "model", "telemetry")
-"""Sections that a gateway reads only at startup. A change in them restarts it; all others are hot-reloaded."""
+"""Sections that a gateway reads only at startup, as routing.decisionLog. A change in them restarts it; everything else
+is hot-reloaded."""
 
 
 def _model(model: ServedModel) -> dict[str, Any]:
@@ -72,6 +75,11 @@ def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
     spec = router.spec
     config: dict[str, Any] = {
+        "configMap": {
+            "name": child_name(router, "gateway"),
+            "namespace": router.namespace,
+            "key": CONFIG_FILE,
+        },
         "listen": {
             "host": "0.0.0.0",
             "port": PORT,
@@ -84,7 +92,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
                 "service": {
                     "name": child_name(router, pool),
                     "namespace": router.namespace,
-                    "port": runtime_of(spec).port,
+                    "port": runtime_of(spec, pool).port,
                 }
             }
             for pool in POOLS
@@ -105,10 +113,13 @@ def gateway_config(router: Router) -> dict[str, Any]:
         "timeouts": {"drainSeconds": spec.gateway.drain_seconds, **to_wire(spec.gateway.timeouts)},
     }
     if spec.session_store.url_secret_ref is not None:
+        config["session"]["redisUrlFile"] = REDIS_URL_FILE
         # Other routers may use the same Redis.
         config["session"]["scope"] = f"{router.namespace}/{router.name}"
     if launch_settings(spec) is not None:
         config["routing"]["commonPrefixCache"] = True
+    if spec.routing.calibration is not None:
+        config["routing"]["decisionLog"] = DECISION_LOG
     if limits := to_wire(spec.gateway.limits):
         config["limits"] = limits
     if spec.routing.session_keys:
@@ -125,11 +136,6 @@ def gateway_config(router: Router) -> dict[str, Any]:
             "serviceName": child_name(router, "gateway"),
         }
     return config
-
-
-def config_hash(router: Router) -> str:
-    """Digest of the whole configuration, with which the operator annotates gateway pods to update the mounted file."""
-    return digest(gateway_config(router))
 
 
 def gateway_config_map(router: Router) -> Manifest:
@@ -162,6 +168,15 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
     if spec.gateway.auth is not None:
         mounts.append({"name": "keys", "mountPath": KEYS_DIR, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
+    url = spec.session_store.url_secret_ref
+    if url is not None:
+        folder, _, file = REDIS_URL_FILE.rpartition("/")
+        items = [{"key": url.key, "path": file}]
+        mounts.append({"name": "redis-url", "mountPath": folder, "readOnly": True})
+        # A pod whose Secret is missing says so because of the variable DPS_REDIS_URL; a missing volume would only be
+        # visible in events.
+        source = {"secretName": url.name, "items": items, "optional": True}
+        volumes.append({"name": "redis-url", "secret": source})
     authorities = spec.session_store.ca_secret_ref
     if authorities is not None:
         folder, _, file = CA_FILE.rpartition("/")
@@ -215,7 +230,10 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
     gateway = router.spec.gateway
     mounts, volumes = _mounts(router)
-    fixed = {section: value for section, value in gateway_config(router).items() if section in READ_AT_START}
+    config = gateway_config(router)
+    fixed = {section: value for section, value in config.items() if section in READ_AT_START}
+    if "decisionLog" in config["routing"]:
+        fixed["decisionLog"] = config["routing"]["decisionLog"]
     template = pod_template(
         router,
         "gateway",
@@ -230,7 +248,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
             **pull_secrets(settings),
         },
         gateway.pod_template,
-        {CONFIG_HASH + "-fixed": digest([fixed, store_revision])},
+        {CONFIG_HASH: digest([fixed, store_revision])},
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
@@ -275,16 +293,19 @@ def gateway_services(router: Router) -> list[Manifest]:
 
 
 def gateway_identity(router: Router) -> list[Manifest]:
-    """The gateway's ServiceAccount, whose only permission is to watch EndpointSlices in its namespace."""
+    """The gateway's ServiceAccount. It may watch its own ConfigMap, and the EndpointSlices of its namespace."""
     name = child_name(router, "gateway")
-    rule = {
-        "apiGroups": ["discovery.k8s.io"],
-        "resources": ["endpointslices"],
-        "verbs": ["get", "list", "watch"],
-    }
+    rules = [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        },
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["watch"]},
+    ]
     return [
         child(router, "v1", "ServiceAccount", "gateway", automountServiceAccountToken=False),
-        child(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=[rule]),
+        child(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=rules),
         child(
             router,
             "rbac.authorization.k8s.io/v1",

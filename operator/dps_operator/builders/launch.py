@@ -4,23 +4,12 @@ from dataclasses import replace
 
 from dps_engines.launch import EngineError, Launch, Speculation, Traces
 from dps_engines.pools import PoolName, other_pool
-from dps_engines.registry import RUNTIMES
-from dps_engines.runtime import EngineRuntime
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.builders.node_pool import GPU_BYTES
 from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of, runtime_of, version_of
 from dps_operator.errors import SpecError
-
-
-def runtime_of(spec: Spec) -> EngineRuntime:
-    """The runtime that `spec.engine.runtime` selects."""
-    return RUNTIMES[spec.engine.runtime]
-
-
-def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
-    """The spec of one pool."""
-    return spec.pools.speculative if name == "speculative" else spec.pools.greedy
 
 
 def _speculation(pool: PoolSpec) -> Speculation | None:
@@ -39,14 +28,14 @@ def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
     return GPU_BYTES.get(spec.node_pool.profile)
 
 
-def _launch(spec: Spec, pool: PoolSpec) -> Launch:
-    telemetry = spec.telemetry
+def _launch(spec: Spec, name: PoolName) -> Launch:
+    telemetry, pool = spec.telemetry, pool_of(spec, name)
     return Launch(
         model=spec.model.name,
         served_name=spec.model.served_name or spec.model.name,
         tokenizer=spec.model.tokenizer,
         revision=spec.model.revision,
-        port=runtime_of(spec).port,
+        port=runtime_of(spec, name).port,
         tensor_parallel=spec.engine.tensor_parallel,
         speculation=_speculation(pool),
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
@@ -57,16 +46,16 @@ def _launch(spec: Spec, pool: PoolSpec) -> Launch:
 
 def _placed_launch(spec: Spec, name: PoolName) -> Launch:
     """The engine of a pool, with the one that shares its GPU."""
-    launch = _launch(spec, pool_of(spec, name))
+    launch = _launch(spec, name)
     if spec.placement != "SharedGPU":
         return launch
-    return replace(launch, shares_gpu_with=_launch(spec, pool_of(spec, other_pool(name))))
+    return replace(launch, shares_gpu_with=_launch(spec, other_pool(name)))
 
 
-def _checked(spec: Spec, pool: PoolSpec, arguments: list[str], field: str) -> list[str]:
+def _checked(spec: Spec, name: PoolName, arguments: list[str], field: str) -> list[str]:
     try:
-        runtime_of(spec).check_arguments(
-            arguments, _speculation(pool), prefix_cache=launch_settings(spec) is not None
+        runtime_of(spec, name).check_arguments(
+            arguments, _speculation(pool_of(spec, name)), prefix_cache=launch_settings(spec) is not None
         )
     except EngineError as error:
         raise SpecError(f"{field}: {error}") from error
@@ -77,20 +66,26 @@ def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
     Raises SpecError if the version is not supported, if the spec has an argument that the operator sets or that is
-    not supported, or if the models do not fit into the GPUs.
+    not supported, if the engine does not support other parts of the spec, or if the models do not fit into the GPUs.
     """
-    runtime, pool = runtime_of(spec), pool_of(spec, name)
-    version = runtime.version(spec.engine.image, spec.engine.version)
+    engine, runtime, version = engine_of(spec, name), runtime_of(spec, name), version_of(spec, name)
+    pool = pool_of(spec, name)
     try:
         runtime.check_version(version)
     except EngineError as error:
-        raise SpecError(f"spec.engine: {error}") from error
+        field = f"spec.pools.{name}" if has_own_engine(pool) else "spec.engine"
+        raise SpecError(f"{field}: {error}") from error
+    if spec.engine.args and runtime is not runtime_of(spec, other_pool(name)):
+        raise SpecError(
+            "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args"
+        )
     additional = [
-        *_checked(spec, pool, spec.engine.args, "spec.engine.args"),
-        *_checked(spec, pool, pool.args, f"spec.pools.{name}.args"),
+        *_checked(spec, name, spec.engine.args, "spec.engine.args"),
+        *_checked(spec, name, pool.args, f"spec.pools.{name}.args"),
     ]
     launch = _placed_launch(spec, name)
     try:
+        runtime.check_launch(launch, engine.image, engine.version)
         memory = runtime.memory_arguments(launch, version, additional)
         return [*runtime.arguments(launch), *memory, *additional]
     except EngineError as error:

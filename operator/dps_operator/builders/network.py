@@ -4,7 +4,7 @@ from dps_engines.pools import POOLS
 from dps_operator.api.types import to_wire
 from dps_operator.builders import store
 from dps_operator.builders.gateway import ADMIN_PORT, PORT
-from dps_operator.builders.launch import runtime_of
+from dps_operator.builders.runtime import runtime_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 NETWORKING = "networking.k8s.io/v1"
@@ -30,12 +30,19 @@ def http_route(router: Router) -> list[Manifest]:
     settings = router.spec.gateway.http_route
     if settings is None:
         return []
-    backend = {"name": child_name(router, "gateway"), "port": router.spec.gateway.service.port}
-    spec: Manifest = {
-        "parentRefs": [to_wire(parent) for parent in settings.parent_refs],
-        # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
-        "rules": [{"backendRefs": [backend], "timeouts": {"request": settings.request_timeout}}],
+    own = {
+        "name": child_name(router, "gateway"),
+        "port": router.spec.gateway.service.port,
+        "weight": settings.weight,
     }
+    rule: Manifest = {
+        "backendRefs": [own, *map(to_wire, settings.backend_refs)],
+        # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
+        "timeouts": {"request": settings.request_timeout},
+    }
+    if settings.filters:
+        rule["filters"] = list(settings.filters)
+    spec: Manifest = {"parentRefs": [to_wire(parent) for parent in settings.parent_refs], "rules": [rule]}
     if settings.hostnames:
         spec["hostnames"] = list(settings.hostnames)
     return [child(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
@@ -58,18 +65,24 @@ def _policy(router: Router, component: Component, rules: list[Manifest], *, egre
 def network_policies(router: Router) -> list[Manifest]:
     """Network policies; empty if the spec has none.
 
-    Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines and the admin port, and only
-    `clients` to the gateway's HTTP port.
+    Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines and the admin port, to which
+    calibrations connect as well, and only `clients` to the gateway's HTTP port.
     """
     settings = router.spec.network_policy
     if settings is None:
         return []
     gateway: Manifest = {"podSelector": {"matchLabels": selector(router, "gateway")}}
     clients: Manifest = {"ports": _tcp(PORT)} | ({"from": settings.clients} if settings.clients else {})
-    admin = {"from": [gateway, *settings.monitoring], "ports": _tcp(ADMIN_PORT)}
+    readers = [gateway, *settings.monitoring]
+    if router.spec.routing.calibration is not None:
+        readers.append({"podSelector": {"matchLabels": selector(router, "calibration")}})
+    admin = {"from": readers, "ports": _tcp(ADMIN_PORT)}
     policies = [_policy(router, "gateway", [clients, admin])]
-    engines = {"from": [gateway, *settings.monitoring], "ports": _tcp(runtime_of(router.spec).port)}
-    policies += [_policy(router, pool, [engines]) for pool in POOLS]
+    peers = {"from": [gateway, *settings.monitoring]}
+    policies += [
+        _policy(router, pool, [{**peers, "ports": _tcp(runtime_of(router.spec, pool).port)}])
+        for pool in POOLS
+    ]
     if store.managed(router) is not None:
         policies.append(
             _policy(router, "redis", [{"from": [gateway], "ports": _tcp(store.PORT)}], egress=False)

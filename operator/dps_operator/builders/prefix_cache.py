@@ -2,11 +2,12 @@
 
 from dps_engines import launch
 from dps_engines.launch import Unshareable
-from dps_engines.pools import PoolName
-from dps_engines.registry import RUNTIMES
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.prefix_cache import FileBackend, PrefixCache, quantity_bytes
 from dps_operator.api.spec import Spec
+from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import CONTAINER_SECURITY
+from dps_operator.builders.runtime import runtime_of, version_of
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest, Router, child, child_name
 from dps_operator.settings import Settings
@@ -37,10 +38,12 @@ def _pool_arguments(spec: Spec) -> dict[PoolName, list[str]]:
 
 def unshareable(spec: Spec) -> Unshareable | None:
     """Why the pools cannot share a common prefix cache; None if they can."""
-    runtime = RUNTIMES[spec.engine.runtime]
-    version = runtime.version(spec.engine.image, spec.engine.version)
     speculation = launch.Speculation(**spec.pools.speculative.speculation.model_dump())
-    return runtime.unshareable(version, speculation, _pool_arguments(spec))
+    found = (
+        runtime_of(spec, pool).unshareable(version_of(spec, pool), speculation, _pool_arguments(spec))
+        for pool in POOLS
+    )
+    return next(filter(None, found), None)
 
 
 def launch_settings(spec: Spec) -> launch.PrefixCache | None:
@@ -56,9 +59,9 @@ def launch_settings(spec: Spec) -> launch.PrefixCache | None:
     )
 
 
-def cache_secret(router: Router, value: str) -> Manifest:
-    """The secret by which the engines authenticate pages. It is created once and never changed."""
-    return child(router, "v1", "Secret", "prefix-cache", type="Opaque", stringData={SECRET_KEY: value})
+def cache_entries(namespace: str, router_name: str, value: str) -> dict[str, str]:
+    """The value by which the engines authenticate pages, as an entry of the namespace's Secret."""
+    return {entry(router_name, "prefix-cache", SECRET_KEY): value}
 
 
 def cache_claim(router: Router) -> list[Manifest]:
@@ -131,7 +134,11 @@ def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifes
             {"name": "prefix-cache-plugin", "emptyDir": {}},
             {
                 "name": "prefix-cache-secret",
-                "secret": {"secretName": child_name(router, "prefix-cache"), "defaultMode": 0o444},
+                "secret": {
+                    "secretName": CREDENTIALS,
+                    "items": [{"key": entry(router.name, "prefix-cache", SECRET_KEY), "path": SECRET_KEY}],
+                    "defaultMode": 0o444,
+                },
             },
             {"name": "prefix-cache", **_cache_volume(router, cache.file)},
         ],

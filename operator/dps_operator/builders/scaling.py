@@ -2,7 +2,7 @@
 
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
-from dps_operator.builders.launch import pool_of
+from dps_operator.builders.runtime import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 

@@ -3,6 +3,7 @@
 from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import to_wire
+from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted
 from dps_operator.resources import Manifest, Router, child, child_name, selector
 from dps_operator.settings import Settings
@@ -35,24 +36,14 @@ def redis_url_source(router: Router) -> Manifest:
     reference = router.spec.session_store.url_secret_ref
     if reference is not None:
         return {"secretKeyRef": to_wire(reference)}
-    return {"secretKeyRef": {"name": child_name(router, "redis"), "key": URL_KEY}}
+    return {"secretKeyRef": {"name": CREDENTIALS, "key": entry(router.name, "redis", URL_KEY)}}
 
 
-def redis_secret(router: Router, password: str) -> Manifest:
-    """The password of the managed Redis, for the server and the gateway. It is created once and never changed."""
-    host = f"{child_name(router, 'redis')}.{router.namespace}.svc"
-    return child(
-        router,
-        "v1",
-        "Secret",
-        "redis",
-        type="Opaque",
-        stringData={
-            PASSWORD_KEY: password,
-            AUTH_FILE: f"requirepass {password}\n",
-            URL_KEY: f"redis://:{password}@{host}:{PORT}/0",
-        },
-    )
+def redis_entries(namespace: str, router_name: str, password: str) -> dict[str, str]:
+    """The password of the managed Redis, for the server and the gateway, as entries of the namespace's Secret."""
+    url = f"redis://:{password}@{router_name}-redis.{namespace}.svc:{PORT}/0"
+    values = {PASSWORD_KEY: password, AUTH_FILE: f"requirepass {password}\n", URL_KEY: url}
+    return {entry(router_name, "redis", name): value for name, value in values.items()}
 
 
 def _max_memory(resources: Manifest) -> str:
@@ -61,10 +52,10 @@ def _max_memory(resources: Manifest) -> str:
     return f"{int(limit * DATA_SHARE) // 2**20}mb"
 
 
-def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest:
+def _container(store: ManagedStore, settings: Settings, router_name: str) -> Manifest:
     resources = container_resources(RESOURCES, store.resources)
     ping = {"exec": {"command": ["sh", "-c", f"redis-cli -p {PORT} ping | grep -q PONG"]}}
-    password = {"secretKeyRef": {"name": secret, "key": PASSWORD_KEY}}
+    password = {"secretKeyRef": {"name": CREDENTIALS, "key": entry(router_name, "redis", PASSWORD_KEY)}}
     return {
         "name": "redis",
         "image": store.image or settings.redis_image,
@@ -96,13 +87,12 @@ def _container(store: ManagedStore, settings: Settings, secret: str) -> Manifest
 def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
     """One Redis server with its append-only file on a volume.
 
-    revision: identifies the Secret with the password; a change restarts the server."""
-    secret = child_name(router, "redis")
+    revision: identifies the password; a change restarts the server."""
     template = pod_template(
         router,
         "redis",
         {
-            "containers": [_container(store, settings, secret)],
+            "containers": [_container(store, settings, router.name)],
             "securityContext": restricted(USER)[0],
             "terminationGracePeriodSeconds": 60,
             **pull_secrets(settings),
@@ -110,8 +100,8 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
                 {
                     "name": "auth",
                     "secret": {
-                        "secretName": secret,
-                        "items": [{"key": AUTH_FILE, "path": AUTH_FILE}],
+                        "secretName": CREDENTIALS,
+                        "items": [{"key": entry(router.name, "redis", AUTH_FILE), "path": AUTH_FILE}],
                         "defaultMode": 0o440,
                     },
                 }

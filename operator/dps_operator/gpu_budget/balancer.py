@@ -10,7 +10,8 @@ from typing import Any, Final, Protocol
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.spec import Spec, parse
-from dps_operator.errors import DemandUnknownError, SpecError
+from dps_operator.errors import GatewaysUnreachableError, SpecError
+from dps_operator.gateway_metrics import gateway_addresses
 from dps_operator.gpu_budget.allocation import Allocation, Demand, current_allocation, moved
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
@@ -25,7 +26,7 @@ class DemandReader(Protocol):
     """Reads the demand from gateways."""
 
     async def read(self, addresses: list[str]) -> Demand:
-        """Requests in flight and waiting in each pool, summed over gateways. Raises DemandUnknownError."""
+        """Requests in flight and waiting in each pool, summed over gateways. Raises GatewaysUnreachableError."""
 
 
 @dataclass
@@ -103,11 +104,9 @@ class Balancer:
         await asyncio.gather(*(self._balance_one(key, spec, monotonic) for key, spec in budgets.items()))
 
     async def _balance_one(self, key: Key, spec: Spec, monotonic: float) -> None:
-        pods = self._observations.pods(key)
-        addresses = [pod.ip for pod in pods if pod.component == "gateway" and pod.ip and not pod.terminating]
         try:
-            sample = await self._reader.read(addresses)
-        except DemandUnknownError as error:
+            sample = await self._reader.read(gateway_addresses(self._observations.pods(key)))
+        except GatewaysUnreachableError as error:
             self._averages.pop(key, None)
             self._report(key, str(error))
             return

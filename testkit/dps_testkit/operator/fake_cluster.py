@@ -29,13 +29,18 @@ class FakeCluster:
         """Store an object with UID, managed fields and resource version; a no-op keeps the version."""
         name = (manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         before = self.objects.get(name, {})
+        managers = before.get("metadata", {}).get("managedFields", [])
+        others = [entry["fieldsV1"] for entry in managers if entry["manager"] != manager]
+        for entry in managers:
+            if entry["manager"] == manager:
+                before = _without(before, entry["fieldsV1"], [_fields(manifest), *others])
         after = _merged(before, manifest)
         metadata = after["metadata"] = dict(after["metadata"])
         metadata.setdefault("uid", f"uid-{len(self.objects)}-{self._version}")
         entries = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
         entry = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
         metadata["managedFields"] = [*entries, entry]
-        if after != before:
+        if after != self.objects.get(name):
             self._version += 1
             metadata["resourceVersion"] = str(self._version)
             self.objects[name] = after
@@ -105,6 +110,18 @@ def _merged(base: Any, change: Any) -> Any:
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change
     return base | {field: _merged(base.get(field), value) for field, value in change.items()}
+
+
+def _without(base: Any, fields: Manifest, owned: list[Manifest]) -> Any:
+    """An object without the fields that a manager no longer applies, unless others own them."""
+    result = dict(base)
+    for field, inner in fields.items():
+        key, found = field.removeprefix("f:"), [one[field] for one in owned if field in one]
+        if not found:
+            result.pop(key, None)
+        elif isinstance(result.get(key), dict):
+            result[key] = _without(result[key], inner, found)
+    return result
 
 
 def _fields(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from dps_operator.builders.children import children
-from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, VLLM, router
 from dps_testkit.paths import ROOT
 
 HERE = ROOT / "tests/operator/fixtures"
@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "smallest": SMALLEST,
     "everything": EVERYTHING,
     "prefix-cache": PREFIX_CACHE,
+    "vllm": VLLM,
 }
 
 

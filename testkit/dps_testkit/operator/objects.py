@@ -62,4 +62,4 @@ def workload(name: str, observed: Replicas, template_hash: str = "", kind: str =
 
 def remembered_pod(component: str, problem: Problem | None = None) -> Pod:
     """The observation of a pod."""
-    return Pod(f"qwen-{component}-1", component, "", terminating=False, problem=problem)
+    return Pod(f"qwen-{component}-1", component, terminating=False, problem=problem)

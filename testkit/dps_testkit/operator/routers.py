@@ -6,7 +6,9 @@ from dps_operator.api.spec import parse
 from dps_operator.resources import Router
 from dps_operator.settings import Settings
 
-SETTINGS = Settings(gateway_image="gateway:1", redis_image="redis:7", plugin_image="operator:1")
+SETTINGS = Settings(
+    gateway_image="gateway:1", redis_image="redis:7", plugin_image="operator:1", lab_image="lab:1"
+)
 SMALLEST: dict[str, Any] = {
     "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
     "pools": {
@@ -68,6 +70,12 @@ EVERYTHING: dict[str, Any] = {
         "thresholdTokens": 4096,
         "sessionTTLSeconds": 600,
         "sessionKeys": ["header:x-session-id"],
+        "calibration": {
+            "schedule": "30 4 * * 1",
+            "objective": "ttft-p95",
+            "hardware": "a100-70b",
+            "apply": True,
+        },
     },
     "sessionStore": {"managed": {"size": "4Gi", "storageClassName": "ssd", "image": "valkey:8"}},
     "telemetry": {
@@ -86,6 +94,12 @@ PREFIX_CACHE: dict[str, Any] = {
         "size": "400Gi",
         "minFree": "20Gi",
     },
+}
+VLLM: dict[str, Any] = {
+    "model": SMALLEST["model"],
+    "engine": {"runtime": "VLLM", "image": "registry.example.com/vllm-suffix:v0.32.0"},
+    "pools": {"speculative": {"speculation": {"algorithm": "Suffix"}}},
+    "networkPolicy": {},
 }
 
 

@@ -4,8 +4,10 @@ import copy
 from typing import Any
 
 from dps_operator.cluster import Cluster
+from dps_operator.gpu_budget.balancer import Balance
 from dps_operator.kinds import CHILDREN
-from dps_operator.observe import Observations
+from dps_operator.observe import Key, Observations
+from dps_operator.prefix_cache.service import CacheService
 from dps_operator.reconcile import Reconciler
 from dps_operator.resources import Manifest
 from dps_operator.settings import Settings
@@ -28,7 +30,11 @@ class World:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         typed: Cluster = self.cluster
-        self.reconciler = Reconciler(typed, self.seen, settings, lambda: NOW)
+        self.balance = Balance()
+        self.cache_services: dict[Key, CacheService] = {}
+        self.reconciler = Reconciler(
+            typed, self.seen, settings, lambda: NOW, self.balance, self.cache_services.get
+        )
 
     def edit(self, spec: dict[str, Any]) -> None:
         """Apply a spec as a user would."""

@@ -1,0 +1,64 @@
+"""The recommendation of the newest calibration, and its use. This module performs no I/O."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from dps_operator.api.routing import Routing
+from dps_operator.api.spec import Spec
+from dps_operator.api.status import RecommendedRouting
+from dps_operator.observe import Finished, Pod
+
+
+def newest(pods: Sequence[Pod]) -> Finished | None:
+    """How the calibration that finished last has ended; None if none has finished."""
+    return _newest(_finished(pods))
+
+
+def recommendation(spec: Spec, pods: Sequence[Pod], status: Mapping[str, Any]) -> RecommendedRouting | None:
+    """The result of the newest calibration that has found one, in the pods or else in the status.
+
+    None if there is no such result, or if the spec has no calibration.
+    """
+    if spec.routing.calibration is None:
+        return None
+    known = _parsed(status.get("routing", {}).get("recommended"))
+    found = _newest(each for each in _finished(pods) if each.exit_code == 0)
+    if found is None or (known is not None and found.time <= known.time):
+        return known
+    try:
+        return _parsed({**json.loads(found.message), "time": found.time}) or known
+    except (ValueError, TypeError):
+        return known
+
+
+def applied(spec: Spec, status: Mapping[str, Any]) -> Spec:
+    """The spec with the routing that the status recommends, if `routing.calibration.apply` is set."""
+    calibration, recommended = spec.routing.calibration, recommendation(spec, (), status)
+    if calibration is None or not calibration.apply or recommended is None:
+        return spec
+    return spec.model_copy(update={"routing": _with(spec.routing, recommended)})
+
+
+def _with(routing: Routing, recommended: RecommendedRouting) -> Routing:
+    change: dict[str, Any] = {"policy": recommended.policy}
+    if recommended.threshold_tokens is not None:
+        change["threshold_tokens"] = recommended.threshold_tokens
+    return routing.model_copy(update=change)
+
+
+def _finished(pods: Sequence[Pod]) -> list[Finished]:
+    return [pod.finished for pod in pods if pod.component == "calibration" and pod.finished is not None]
+
+
+def _newest(ended: Iterable[Finished]) -> Finished | None:
+    return max(ended, key=lambda each: each.time, default=None)
+
+
+def _parsed(document: Any) -> RecommendedRouting | None:
+    try:
+        return RecommendedRouting.model_validate(document) if document is not None else None
+    except ValidationError:
+        return None

@@ -1,0 +1,128 @@
+"""Whether the storage of a common prefix cache serves what it should contain, from the gateways' metrics."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.observe import Observations
+from dps_operator.prefix_cache.service import (
+    ENOUGH_TOKENS,
+    HALF_LIFE_SECONDS,
+    CacheService,
+    Counters,
+    Tally,
+    counters,
+)
+from dps_operator.prefix_cache.watch import CacheWatch
+from dps_testkit.operator.objects import pod
+from dps_testkit.operator.routers import PREFIX_CACHE
+
+KEY = ("serving", "qwen")
+NOTHING = CacheService()
+SERVED = CacheService(judged=frozenset({"greedy"}))
+UNSERVED = CacheService(judged=frozenset({"greedy"}), unserved=frozenset({"greedy"}))
+
+
+def metrics(fetchable: float, fetched: float) -> str:
+    """The metrics of a gateway whose greedy pool could fetch and has fetched these tokens."""
+    return f"""\
+# TYPE dps_fetchable_tokens counter
+dps_fetchable_tokens_total{{pool="greedy"}} {fetchable}
+# TYPE dps_prompt_tokens_by_source counter
+dps_prompt_tokens_by_source_total{{pool="greedy",source="held"}} 7.0
+dps_prompt_tokens_by_source_total{{pool="greedy",source="fetched"}} {fetched}
+"""
+
+
+def greedy(fetchable: float, fetched: float) -> Counters:
+    return {"speculative": (0.0, 0.0), "greedy": (fetchable, fetched)}
+
+
+def test_tokens_are_read_from_the_metrics_of_a_gateway() -> None:
+    assert counters(metrics(300, 200)) == greedy(300.0, 200.0)
+    assert counters("") == greedy(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        pytest.param([(9e9, 0)], NOTHING, id="what was counted before the operator started"),
+        pytest.param([(0, 0), (9_999, 0)], NOTHING, id="too few tokens"),
+        pytest.param([(0, 0), (10_000, 4_999)], UNSERVED, id="less than half"),
+        pytest.param([(0, 0), (10_000, 5_000)], SERVED, id="half"),
+        pytest.param([(0, 0), (6_000, 0), (12_000, 0)], UNSERVED, id="enough tokens in two intervals"),
+        pytest.param([(50_000, 50_000), (10_000, 0)], UNSERVED, id="a gateway that has restarted"),
+        pytest.param([(0, 0), (10_000, 0), (90_000, 80_000)], SERVED, id="a storage that serves again"),
+        pytest.param([(0, 0), (10_000, 0), (10_001, 1)], UNSERVED, id="too few tokens for another judgement"),
+    ],
+)
+def test_storage_is_judged_by_the_share_of_fetchable_tokens_that_were_fetched(
+    samples: Sequence[tuple[float, float]], expected: CacheService
+) -> None:
+    tally = Tally()
+    for fetchable, fetched in samples:
+        tally.add({"10.0.0.1": greedy(fetchable, fetched)}, now=0.0)
+    assert tally.service == expected
+
+
+def test_tokens_of_several_gateways_count_and_one_that_joins_begins_with_its_present_counters() -> None:
+    tally = Tally()
+    tally.add({"a": greedy(0, 0)}, now=0.0)
+    tally.add({"a": greedy(6_000, 0), "b": greedy(90_000, 90_000)}, now=0.0)
+    assert tally.service == NOTHING
+    tally.add({"a": greedy(6_000, 0), "b": greedy(96_000, 90_000)}, now=0.0)
+    assert tally.service == UNSERVED
+
+
+def test_older_tokens_count_less() -> None:
+    tally = Tally()
+    tally.add({"a": greedy(0, 0)}, now=0.0)
+    tally.add({"a": greedy(ENOUGH_TOKENS, 0)}, now=0.0)
+    assert tally.service == UNSERVED
+    tally.add({"a": greedy(2 * ENOUGH_TOKENS, ENOUGH_TOKENS)}, now=2 * HALF_LIFE_SECONDS)
+    assert tally.service == SERVED
+
+
+class Gateways:
+    """Has the metrics of one gateway, or fails with `problem`."""
+
+    def __init__(self) -> None:
+        self.text = metrics(0, 0)
+        self.problem = ""
+        self.asked: list[str] = []
+
+    async def texts(self, addresses: list[str]) -> list[str]:
+        self.asked = addresses
+        if self.problem:
+            raise GatewaysUnreachableError(self.problem)
+        return [self.text for _ in addresses]
+
+
+async def test_routers_are_reconciled_when_the_result_changes() -> None:
+    seen, gateways = Observations(), Gateways()
+    body = {"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": dict(PREFIX_CACHE)}
+    seen.update_router(body)
+    seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1"))
+    watch = CacheWatch(seen, gateways)
+    assert watch.service(KEY) is None
+    assert await watch.once(0.0) == [KEY]
+    assert gateways.asked == ["10.0.0.1"]
+    assert await watch.once(1.0) == []
+    gateways.text = metrics(20_000, 0)
+    assert await watch.once(2.0) == [KEY]
+    assert watch.service(KEY) == UNSERVED
+    gateways.problem = "no gateway is running"
+    assert await watch.once(3.0) == [KEY]
+    assert watch.service(KEY) == CacheService("no gateway is running", UNSERVED.judged, UNSERVED.unserved)
+    seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
+    assert await watch.once(4.0) == []
+    assert watch.service(KEY) is None
+
+
+@pytest.mark.parametrize("spec", [{}, {"prefixCache": {"mode": "Common"}}], ids=["none", "an invalid spec"])
+async def test_routers_without_a_common_prefix_cache_are_not_observed(spec: dict[str, object]) -> None:
+    seen, gateways = Observations(), Gateways()
+    seen.update_router({"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": spec})
+    assert await CacheWatch(seen, gateways).once(0.0) == []
+    assert gateways.asked == []

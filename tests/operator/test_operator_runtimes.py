@@ -1,0 +1,183 @@
+"""The runtime, image and version of each pool's engines."""
+
+from typing import Any
+
+import pytest
+
+from dps_engines.pools import POOLS, PoolName
+from dps_operator.builders.engine import engine_deployment, engine_service
+from dps_operator.builders.gateway import gateway_config
+from dps_operator.builders.launch import engine_arguments
+from dps_operator.builders.network import network_policies
+from dps_operator.builders.prefix_cache import unshareable
+from dps_operator.errors import SpecError
+from dps_operator.resources import ENGINE, SPEC_HASH
+from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, VLLM, router
+from dps_testkit.operator.world import World
+
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
+    "default": ({}, {}, ("lmsysorg/sglang:v0.5.8.post1", "SGLang 0.5.8.post1")),
+    "runtime of both pools": (
+        {"runtime": "VLLM"},
+        {},
+        ("vllm/vllm-openai:v0.32.0", "VLLM 0.32.0"),
+    ),
+    "runtime of one pool": (
+        {"image": "registry/sglang:v0.5.23"},
+        {"runtime": "VLLM"},
+        ("vllm/vllm-openai:v0.32.0", "VLLM 0.32.0"),
+    ),
+    "runtime and version of one pool": (
+        {"version": "0.5.23"},
+        {"runtime": "VLLM", "version": "0.12.0"},
+        ("vllm/vllm-openai:v0.12.0", "VLLM 0.12.0"),
+    ),
+    "version of one pool": (
+        {"image": "registry/sglang:v0.5.8"},
+        {"version": "0.5.23"},
+        ("lmsysorg/sglang:v0.5.23", "SGLang 0.5.23"),
+    ),
+    "image of one pool": (
+        {"runtime": "VLLM", "version": "0.12.0"},
+        {"image": "registry/vllm:v0.32.0"},
+        ("registry/vllm:v0.32.0", "VLLM 0.32.0"),
+    ),
+}
+
+
+def with_greedy(engine: dict[str, Any], greedy: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A spec with these settings of `engine` and of the greedy pool. Its speculative pool uses n-grams."""
+    pools = {"speculative": {"speculation": {"algorithm": "Ngram"}}, "greedy": greedy}
+    return {**SMALLEST, "engine": engine, "pools": pools, **fields}
+
+
+@pytest.mark.parametrize(("engine", "greedy", "wanted"), OWN.values(), ids=OWN.keys())
+def test_settings_of_a_pool_replace_those_of_the_engine(
+    engine: dict[str, Any], greedy: dict[str, Any], wanted: tuple[str, str]
+) -> None:
+    made = engine_deployment(router(with_greedy(engine, greedy)), "greedy", SETTINGS)
+    image = made["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert (image, made["metadata"]["annotations"][ENGINE]) == wanted
+
+
+MIXED = with_greedy({}, {"runtime": "VLLM", "args": ["--max-model-len", "8192"]}, networkPolicy={})
+
+
+def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
+    mixed = router(MIXED)
+    services = gateway_config(mixed)["pools"].values()
+    assert [one["service"]["port"] for one in services] == [30000, 8000]
+    ports: dict[PoolName, int] = {"speculative": 30000, "greedy": 8000}
+    for name, port in ports.items():
+        container = engine_deployment(mixed, name, SETTINGS)["spec"]["template"]["spec"]["containers"][0]
+        assert container["ports"][0]["containerPort"] == port
+        assert engine_service(mixed, name)["spec"]["ports"][0]["port"] == port
+        (policy,) = [one for one in network_policies(mixed) if one["metadata"]["name"] == f"qwen-{name}"]
+        assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port}]
+
+
+def test_command_line_of_the_default_runtime_is_not_changed_by_the_other_pool() -> None:
+    alone = with_greedy({}, {})
+    assert engine_arguments(router(MIXED).spec, "speculative") == engine_arguments(
+        router(alone).spec, "speculative"
+    )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "arguments for two runtimes": (
+        with_greedy({"args": ["--log-level", "info"]}, {"runtime": "VLLM"}),
+        "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args",
+    ),
+    "old version of a pool": (
+        with_greedy({}, {"runtime": "VLLM", "version": "0.11.0"}),
+        "spec.pools.greedy: vLLM 0.11.0 is not supported; use 0.12.0 or newer",
+    ),
+    "old version of the engine": (
+        with_greedy({"runtime": "VLLM", "version": "0.11.0"}, {}),
+        "spec.engine: vLLM 0.11.0 is not supported; use 0.12.0 or newer",
+    ),
+    "argument of a pool that the operator sets": (
+        with_greedy({}, {"runtime": "VLLM", "args": ["--tensor_parallel_size=2"]}),
+        "spec.pools.greedy.args: --tensor_parallel_size is set by spec.engine.tensorParallel; remove it",
+    ),
+    "shared GPU": (
+        with_greedy({"runtime": "VLLM"}, {}, placement="SharedGPU"),
+        "spec.placement: SharedGPU divides the memory of a GPU only between SGLang engines; set it to SeparateGPUs, "
+        "or use SGLang in both pools",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_combination_that_does_not_exist_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        engine_arguments(router(spec).spec, "greedy")
+    assert str(refused.value) == message
+
+
+def test_suffix_decoding_is_refused_for_sglang() -> None:
+    spec = {**VLLM, "engine": {}}
+    with pytest.raises(
+        SpecError, match=r"^spec\.pools\.speculative\.speculation\.algorithm: SGLang has no suffix"
+    ):
+        engine_arguments(router(spec).spec, "speculative")
+
+
+@pytest.mark.parametrize("pool", ["speculative", "greedy"])
+def test_pool_with_vllm_shares_no_prefix_cache(pool: str) -> None:
+    pools: dict[str, Any] = {**PREFIX_CACHE["pools"]}
+    pools[pool] = {**pools.get(pool, {}), "runtime": "VLLM"}
+    found = unshareable(router({**PREFIX_CACHE, "pools": pools}).spec)
+    assert found is not None
+    assert found.reason == "RuntimeNotSupported"
+
+
+async def test_condition_states_that_vllm_shares_no_prefix_cache() -> None:
+    world = World({**PREFIX_CACHE, "engine": {"runtime": "VLLM"}})
+    await world.reconcile()
+    assert world.condition("SpecValid")["status"] == "True"
+    assert world.condition("PrefixCacheShared")["reason"] == "RuntimeNotSupported"
+
+
+def test_spec_hash_of_a_pool_covers_only_its_own_engine() -> None:
+    def hashes(spec: dict[str, Any]) -> list[str]:
+        made = (engine_deployment(router(spec), pool, SETTINGS) for pool in POOLS)
+        return [one["metadata"]["annotations"][SPEC_HASH] for one in made]
+
+    before = hashes(with_greedy({"version": "0.5.23"}, {"runtime": "VLLM"}))
+    after = hashes(with_greedy({"version": "0.5.24"}, {"runtime": "VLLM"}))
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+    assert before != hashes(with_greedy({"version": "0.5.23"}, {"runtime": "VLLM", "version": "0.30.0"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "image"),
+    [
+        ("qwen-speculative", "SGLang 0.5.8", "lmsysorg/sglang:v0.5.8"),
+        ("qwen-greedy", "VLLM 0.30.0", "vllm/vllm-openai:v0.30.0"),
+    ],
+)
+async def test_version_in_use_is_kept_for_each_runtime(name: str, engine: str, image: str) -> None:
+    world = World(with_greedy({}, {"runtime": "VLLM"}))
+    await world.reconcile()
+    for one in ("qwen-speculative", "qwen-greedy"):
+        world.available(one)
+    world.object("Deployment", name)["metadata"]["annotations"][ENGINE] = engine
+    world.edit(with_greedy({}, {"runtime": "VLLM"}, nodePool={"profile": "None"}))
+    await world.reconcile()
+    world.available("qwen-speculative")
+    await world.reconcile()
+    container = world.object("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == image
+
+
+async def test_change_of_the_runtime_takes_its_default_version() -> None:
+    world = World(with_greedy({}, {}))
+    await world.reconcile()
+    world.available("qwen-greedy")
+    world.available("qwen-speculative")
+    world.edit(with_greedy({}, {"runtime": "VLLM"}))
+    await world.reconcile()
+    pod = world.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "vllm/vllm-openai:v0.32.0"
