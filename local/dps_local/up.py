@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from dps_engines.launch import ALGORITHMS, EngineError
+from dps_engines.launch import EngineError
 from dps_engines.pools import PoolName
 from dps_gateway.routing.policies import POLICIES
 from dps_local.assets import qwen_tokenizer
 from dps_local.machine import SGLangNotFound, sglang_version
 from dps_local.processes import ChildError
 from dps_local.running_engines import RunningEngineError, served_model
-from dps_local.sglang import SGLangOptions
+from dps_local.sglang import SGLANG, SGLangOptions
 from dps_local.stack import MODEL, LocalStack, StackOptions, until_signal
 
 PROGRESS_SECONDS = 0.5
@@ -109,7 +109,9 @@ def parser() -> argparse.ArgumentParser:
     sglang.add_argument(
         "--draft-model", metavar="NAME", help="hub id or folder; required by all algorithms except Ngram"
     )
-    sglang.add_argument("--algorithm", choices=ALGORITHMS, default="Standalone", help="default: Standalone")
+    sglang.add_argument(
+        "--algorithm", choices=SGLANG.algorithms, default="Standalone", help="default: Standalone"
+    )
     sglang.add_argument(
         "--steps", type=int, metavar="N", help="draft steps per verification step (default: 3)"
     )

@@ -27,6 +27,14 @@ def requests(stream: bool, number: int, path: str = "/v1/chat/completions") -> I
     )
 
 
+async def test_request_sets_the_number_of_chunks_and_the_first_byte_precedes_the_last(engine: int) -> None:
+    cell = Cell(True, Content(1024, "distinct"), chunks=512)
+    made = traffic(cell, "a", sessions=3, connections=2, count=count_words)
+    load = await run_load(engine, made.sequences(), partial(is_whole, stream=True, chunks=512))
+    assert len(load.finished) == 3
+    assert all(0 < first < whole for first, whole in zip(load.first_byte, load.latencies, strict=True))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_every_request_of_every_connection_is_answered_completely(engine: int, stream: bool) -> None:
     sequences = [requests(stream, 5), requests(stream, 5), requests(stream, 5)]

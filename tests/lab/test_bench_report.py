@@ -76,6 +76,47 @@ def test_tracing_cost_table_has_one_row_per_setting() -> None:
     )
 
 
+ROWS = {
+    "dps gateway": table.Row(rate=312.4, latency=(0.0642, 0.0911), first_byte=(1.25, 2.5), cpu=0.0031),
+    "other": None,
+}
+
+
+def test_tables_of_long_requests_state_which_routers_failed() -> None:
+    assert (
+        table.latencies("220 KB", ROWS)
+        == """\
+### 220 KB
+
+| router      |  req/s | p50 ms | p99 ms | CPU µs/req |
+| :---------- | -----: | -----: | -----: | ---------: |
+| dps gateway |    312 |     64 |     91 |      3,100 |
+| other       | failed |        |        |            |"""
+    )
+    assert (
+        table.first_bytes("streams", ROWS)
+        == """\
+### streams
+
+| router      | first byte p50 ms | first byte p99 ms | last byte p99 s | CPU ms/stream |
+| :---------- | ----------------: | ----------------: | --------------: | ------------: |
+| dps gateway |             1,250 |             2,500 |             0.1 |          3.10 |
+| other       |            failed |                   |                 |               |"""
+    )
+
+
+def test_table_of_workers_has_the_ratio_of_cpu_times() -> None:
+    assert (
+        table.workers({Cell(False, Content(4096, "growing")): (400e-6, 440e-6)})
+        == """\
+### Two workers
+
+| workers of the gateway on one core    | CPU µs/req, one | two | two x one, if on two cores |
+| :------------------------------------ | --------------: | --: | -------------------------: |
+| non-streaming, 4 KB, growing sessions |             400 | 440 |                       1.82 |"""
+    )
+
+
 BEFORE = """\
 # TYPE dps_history_total counter
 dps_history_total{kind="new"} 5.0

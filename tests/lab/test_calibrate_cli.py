@@ -51,6 +51,23 @@ def test_json_has_the_documented_keys(trace_file: Path, capsys: pytest.CaptureFi
     assert report["choice"]["speculative"] + report["choice"]["greedy"] == 2
 
 
+def test_the_recommendation_fits_into_a_termination_message(trace_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "recommendation.json"
+    options = ["--workload", str(trace_file), "--fleet", "speculative=1,greedy=1", "--objective", "ttft"]
+    assert main([*options, "--recommendation", str(path)]) == 0
+    assert path.stat().st_size <= 4096
+    written = json.loads(path.read_text())
+    assert written.keys() - {"thresholdTokens"} == {"policy", "objective", "seconds", "verdict"}
+    assert (written["objective"], written["seconds"] > 0) == ("ttft", True)
+
+
+def test_nothing_is_recommended_if_no_set_up_meets_the_limits(trace_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "recommendation.json"
+    options = ["--workload", str(trace_file), "--max-tpot", "0.000001"]
+    assert main([*options, "--recommendation", str(path)]) == 1
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("load", [["--rate", "3"], ["--concurrency", "3"], []], ids=" ".join)
 def test_every_kind_of_load_prints_a_table_and_a_verdict(
     load: list[str], trace_file: Path, capsys: pytest.CaptureFixture[str]

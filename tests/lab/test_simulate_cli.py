@@ -59,6 +59,18 @@ def test_every_kind_of_load_prints_a_table(
     assert "5 sessions, 15 turns" in capsys.readouterr().out
 
 
+def test_draft_tokens_by_batch_are_those_of_the_adaptive_engines(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = []
+    for table in ("[[1,64,7]]", "[[1,64,0]]"):
+        options = ["--fleet", "adaptive=1", "--draft-tokens-by-batch", table, "--acceptance-length", "4"]
+        assert main(["--workload", str(trace_file), "--concurrency", "2", "--json", *options]) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["batch_seconds"])
+    with_drafts, without_drafts = seconds
+    assert with_drafts < without_drafts
+
+
 def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for seed in ("1", "1", "2"):
@@ -87,6 +99,10 @@ def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.Captur
             "adaptive engines vary their draft steps, of which NGRAM has none",
         ),
         (
+            ["--workload", "toolbench", "--concurrency", "1", "--draft-tokens-by-batch", "[[1,8,3]]"],
+            "--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2",
+        ),
+        (
             ["--workload", "toolbench", "--concurrency", "1", "--arrivals", "bursts"],
             "--arrivals bursts needs a mean rate; add --rate R",
         ),
@@ -113,6 +129,12 @@ def test_invalid_input_exits_with_2_and_an_actionable_message(
         ("--concurrency", "0", "'0' is not a whole number above 0"),
         ("--rate", "inf", "'inf' is not a number above 0"),
         ("--threshold", "-1", "'-1' is not a number of tokens, at least 0, or 'none'"),
+        ("--draft-tokens-by-batch", "3", "3: not a JSON list of [first batch size, last batch size, draft"),
+        (
+            "--draft-tokens-by-batch",
+            "[[2,8,3]]",
+            "[[2,8,3]]: the first range must begin at a batch size of 1",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_refused(

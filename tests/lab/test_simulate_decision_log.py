@@ -1,8 +1,13 @@
 """The gateway's decision log as a workload of a simulation."""
 
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, cast
 
 import pytest
 
@@ -99,3 +104,75 @@ def test_a_file_that_is_a_decision_log_can_be_named_as_a_workload(tmp_path: Path
     path = tmp_path / "decisions.jsonl"
     path.write_text("\n" + "\n".join(lines(entry("a", 1, 1.0, 100))))
     assert [session.id for session in load_workload(str(path))] == ["a"]
+
+
+class FakeAdminPort(BaseHTTPRequestHandler):
+    """Answers /decisions with the server's log; a server without a log answers 404, as a gateway does."""
+
+    def do_GET(self) -> None:
+        log: str | None = cast(LogServer, self.server).log
+        self.send_response(404 if log is None else 200)
+        self.end_headers()
+        self.wfile.write((log or '{"error": "set routing.decisionLog"}').encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class LogServer(ThreadingHTTPServer):
+    log: str | None
+
+
+@contextmanager
+def replica(host: str, port: int, log: str | None) -> Iterator[int]:
+    server = LogServer((host, port), FakeAdminPort)
+    server.log = log
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_logs_of_all_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = "\n".join(lines(entry("a", 1, 1.0, 100)))
+    second = "\n".join(lines(entry("a", 2, 4.0, 200), entry("b", 1, 2.0, 300)))
+    with replica("127.0.0.1", 0, first) as port, replica("127.0.0.2", port, second):
+        addresses = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{host}", port)) for host in (1, 2)
+        ]
+        resolve = socket.getaddrinfo
+
+        def with_two_addresses(host: str, *arguments: Any, **options: Any) -> Any:
+            return addresses if host == "metrics" else resolve(host, *arguments, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", with_two_addresses)
+        sessions = load_workload(f"http://metrics:{port}/decisions")
+    assert [(session.id, [turn.prompt_tokens for turn in session.turns]) for session in sessions] == [
+        ("a", [100, 200]),
+        ("b", [300]),
+    ]
+
+
+def test_a_replica_without_a_log_is_an_error() -> None:
+    with (
+        replica("127.0.0.1", 0, None) as port,
+        pytest.raises(TraceError, match=r"status 404: .*set routing\.decisionLog"),
+    ):
+        load_workload(f"http://127.0.0.1:{port}/decisions")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:1/decisions", "does not answer"),
+        ("http://127.0.0.1:port/decisions", "cannot be resolved"),
+        ("http:///decisions", "has no host"),
+    ],
+)
+def test_urls_without_a_gateway_are_errors(url: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        load_workload(url)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_lab.bench import metrics, peers, runner, table, tracing
+from dps_lab.bench import metrics, peers, runner, scale, table, tracing
 from dps_lab.bench.processes import StartError
 from dps_lab.bench.summary import Round, summarise
 from dps_lab.bench.traffic import Cell, Content
@@ -70,6 +70,7 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     print(f"### One connection, non-streaming\n\n{table.added_time(added, overhead)}\n")
     for counter in _COUNTERS:
         print(table.counts(counter, metrics.rise({}, samples, counter)))
+    print(f"\n{scale.measure(tokenizer, scale.Scale())}")
     print(f"\n{tracing.measure(rounds, seconds, tokenizer)}")
 
 

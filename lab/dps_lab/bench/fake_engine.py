@@ -3,7 +3,7 @@
 It does not emulate an engine; `dps engine` does. It has the features that cost a router time: keep-alive
 connections, streams whose chunks are written one by one in separate iterations of the event loop, and a usage
 block. The id of every answer contains the monotonic time in nanoseconds at which the request's first byte arrived.
-The prompt length in `usage` is the request's `seed`.
+The prompt length in `usage` is the request's `seed`, and the answer has `max_tokens` chunks.
 """
 
 import argparse
@@ -12,17 +12,18 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Final, cast
 
 import uvloop
 
-from dps_lab.bench.traffic import MODEL, PATH
+from dps_lab.bench.traffic import CHUNKS, MODEL, PATH
 from dps_lab.bench.wire import RequestReader, chunk
 
-CHUNKS: Final = 32
 _ID: Final = re.compile(rb'"id":"fake-(\d{20})"')
 _STREAM: Final = re.compile(rb'"stream"\s*:\s*true')
 _INCLUDE_USAGE: Final = re.compile(rb'"include_usage"\s*:\s*true')
+_MAX_TOKENS: Final = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 _PROMPT_TOKENS: Final = re.compile(rb'"seed"\s*:\s*(\d+)')
 _LAST: Final = b"0\r\n\r\n"
 _SSE_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -59,11 +60,11 @@ def arrived_at(body: bytes) -> int:
     return int(found[1])
 
 
-def is_whole(body: bytes, stream: bool) -> bool:
+def is_whole(body: bytes, stream: bool, chunks: int = CHUNKS) -> bool:
     """Whether `body` is a complete answer of the fake engine to a request without `include_usage`."""
     if stream:
-        return body.count(b"data: ") == CHUNKS + 1 and body.endswith(b"data: [DONE]\n\n")
-    return body.endswith(b"}") and b'"completion_tokens":32' in body
+        return body.count(b"data: ") == chunks + 1 and body.endswith(b"data: [DONE]\n\n")
+    return body.endswith(b"}") and b'"completion_tokens":%d' % chunks in body
 
 
 def completion(request: bytes, arrived: int) -> bytes:
@@ -76,7 +77,7 @@ def completion(request: bytes, arrived: int) -> bytes:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "word " * CHUNKS},
+                "message": {"role": "assistant", "content": "word " * _chunks(request)},
                 "finish_reason": "stop",
             }
         ],
@@ -86,9 +87,8 @@ def completion(request: bytes, arrived: int) -> bytes:
 
 
 def events(request: bytes, arrived: int) -> Iterator[bytes]:
-    """The events of a streamed answer: 32 with content, one with usage if requested, and `[DONE]`."""
-    for _ in range(CHUNKS - 1):
-        yield _EVENT % (arrived, b'{"content":"word "}', b"null")
+    """The events of a streamed answer: those with content, one with usage if requested, and `[DONE]`."""
+    yield from repeat(_EVENT % (arrived, b'{"content":"word "}', b"null"), _chunks(request) - 1)
     yield _EVENT % (arrived, b'{"content":"word "}', b'"stop"')
     if _INCLUDE_USAGE.search(request):
         yield _USAGE_EVENT % (arrived, json.dumps(_usage(request), separators=(",", ":")).encode())
@@ -107,8 +107,13 @@ _USAGE_EVENT: Final = _PREFIX + b'","choices":[],"usage":%b}\n\n'
 
 def _usage(request: bytes) -> dict[str, int]:
     found = _PROMPT_TOKENS.search(request)
-    prompt = int(found[1]) if found else 0
-    return {"prompt_tokens": prompt, "completion_tokens": CHUNKS, "total_tokens": prompt + CHUNKS}
+    prompt, chunks = int(found[1]) if found else 0, _chunks(request)
+    return {"prompt_tokens": prompt, "completion_tokens": chunks, "total_tokens": prompt + chunks}
+
+
+def _chunks(request: bytes) -> int:
+    found = _MAX_TOKENS.search(request)
+    return int(found[1]) if found else CHUNKS
 
 
 class FakeEngine(asyncio.Protocol):

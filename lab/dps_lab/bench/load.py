@@ -16,13 +16,14 @@ class Load:
 
     counted: requests completed within `elapsed`.
     elapsed: time until a connection had no more requests or the time limit was reached, after which the load drops.
-    sent, finished, bodies: one item per request, including those in flight when `elapsed` ended. `bodies` is
-    empty unless requested.
+    sent, first, finished, bodies: one item per request, including those in flight when `elapsed` ended. `first` is
+    the time of the answer's first byte. `bodies` is empty unless requested.
     """
 
     counted: int
     elapsed: int
     sent: list[int]
+    first: list[int]
     finished: list[int]
     bodies: list[bytes]
 
@@ -36,6 +37,11 @@ class Load:
         """Nanoseconds from sending each request to the last byte of its answer."""
         return [end - start for start, end in zip(self.sent, self.finished, strict=True)]
 
+    @property
+    def first_byte(self) -> list[int]:
+        """Nanoseconds from sending each request to the first byte of its answer."""
+        return [first - start for start, first in zip(self.sent, self.first, strict=True)]
+
 
 class _Run:
     """State shared by the connections of a run: start, deadline and results."""
@@ -48,6 +54,7 @@ class _Run:
         self.stopped: int | None = None
         self.counted = 0
         self.sent: list[int] = []
+        self.first: list[int] = []
         self.finished: list[int] = []
         self.bodies: list[bytes] = []
 
@@ -56,10 +63,11 @@ class _Run:
             self.stopped = now
             self.counted = len(self.finished)
 
-    def answered(self, body: bytes, sent: int, now: int) -> None:
+    def answered(self, body: bytes, sent: int, first: int, now: int) -> None:
         if not self.is_whole(body):
             raise WireError(f"incomplete answer: {body[-400:]!r}")
         self.sent.append(sent)
+        self.first.append(first)
         self.finished.append(now)
         if self.keep:
             self.bodies.append(body)
@@ -76,6 +84,7 @@ class _Connection(asyncio.Protocol):
         self._requests = requests
         self._reader = ResponseReader()
         self._sent = 0
+        self._first = 0
         self._transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -93,11 +102,12 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._first = self._first or time.monotonic_ns()
         try:
             body = self._reader.feed(data)
             if body is not None:
                 now = time.monotonic_ns()
-                self._run.answered(body, self._sent, now)
+                self._run.answered(body, self._sent, self._first, now)
                 self._next(now)
         except WireError as error:
             self._finish(error)
@@ -113,7 +123,7 @@ class _Connection(asyncio.Protocol):
             self._run.stop(now)
             self._finish(None)
         else:
-            self._sent = time.monotonic_ns()
+            self._sent, self._first = time.monotonic_ns(), 0
             self._transport.write(request)
 
     def _finish(self, error: Exception | None) -> None:
@@ -151,4 +161,4 @@ async def run_load(
         for connection in connections:
             connection.close()
     assert run.stopped is not None
-    return Load(run.counted, run.stopped - run.started, run.sent, run.finished, run.bodies)
+    return Load(run.counted, run.stopped - run.started, run.sent, run.first, run.finished, run.bodies)

@@ -105,11 +105,13 @@ def gateway(
     redis_port: int,
     tokenizer: Path,
     name: str = GATEWAY,
-    telemetry: Mapping[str, object] | None = None,
+    *,
+    workers: int = 1,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Contender:
-    """The gateway with one speculative and one greedy engine, sessions in Redis, and one worker process.
+    """The gateway with one speculative and one greedy engine, and sessions in Redis.
 
-    telemetry: the `telemetry` section of the gateway's configuration. Without it, no spans are exported.
+    sections: more sections of the gateway's configuration.
     """
     port, admin_port = free_ports(2)
     speculative, greedy = upstreams
@@ -120,10 +122,10 @@ def gateway(
         tokenizer=tokenizer,
         endpoints={"speculative": [speculative], "greedy": [greedy]},
         sections={
-            "listen": {"workers": 1},
+            "listen": {"workers": workers},
             "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
             "session": {"redisUrl": f"redis://127.0.0.1:{redis_port}/0"},
-            "telemetry": telemetry or {},
+            **(sections or {}),
         },
     )
     file = directory / f"gateway-{port}.yaml"

@@ -147,9 +147,9 @@ def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) ->
     rounds = {}
     for contender, pid in bench.turns(number):
         with bench.turn(pid):
-            _warm(contender, requests, cell)
+            warm(contender, requests, cell)
             began, before, busy_before = time.monotonic(), cpu_seconds(pid), core_seconds(bench.core)
-            load = _load(contender, requests, cell, seconds)
+            load = drive(contender, requests, cell, seconds)
             used, busy = cpu_seconds(pid) - before, core_seconds(bench.core) - busy_before
         others = max(0.0, busy - (used if contender.command else 0.0)) / (time.monotonic() - began)
         latency = median(load.latencies) / 1e9
@@ -163,8 +163,8 @@ def measure_latency(bench: Bench, cell: Cell, number: int, requests_each: int) -
     latencies = {}
     for contender, pid in bench.turns(number):
         with bench.turn(pid):
-            _warm(contender, requests, cell)
-            load = _load(contender, requests, cell)
+            warm(contender, requests, cell)
+            load = drive(contender, requests, cell)
         latencies[contender.name] = [each / 1e9 for each in load.latencies]
     return latencies
 
@@ -193,9 +193,9 @@ def measure_low_load(bench: Bench, content: Content, number: int) -> LowLoad:
     requests = traffic(cell, f"low load {number}", sessions, 1, bench.count)
     reached, overhead = {}, 0.0
     for contender, _ in bench.turns(number):
-        _warm(contender, requests, cell)
+        warm(contender, requests, cell)
         before = metrics.scrape(contender.admin_port) if contender.admin_port else {}
-        load = _load(contender, requests, cell, keep=True)
+        load = drive(contender, requests, cell, keep=True)
         reached[contender.name] = median(_reached(load))
         if contender.admin_port:
             overhead = metrics.mean_between(before, metrics.scrape(contender.admin_port), OVERHEAD)
@@ -217,17 +217,19 @@ def _reached(load: Load) -> list[float]:
     return [(arrived_at(body) - sent) / 1e9 for body, sent in zip(load.bodies, load.sent, strict=True)]
 
 
-def _warm(contender: Contender, requests: Traffic, cell: Cell) -> None:
-    check = partial(is_whole, stream=cell.stream)
+def warm(contender: Contender, requests: Traffic, cell: Cell) -> None:
+    """Send the requests that precede the measurement."""
+    check = partial(is_whole, stream=cell.stream, chunks=cell.chunks)
     sequences = [iter(mine) for mine in requests.warm if mine]
     if sequences:
         uvloop.run(run_load(contender.port, sequences, check))
 
 
-def _load(
+def drive(
     contender: Contender, requests: Traffic, cell: Cell, seconds: float = math.inf, keep: bool = False
 ) -> Load:
-    check: Callable[[bytes], bool] = partial(is_whole, stream=cell.stream)
+    """Send the timed requests, for at most `seconds`. Raises WireError. `keep`: also return the answers' bodies."""
+    check: Callable[[bytes], bool] = partial(is_whole, stream=cell.stream, chunks=cell.chunks)
     gc.collect()
     gc.disable()
     try:

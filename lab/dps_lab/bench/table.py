@@ -1,6 +1,7 @@
 """The report as Markdown. This module performs no I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dps_lab.bench.summary import Spread, Summary
 from dps_lab.bench.traffic import Cell, Content
@@ -94,6 +95,58 @@ def cost_of_tracing(
         for name, summary in summaries.items()
     ]
     return f"### {cell}\n\n{markdown(header, rows)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender's results under a fixed number of connections. Times are in seconds.
+
+    rate: requests per second. latency, first_byte: p50 and p99. cpu: CPU time per request.
+    """
+
+    rate: float
+    latency: tuple[float, float]
+    first_byte: tuple[float, float]
+    cpu: float
+
+
+def latencies(title: str, rows: Mapping[str, Row | None]) -> str:
+    """The table of complete answers, with a row per contender. A contender that returned errors has None."""
+
+    def cells(row: Row) -> list[str]:
+        times = (f"{each * 1e3:,.0f}" for each in row.latency)
+        return [f"{row.rate:,.0f}", *times, f"{row.cpu * _MICRO:,.0f}"]
+
+    return _rows(title, ["router", "req/s", "p50 ms", "p99 ms", "CPU µs/req"], rows, cells)
+
+
+def first_bytes(title: str, rows: Mapping[str, Row | None]) -> str:
+    """The table of streams, with a row per contender. A contender that returned errors has None."""
+
+    def cells(row: Row) -> list[str]:
+        times = (f"{each * 1e3:,.0f}" for each in row.first_byte)
+        return [*times, f"{row.latency[1]:.1f}", f"{row.cpu * 1e3:.2f}"]
+
+    header = ["router", "first byte p50 ms", "first byte p99 ms", "last byte p99 s", "CPU ms/stream"]
+    return _rows(title, header, rows, cells)
+
+
+def workers(cpu: Mapping[Cell, tuple[float, float]]) -> str:
+    """The table of CPU seconds per request with one worker and with two, with a row per cell."""
+    header = ["workers of the gateway on one core", "CPU µs/req, one", "two", "two x one, if on two cores"]
+    rows = [
+        [str(cell), f"{one * _MICRO:.0f}", f"{two * _MICRO:.0f}", f"{2 * one / two:.2f}"]
+        for cell, (one, two) in cpu.items()
+    ]
+    return f"### Two workers\n\n{markdown(header, rows)}"
+
+
+def _rows(
+    title: str, header: Sequence[str], rows: Mapping[str, Row | None], cells: Callable[[Row], list[str]]
+) -> str:
+    failed = ["failed", *[""] * (len(header) - 2)]
+    lines = [[name, *(failed if row is None else cells(row))] for name, row in rows.items()]
+    return f"### {title}\n\n{markdown(header, lines)}"
 
 
 def counts(title: str, values: Mapping[str, float]) -> str:

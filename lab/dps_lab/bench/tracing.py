@@ -60,8 +60,8 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
 
         def line_up(upstreams: list[str], redis_port: int) -> list[Contender]:
             return [
-                peers.gateway(directory, upstreams, redis_port, tokenizer.path, name, telemetry)
-                for name, telemetry in configurations.items()
+                peers.gateway(directory, upstreams, redis_port, tokenizer.path, name, sections=sections)
+                for name, sections in configurations.items()
             ]
 
         with (
@@ -89,9 +89,9 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
     return "\n\n".join([*parts, f"The working backend received {spans:,} spans."])
 
 
-def _configurations(port: int, refused: int, silent: int) -> dict[str, Mapping[str, object]]:
-    def to(port: int, ratio: float = 1.0) -> Mapping[str, object]:
-        return {"otlpEndpoint": f"http://127.0.0.1:{port}", "sampleRatio": ratio}
+def _configurations(port: int, refused: int, silent: int) -> dict[str, Mapping[str, Mapping[str, object]]]:
+    def to(port: int, ratio: float = 1.0) -> Mapping[str, Mapping[str, object]]:
+        return {"telemetry": {"otlpEndpoint": f"http://127.0.0.1:{port}", "sampleRatio": ratio}}
 
     return {
         OFF: {},

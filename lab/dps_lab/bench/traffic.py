@@ -13,6 +13,8 @@ MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
 PATH: Final = "/v1/chat/completions"
 TURNS: Final = 8
 """Timed turns of a growing session. Its first turn is not timed."""
+CHUNKS: Final = 32
+"""Chunks of an answer, unless the cell has another number."""
 
 _SYSTEM: Final = "You are a careful assistant of an operations team. Answer briefly, with the tools you have."
 
@@ -39,13 +41,14 @@ class Content:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of traffic: streaming or not, and the content of the requests."""
+    """One kind of traffic: streaming or not, the content of the requests, and the chunks of each answer."""
 
     stream: bool
     content: Content
+    chunks: int = CHUNKS
 
     def __str__(self) -> str:
-        return f"{'32-chunk stream' if self.stream else 'non-streaming'}, {self.content}"
+        return f"{f'{self.chunks}-chunk stream' if self.stream else 'non-streaming'}, {self.content}"
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,9 @@ class _Writer:
     tokenizer. It is the sum over the messages as rendered in ChatML; tokens do not merge across <|im_start|>.
     """
 
-    def __init__(self, random: Random, stream: bool, count: Count) -> None:
+    def __init__(self, random: Random, cell: Cell, count: Count) -> None:
         self._random = random
-        self._stream = stream
+        self._cell = cell
         self._count = count
         self._generation_prompt = count("<|im_start|>assistant\n")
         self.system = self._message("system", _SYSTEM)
@@ -95,8 +98,8 @@ class _Writer:
         body = {
             "model": MODEL,
             "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "stream": self._stream,
-            "max_tokens": 64,
+            "stream": self._cell.stream,
+            "max_tokens": self._cell.chunks,
             "seed": self._generation_prompt + sum(message.tokens for message in messages),
         }
         data = json.dumps(body, separators=(",", ":")).encode()
@@ -110,31 +113,36 @@ class _Writer:
         return _Message(role, content, self._count(f"<|im_start|>{role}\n{content}<|im_end|>\n"))
 
 
-def traffic(cell: Cell, seed: str, sessions: int, connections: int, count: Count) -> Traffic:
-    """The requests of one cell. They depend on `seed` only; different seeds have no session in common."""
-    writer = _Writer(Random(f"{cell} {seed}"), cell.stream, count)
+def traffic(
+    cell: Cell, seed: str, sessions: int, connections: int, count: Count, turns: int = TURNS
+) -> Traffic:
+    """The requests of one cell. They depend on `seed` only; different seeds have no session in common.
+
+    turns: timed turns of a growing session.
+    """
+    writer = _Writer(Random(f"{cell} {seed}"), cell, count)
     if cell.content.sessions == "distinct":
         size = cell.content.size - 400
         requests = [writer.request([writer.system, writer.message("user", size)]) for _ in range(sessions)]
         return Traffic([[] for _ in range(connections)], [requests] * connections, shared=True)
-    dialogues = [_dialogue(writer, cell.content.size) for _ in range(sessions)]
+    dialogues = [_dialogue(writer, cell.content.size, turns) for _ in range(sessions)]
     # Each session stays on one connection, so that a turn is sent only after the previous one was answered.
     owned = [dialogues[index::connections] for index in range(connections)]
     return Traffic(
         [[dialogue[0] for dialogue in mine] for mine in owned],
-        [[dialogue[turn] for turn in range(1, TURNS + 1) for dialogue in mine] for mine in owned],
+        [[dialogue[turn] for turn in range(1, turns + 1) for dialogue in mine] for mine in owned],
         shared=False,
     )
 
 
-def _dialogue(writer: _Writer, size: int) -> list[bytes]:
+def _dialogue(writer: _Writer, size: int, turns: int) -> list[bytes]:
     """The requests of a session. The middle one has about `size` bytes; each turn adds about 400 bytes."""
     messages = [writer.system]
     roles = itertools.cycle(("user", "assistant"))
-    while len(messages) % 2 == 0 or len(writer.request(messages)) < size - TURNS * 250 - 700:
+    while len(messages) % 2 == 0 or len(writer.request(messages)) < size - turns * 250 - 700:
         messages.append(writer.message(next(roles), 150 + size // 40))
     requests = []
-    for _ in range(TURNS + 1):
+    for _ in range(turns + 1):
         messages.append(writer.message("user", 40))
         requests.append(writer.request(messages))
         messages.append(writer.message("assistant", 20))

@@ -1,4 +1,4 @@
-"""Writes a chosen policy into a gateway's configuration file, or as a patch for a DPSRouter."""
+"""Writes a chosen policy: into a gateway's configuration file, as a patch for a DPSRouter, or as a recommendation."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from dps_gateway.config import ConfigError, parse_config, read_text
+from dps_lab.calibrate.result import Calibration
 from dps_lab.calibrate.setup import Setup
 
 
@@ -73,6 +74,20 @@ def patch(setup: Setup) -> str:
         f"# A DPSRouter has at least one replica in each pool, so the {unused} pool keeps one, which serves only\n"
         f"# when no replica of the other pool can. With it, the fleet has one engine more than was calibrated.\n{text}"
     )
+
+
+def recommendation(result: Calibration) -> str:
+    """The choice as one JSON object, which fits into the termination message of a container (4,096 bytes).
+
+    The operator reads it and adds the time (`status.routing.recommended`). `seconds`: the figure that was minimised.
+    """
+    document = {
+        **routing_of(result.choice),
+        "objective": result.goal.objective,
+        "seconds": round(result.goal.value(result.figures), 3),
+        "verdict": result.verdict(),
+    }
+    return json.dumps(document)
 
 
 def _set(text: str, key: str, value: str | int) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dps_gateway.config import ConfigError
 from dps_gateway.pool import Pool
-from dps_lab.calibrate.apply import apply, patch
+from dps_lab.calibrate.apply import apply, patch, recommendation
 from dps_lab.calibrate.goal import OBJECTIVES, Goal
 from dps_lab.calibrate.plot import draw_calibration
 from dps_lab.calibrate.report import print_calibration
@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
             draw_calibration(result, search.explored, options.workload, options.plot)
         if options.apply is not None and not result.excess:
             apply(result.choice, options.apply)
+        if options.recommendation is not None and not result.excess:
+            options.recommendation.write_text(recommendation(result), encoding="utf-8")
     except (ValueError, FleetError, ConfigError, OSError) as error:
         print(f"dps calibrate: {error}", file=sys.stderr)
         return 2
@@ -108,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="set policy and threshold in this configuration of the gateway",
+    )
+    parser.add_argument(
+        "--recommendation",
+        type=Path,
+        metavar="FILE",
+        help="write the routing and the verdict as one JSON object, as in status.routing.recommended of a DPSRouter",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")

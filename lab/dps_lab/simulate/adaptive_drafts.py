@@ -1,11 +1,12 @@
-"""Engines that adapt their draft length to the batch, like SGLang with --speculative-adaptive.
+"""Engines that adapt their draft length to the batch, as SGLang and vLLM can.
 
 This module performs no I/O.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from dps_lab.simulate.engine import VirtualEngine
@@ -13,19 +14,39 @@ from dps_lab.simulate.roofline import EngineTiming
 from dps_local.emulated_sglang.scheduler import Step, StepKind
 from dps_local.emulated_sglang.time_model import Speculation, TimeModel
 
-STEPS_BY_BATCH: Final[Mapping[int, tuple[int, ...]]] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
-"""The draft steps that SGLang 0.5.23 tries, by the smallest batch to which they apply. Without steps, decoding is
-greedy."""
+StepsByBatch = Mapping[int, tuple[int, ...]]
+"""The draft steps that an engine tries, by the smallest batch to which they apply. 0 steps are greedy decoding."""
 
-LONGEST: Final = max(steps for choices in STEPS_BY_BATCH.values() for steps in choices)
+SGLANG_STEPS: Final[StepsByBatch] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
+"""Those of SGLang 0.5.23 with --speculative-adaptive."""
 
 
-def adapted(timing: EngineTiming, base: Speculation, batch: int, context_tokens: int) -> Speculation | None:
+def vllm_steps(schedule: Sequence[tuple[int, int, int]]) -> StepsByBatch:
+    """The draft steps of vLLM with `num_speculative_tokens_per_batch_size`.
+
+    schedule: (first batch size, last batch size, draft tokens), with inclusive sizes. As in vLLM 0.32.0, batches that
+    are in no range have the draft tokens of the range before them.
+
+    Raises ValueError if no range begins at 1, if ranges overlap, or if a number is not possible.
+    """
+    ranges = sorted(schedule)
+    if not ranges or ranges[0][0] != 1:
+        raise ValueError("the first range must begin at a batch size of 1")
+    if any(first > last or tokens < 0 for first, last, tokens in ranges):
+        raise ValueError("a range must not end before it begins, and its draft tokens must not be negative")
+    if any(last >= following for (_, last, _), (following, _, _) in pairwise(ranges)):
+        raise ValueError("the ranges must not overlap")
+    return {first: (tokens,) for first, _, tokens in ranges}
+
+
+def adapted(
+    timing: EngineTiming, base: Speculation, steps_by_batch: StepsByBatch, batch: int, context_tokens: int
+) -> Speculation | None:
     """The draft length, of those for this batch, with the most expected tokens per second; None for greedy decoding.
 
     base: the engine's speculation, from whose acceptance length that of other draft lengths is derived.
     """
-    choices = STEPS_BY_BATCH[max(smallest for smallest in STEPS_BY_BATCH if smallest <= batch)]
+    choices = steps_by_batch[max(smallest for smallest in steps_by_batch if smallest <= batch)]
     candidates = [with_steps(base, steps) for steps in choices]
 
     def rate(speculation: Speculation | None) -> float:
@@ -40,6 +61,8 @@ def adapted(timing: EngineTiming, base: Speculation, batch: int, context_tokens:
 class AdaptiveTiming(EngineTiming):
     """Durations of an engine that adapts. `speculation` is its speculation with the default number of steps."""
 
+    steps_by_batch: StepsByBatch = field(kw_only=True)
+
     def decode_seconds(self, batch: int, context_tokens: int) -> float:
         chosen = self.adapted(batch, context_tokens)
         return EngineTiming(self.hardware, chosen, self.efficiency).decode_seconds(batch, context_tokens)
@@ -47,7 +70,7 @@ class AdaptiveTiming(EngineTiming):
     def adapted(self, batch: int, context_tokens: int) -> Speculation | None:
         """The speculation of a batch."""
         assert self.speculation is not None
-        return adapted(self, self.speculation, batch, context_tokens)
+        return adapted(self, self.speculation, self.steps_by_batch, batch, context_tokens)
 
 
 class AdaptiveEngine(VirtualEngine):
@@ -68,7 +91,8 @@ class AdaptiveEngine(VirtualEngine):
             chosen = self.timing.adapted(len(step.sequences), contexts)
             if chosen is not None:
                 # The scheduler counts accepted drafts per sequence, over steps with different draft lengths.
-                chosen = replace(chosen, draft_tokens=LONGEST + 1)
+                longest = max(steps for choices in self.timing.steps_by_batch.values() for steps in choices)
+                chosen = replace(chosen, draft_tokens=longest + 1)
             self.scheduler.time_model = TimeModel(speculation=chosen)
         return step
 

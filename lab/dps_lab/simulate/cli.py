@@ -6,11 +6,13 @@ import sys
 from dataclasses import replace
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from dps_gateway.routing.policies import POLICIES, policy_named
+from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, StepsByBatch, vllm_steps
 from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
@@ -28,6 +30,8 @@ from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import load_workload
 
 DEFAULT_THRESHOLD: Final = 128
+
+_SCHEDULE: Final = TypeAdapter(list[tuple[int, int, int]])
 
 
 def main(argv: list[str]) -> int:
@@ -65,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar=KINDS,
         help="engines by kind, each on its own GPU (default: speculative=1,greedy=1)",
     )
+    parser.add_argument(
+        "--draft-tokens-by-batch",
+        type=_draft_tokens_by_batch,
+        default=SGLANG_STEPS,
+        metavar="JSON",
+        help="adaptive engines have vLLM's num_speculative_tokens_per_batch_size, such as [[1,2,4],[3,64,1]] "
+        "(default: SGLang's table)",
+    )
     parser.add_argument("--one-gpu", action="store_true", help="all engines share one GPU's time and memory")
     parser.add_argument("--policy", choices=tuple(POLICIES), default="DeltaPrefill")
     parser.add_argument(
@@ -85,7 +97,12 @@ def _parser() -> argparse.ArgumentParser:
 def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scenario:
     load = load_of(options, sessions)
     engines, adaptive = parse_fleet(options.fleet)
-    fleet = replace(fleet_of(options, engines), one_gpu=options.one_gpu, adaptive=adaptive)
+    fleet = replace(
+        fleet_of(options, engines),
+        one_gpu=options.one_gpu,
+        adaptive=adaptive,
+        steps_by_batch=options.draft_tokens_by_batch,
+    )
     if adaptive and not fleet.speculation.steps:
         raise FleetError(
             f"adaptive engines vary their draft steps, of which {options.algorithm} has none; choose another "
@@ -93,8 +110,21 @@ def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scen
         )
     if adaptive and fleet.emulated:
         raise FleetError("adaptive engines require --time-model roofline")
+    if fleet.steps_by_batch is not SGLANG_STEPS and not adaptive:
+        raise FleetError("--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2")
     policy = policy_named(options.policy, options.threshold)
     return Scenario(fleet, policy, load, options.replicas, options.seed)
+
+
+def _draft_tokens_by_batch(text: str) -> StepsByBatch:
+    """The draft steps by batch. Raises ArgumentTypeError if the text is not a table of vLLM."""
+    try:
+        return vllm_steps(_SCHEDULE.validate_json(text))
+    except ValidationError:
+        problem = "not a JSON list of [first batch size, last batch size, draft tokens]"
+    except ValueError as error:
+        problem = str(error)
+    raise argparse.ArgumentTypeError(f"{text}: {problem}")
 
 
 def _table(report: Report, title: str) -> Table:

@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS
 from dps_gateway.upstream.replica import Load
 from dps_lab.simulate.roofline import EngineTiming
 from dps_local.emulated_sglang.generation import Plan
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, Step, StepKind
 from dps_local.emulated_sglang.time_model import TimeModel
-
-FETCH_THRESHOLD_TOKENS: Final = 256
-"""SGLang's prefetch_threshold: a shorter gap is recomputed, not fetched from the common cache."""
 
 _LENGTH: Final[dict[str, Any]] = {"type": "length"}
 

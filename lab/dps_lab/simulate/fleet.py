@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from dps_engines.sglang.prefix_cache import GREEDY, SHARED
 from dps_gateway.pool import Pool
-from dps_lab.simulate.adaptive_drafts import AdaptiveEngine, AdaptiveTiming
+from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, AdaptiveEngine, AdaptiveTiming, StepsByBatch
 from dps_lab.simulate.emulated_timing import CAPACITY_TOKENS, SHARED_PAGE_TOKENS, EmulatedTiming
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
@@ -26,7 +26,7 @@ class FleetError(ValueError):
 class FleetSpec:
     """A fleet, described by the number of engines of each pool. Rates are in bytes per second.
 
-    adaptive: how many of the speculative engines adapt their draft length to the batch.
+    adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
     emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
     """
 
@@ -39,6 +39,7 @@ class FleetSpec:
     efficiency: Efficiency = FITTED
     transfer_bytes_per_second: float = 20e9
     adaptive: int = 0
+    steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
     emulated: bool = False
 
     @property
@@ -103,12 +104,16 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
     speculative = pool is Pool.SPECULATIVE
-    adaptive = speculative and number < spec.adaptive
-    kind = AdaptiveEngine if adaptive else VirtualEngine
+    kind = VirtualEngine
+    if speculative and number < spec.adaptive:
+        kind = AdaptiveEngine
+        timing = AdaptiveTiming(
+            timing.hardware, timing.speculation, timing.efficiency, steps_by_batch=spec.steps_by_batch
+        )
     return kind(
         url=f"{pool}-{number}",
         pool=pool,
-        timing=AdaptiveTiming(timing.hardware, timing.speculation, timing.efficiency) if adaptive else timing,
+        timing=timing,
         capacity=capacity,
         max_running=MAX_RUNNING_SPECULATIVE if speculative else MAX_RUNNING_GREEDY,
         serialized=speculative and spec.serialized,

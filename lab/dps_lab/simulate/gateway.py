@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import preferred
 from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
-from dps_lab.simulate.engine import FETCH_THRESHOLD_TOKENS, VirtualEngine
+from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.prompts import PlannedTurn
 
 UNBOUNDED = 1 << 30
@@ -30,10 +31,9 @@ class SessionRecord:
     seen: dict[Pool, int] = field(default_factory=dict)
     """Length of the longest prompt that each pool has served and that is a prefix of the next, in tokens."""
 
-    def uncached_tokens(self, turn: PlannedTurn, pool: Pool) -> int:
-        """Tokens of the prompt that are not in the pool's KV cache, according to this record."""
-        known = self.seen.get(pool, 0) if turn.base_tokens else 0
-        return len(turn.prompt) - known
+    def held_tokens(self, turn: PlannedTurn, pool: Pool) -> int:
+        """Tokens of the prompt that are in the pool's KV cache, according to this record."""
+        return self.seen.get(pool, 0) if turn.base_tokens else 0
 
     def commit(self, turn: PlannedTurn, pool: Pool) -> bool:
         """Record the pool that served a turn. Returns whether the session changed pools."""
@@ -101,14 +101,14 @@ class VirtualGateway:
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1
-        replica.prefill_tokens += view.uncached_tokens
+        replica.prefill_tokens += view.prompt.prefill
         moved = record.commit(turn, decision.pool)
         engine = self._engines[replica.url]
         return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1)
 
     def answering(self, placement: Placement) -> None:
         """Count the prompt of a turn as prefilled."""
-        placement.replica.prefill_tokens -= placement.view.uncached_tokens
+        placement.replica.prefill_tokens -= placement.view.prompt.prefill
 
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
@@ -139,13 +139,11 @@ class VirtualGateway:
     def _view(
         self, pool: EnginePool, session_id: str, turn: PlannedTurn, record: SessionRecord
     ) -> PoolView | None:
-        uncached = record.uncached_tokens(turn, pool.name)
-        fetchable = uncached - record.uncached_tokens(turn, pool.name.other)
+        held = record.held_tokens(turn, pool.name)
         links = (link for url in pool.replicas for link in self._engines[url].links)
-        shared = any(link.writer.pool is not pool.name for link in links)
-        return pool.view(
-            session_id, uncached, fetchable if shared and fetchable >= FETCH_THRESHOLD_TOKENS else 0
-        )
+        common = any(link.writer.pool is not pool.name for link in links)
+        shared = record.held_tokens(turn, pool.name.other) if common else 0
+        return pool.view(session_id, PromptTokens.of(len(turn.prompt), held, shared))
 
 
 def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:

@@ -22,8 +22,9 @@ def add_workload_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload",
         required=True,
-        metavar="NAME|FILE",
-        help=f"{', '.join(WORKLOADS)}, a JSONL trace, or a decision log of the gateway",
+        metavar="NAME|FILE|URL",
+        help=f"{', '.join(WORKLOADS)}, a JSONL trace, or a decision log of the gateway: its file, or "
+        "http://HOST:PORT/decisions of the admin port",
     )
 
 

@@ -288,10 +288,9 @@ def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observati
         pool=placement.decision.pool,
         prompt_tokens=len(sequence.prompt),
         delta_tokens=flight.turn.delta_tokens,
-        uncached_tokens=view.uncached_tokens,
+        expected=view.prompt,
         cached_tokens=sequence.cached_tokens,
         fetched_tokens=None,  # what the record expects to be fetched is fetched
-        fetchable_tokens=view.fetchable_tokens,
         output_tokens=sequence.generated,
         load=view.load,
         queued_prefill_tokens=view.queued_prefill_tokens,

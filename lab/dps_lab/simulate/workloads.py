@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
+from dps_lab.simulate.gateway_logs import read_decision_logs
 from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, load_trace
 from dps_lab.workload.toolbench import toolbench_shaped
 
@@ -22,10 +23,13 @@ _OUTPUT_SPREAD: Final = 0.5
 
 
 def load_workload(name: str) -> list[SessionTrace]:
-    """The sessions of one of WORKLOADS, of a trace file, or of a gateway's decision log.
+    """The sessions of one of WORKLOADS, of a trace file, or of a decision log: a file, or the URL of a gateway's.
 
-    Raises TraceError if the file is neither, or if there is no such workload and no such file.
+    Raises TraceError if the file is neither, if there is no such workload and no such file, or if a gateway does not
+    return its decision log.
     """
+    if name.startswith("http://"):
+        return parse_decision_log(read_decision_logs(name), name)
     if name in LENGTHS:
         return load_trace(Path(str(files("dps_lab"))) / "data" / "lengths" / LENGTHS[name])
     if name == "toolbench":
@@ -34,7 +38,7 @@ def load_workload(name: str) -> list[SessionTrace]:
     if not path.is_file():
         raise TraceError(
             f"there is no workload and no file '{name}'; choose {', '.join(WORKLOADS)}, or the path of a "
-            "JSONL trace or of a decision log"
+            "JSONL trace or of a decision log, or the URL of a gateway's decision log"
         )
     try:
         return load_decision_log(path) if _is_decision_log(path) else load_trace(path)

@@ -122,6 +122,6 @@ class AnswerPlanner:
         return Plan(tuple(token_ids), text, tuple(text_ends), finish)
 
     def _digest(self, prompt: Sequence[int], params: SamplingParams, choice: int) -> int:
-        digest = hashlib.blake2b(array("L", prompt).tobytes(), digest_size=8)
+        digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8)
         digest.update(repr((self.seed, params.sampling_seed, choice)).encode())
         return int.from_bytes(digest.digest(), "big")
