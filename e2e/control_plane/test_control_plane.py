@@ -3,12 +3,16 @@
 kwok simulates the nodes and kubelets. The operator runs with the permissions of the chart's ServiceAccount.
 """
 
+import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dps_gateway.api_server import ApiServer, watch_config_map
+from dps_gateway.config import ConfigMapRef
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.operator import Operator
 from dps_testkit.errors import RefusedError
@@ -60,7 +64,6 @@ def test_minimal_router_becomes_ready(kube: Kube) -> None:
         "PodDisruptionBudget/qwen-gateway",
         "Role/qwen-gateway",
         "RoleBinding/qwen-gateway",
-        "Secret/qwen-redis",
         "Service/qwen-gateway",
         "Service/qwen-greedy",
         "Service/qwen-metrics",
@@ -94,14 +97,6 @@ def test_routing_change_reaches_gateways_without_restarting_pods(kube: Kube) -> 
         config = yaml.safe_load(kube.get("configmap", "qwen-gateway")["data"]["config.yaml"])
         assert config["routing"] == {"policy": "DeltaPrefill", "thresholdTokens": 512}
         assert config["session"]["ttlSeconds"] == 60
-        # The annotation makes the kubelet sync the pod's ConfigMap volume immediately.
-        hashes = {
-            pod["metadata"]["annotations"]["dpsrouter.io/config-hash"]
-            for pod in pods(kube, "gateway").values()
-        }
-        old = {pod["metadata"]["annotations"].get("dpsrouter.io/config-hash") for pod in gateways(before)}
-        assert len(hashes) == 1
-        assert hashes.isdisjoint(old)
         assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 512
 
     eventually(propagated)
@@ -109,8 +104,33 @@ def test_routing_change_reaches_gateways_without_restarting_pods(kube: Kube) -> 
     assert after == set(before)
 
 
-def gateways(found: dict[str, Manifest]) -> list[Manifest]:
-    return [pod for pod in found.values() if pod["metadata"]["labels"]["dpsrouter.io/component"] == "gateway"]
+def gateway_api(kube: Kube, folder: Path) -> ApiServer:
+    """The API server with the permissions of a gateway."""
+    cluster = yaml.safe_load(kube.kubeconfig.read_text())["clusters"][0]["cluster"]
+    token, authority = folder / "token", folder / "ca.crt"
+    token.write_text(kube.kubectl("create", "token", "qwen-gateway"))
+    authority.write_bytes(Path(cluster["certificate-authority"]).read_bytes())
+    return ApiServer(cluster["server"], token, authority)
+
+
+async def test_gateway_receives_a_routing_change_from_its_config_map(kube: Kube, tmp_path: Path) -> None:
+    await asyncio.to_thread(ready, kube)
+    mine = ConfigMapRef(name="qwen-gateway", namespace=kube.namespace)
+    received: asyncio.Queue[str] = asyncio.Queue()
+    watching = asyncio.create_task(watch_config_map(gateway_api(kube, tmp_path), mine, received.put_nowait))
+    try:
+        async with asyncio.timeout(60):
+            first = yaml.safe_load(await received.get())
+            assert first["configMap"] == {
+                "name": "qwen-gateway",
+                "namespace": kube.namespace,
+                "key": "config.yaml",
+            }
+            change = {"spec": {"routing": {"thresholdTokens": 512}}}
+            await asyncio.to_thread(kube.patch, "dpsrouter", "qwen", change)
+            assert yaml.safe_load(await received.get())["routing"]["thresholdTokens"] == 512
+    finally:
+        watching.cancel()
 
 
 DRIFT: dict[str, tuple[str, str, Manifest]] = {
@@ -172,17 +192,44 @@ def test_deleted_children_are_recreated(kube: Kube) -> None:
 
 def test_deleted_password_is_regenerated_and_redis_and_gateways_restart(kube: Kube) -> None:
     ready(kube)
-    old = kube.get("secret", "qwen-redis")["data"]
+    old = kube.get("secret", "dps-router-credentials")["data"]
     before = set(pods(kube, "gateway")), kube.get("pod", "qwen-redis-0")["metadata"]["uid"]
-    kube.kubectl("delete", "secret", "qwen-redis")
+    kube.kubectl("delete", "secret", "dps-router-credentials")
+    kube.kubectl("annotate", "dps/qwen", "password=changed")
 
     def restarted() -> None:
-        assert kube.get("secret", "qwen-redis")["data"] != old
+        assert kube.get("secret", "dps-router-credentials")["data"] != old
         assert set(pods(kube, "gateway")).isdisjoint(before[0])
         assert kube.get("pod", "qwen-redis-0")["metadata"]["uid"] != before[1]
 
     eventually(restarted)
     kube.until("qwen", Ready="True", Progressing="Settled")
+
+
+def test_routers_of_a_namespace_share_a_secret_that_is_deleted_with_the_last(kube: Kube) -> None:
+    kube.apply(router("first"), router("second"))
+    for name in ("first", "second"):
+        kube.until(name, Ready="True")
+
+    def secret() -> Manifest:
+        return kube.get("secret", "dps-router-credentials")
+
+    both = secret()["data"]
+    assert {name.partition("-")[0] for name in both} == {"first", "second"}
+    kube.kubectl("delete", "dps/first")
+
+    def left() -> None:
+        assert secret()["data"] == {name: value for name, value in both.items() if name.startswith("second-")}
+
+    eventually(left)
+    (owner,) = secret()["metadata"]["ownerReferences"]
+    assert owner["name"] == "second"
+    kube.kubectl("delete", "dps/second")
+    eventually(lambda: _absent(kube, "secret"))
+
+
+def _absent(kube: Kube, kind: str) -> None:
+    assert not kube.list(kind)
 
 
 OPTIONS: Manifest = {
@@ -447,7 +494,7 @@ def test_router_recreated_immediately_gets_new_children(kube: Kube) -> None:
     assert owners == {uid}
 
 
-def test_gateway_may_only_watch_endpoints(kube: Kube) -> None:
+def test_gateway_may_only_watch_endpoints_and_its_config_map(kube: Kube) -> None:
     ready(kube)
     account = f"system:serviceaccount:{kube.namespace}:qwen-gateway"
 
@@ -458,7 +505,9 @@ def test_gateway_may_only_watch_endpoints(kube: Kube) -> None:
             return False
 
     assert may("watch", "endpointslices.discovery.k8s.io")
-    assert not any(may(*access) for access in (("get", "secrets"), ("list", "pods"), ("create", "pods")))
+    assert may("watch", "configmaps/qwen-gateway")
+    denied = (("get", "secrets"), ("list", "pods"), ("create", "pods"), ("watch", "configmaps"))
+    assert not any(may(*access) for access in denied)
 
 
 def test_gateway_and_redis_satisfy_the_restricted_pod_security_standard(kube: Kube) -> None:

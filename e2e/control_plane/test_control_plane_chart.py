@@ -34,6 +34,7 @@ EVERY_VALUE: Manifest = {
     "imagePullSecrets": ["pull"],
     "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
+    "labImage": {"repository": "reg/lab", "tag": "3", "digest": "sha256:" + "2" * 64},
     "watchNamespaces": [],
     "crds": {"enabled": True, "keep": False},
     "serviceAccount": {"create": True, "name": "robot", "annotations": {"a": "b"}},
@@ -95,6 +96,7 @@ def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Pa
     for expected in (
         "mirror:5000/reg/gateway@sha256:1111",
         "mirror:5000/reg/valkey:8",
+        "mirror:5000/reg/lab@sha256:2222",
         "HTTPS_PROXY",
         "/ca",
         "--verbose",
@@ -276,8 +278,12 @@ def test_operator_has_required_permissions_only_and_notes_are_printed(installed:
     operator = "system:serviceaccount:dps-system:dps-dps-router"
     for verb, what, expected in (
         ("patch", "deployments.apps", "yes"),
-        ("create", "secrets", "yes"),
+        ("get", "secrets/dps-router-credentials", "yes"),
+        ("get", "secrets", "no"),
+        ("get", "secrets/hugging-face", "no"),
+        ("create", "secrets", "no"),
         ("delete", "pods", "no"),
+        ("patch", "pods", "no"),
         ("create", "clusterroles", "no"),
         ("patch", "dpsrouters", "no"),
         ("patch", "nodes", "no"),

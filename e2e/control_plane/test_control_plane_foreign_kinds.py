@@ -82,6 +82,22 @@ def test_operator_handles_crds_installed_and_removed_while_it_runs(
 
 
 @pytest.mark.usefixtures("known", "operator")
+def test_route_has_the_filters_and_weights_of_the_spec(kube: Kube) -> None:
+    headers = {"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-debug"]}}
+    other = {"name": "other-gateway", "namespace": "next", "port": 80, "weight": 10}
+    route = {**ROUTE, "filters": [headers], "weight": 90, "backendRefs": [other]}
+    kube.apply(router(gateway={"httpRoute": route}))
+    kube.until("qwen", Ready="True", Progressing="Settled")
+    (rule,) = kube.get("httproute", "qwen-gateway")["spec"]["rules"]
+    service = {"group": "", "kind": "Service"}
+    assert rule["filters"] == [headers]
+    assert rule["backendRefs"] == [
+        {**service, "name": "qwen-gateway", "port": 8000, "weight": 90},
+        {**service, **other},
+    ]
+
+
+@pytest.mark.usefixtures("known", "operator")
 def test_objects_match_their_schemas_and_are_deleted_when_their_spec_fields_are_removed(kube: Kube) -> None:
     kube.apply(router(**OPTIONS))
     kube.until("qwen", Ready="True", Progressing="Settled")

@@ -14,15 +14,19 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "missing draft model": (
         speculation(algorithm="Eagle"),
-        "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram",
+        "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram or Suffix",
     ),
     "draft model with Ngram": (
         speculation(algorithm="Ngram", draftModel="m"),
-        "speculation.draftModel must not be set with algorithm Ngram, which drafts from the prompt",
+        "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
+    ),
+    "draft model with Suffix": (
+        speculation(algorithm="Suffix", draftModel="m"),
+        "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
     ),
     "steps with Ngram": (
         speculation(algorithm="Ngram", steps=3),
-        "speculation.steps and speculation.topK must not be set with algorithm Ngram, which does not use them",
+        "speculation.steps and speculation.topK must not be set with algorithms Ngram and Suffix",
     ),
     "draftTokens do not match steps": (
         speculation(algorithm="Standalone", draftModel="m", steps=3, draftTokens=8),

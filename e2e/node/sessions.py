@@ -22,10 +22,12 @@ class Turn:
     cached_tokens: int
 
 
-def turns(url: str, model: str, count: int = 4, answer_tokens: int = 16) -> Iterator[Turn]:
-    """Send a session without a session id; every second turn is short."""
+def turns(
+    url: str, model: str, count: int = 4, answer_tokens: int = 16, system: str = "You are brief."
+) -> Iterator[Turn]:
+    """Send a session without a session id; every second turn is short. Sessions differ if `system` does."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
-    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are brief."}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": system}]
     for number in range(count):
         messages.append({"role": "user", "content": f"{number}. {SHORT if number % 2 else LONG}"})
         raw = client.chat.completions.with_raw_response.create(

@@ -1,0 +1,41 @@
+"""A calibration on a real node: it reads the gateways' decision logs, and its recommendation is applied."""
+
+from pathlib import Path
+
+import yaml
+
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.cluster.providers import Cluster
+from dps_testkit.waiting import eventually
+from e2e.node.commands import run_documented
+from e2e.node.conftest import READY_SECONDS, emulated
+from e2e.node.sessions import turns
+
+CALIBRATION_SECONDS = 300.0
+SESSIONS = 12
+
+
+def test_the_documented_commands_calibrate_and_the_gateways_apply_the_result(
+    node: Cluster, kube: Kube
+) -> None:
+    router = emulated("qwen")
+    router["spec"]["routing"] = {"policy": "Random", "calibration": {"apply": True}}
+    kube.apply(router)
+    kube.until("qwen", READY_SECONDS, Ready="True", Progressing="Settled", RoutingCalibrated="NotCalibrated")
+    with node.reach(kube, "qwen-gateway", 8000) as url:
+        for number in range(SESSIONS):
+            system = f"You are assistant {number}."
+            assert len(list(turns(url, "emulated", count=3, answer_tokens=20, system=system))) == 3
+
+    run_documented(Path(__file__), kube, CALIBRATION_SECONDS)
+
+    def applied() -> None:
+        """The gateways are configured with the recommended policy, which is never Random."""
+        routing = kube.get("dpsrouter", "qwen")["status"]["routing"]
+        text = kube.get("configmap", "qwen-gateway")["data"]["config.yaml"]
+        policy = yaml.safe_load(text)["routing"]["policy"]
+        assert policy == routing["policy"] == routing["recommended"]["policy"] != "Random"
+
+    eventually(applied, READY_SECONDS)
+    kube.until("qwen", READY_SECONDS, RoutingCalibrated="Applied")
+    kube.kubectl("delete", "dpsrouter", "qwen")

@@ -1,0 +1,67 @@
+# mypy: disable-error-code="import-not-found"
+"""Lets SGLang 0.5.23 use HiCache without a GPU.
+
+SGLang's hashing, radix tree, host pools, storage backends and scheduling are not changed.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+def _host_pools(module: Any) -> None:
+    """Host memory cannot be pinned, and the machine may have less than the 10 GiB that SGLang reserves."""
+    original = module.HostKVCache.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options | {"pin_memory": False})
+
+    module.HostKVCache.__init__ = init
+    module.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+
+
+def _host_copies(module: Any) -> None:
+    """SGLang imports these operators only if it has a GPU."""
+    from sgl_kernel.kvcacheio import transfer_kv_all_layer_lf_pf, transfer_kv_per_layer_pf_lf
+
+    module.transfer_kv_all_layer_lf_pf = transfer_kv_all_layer_lf_pf
+    module.transfer_kv_per_layer_pf_lf = transfer_kv_per_layer_pf_lf
+
+
+def _page_allocation(module: Any) -> None:
+    """For pages of several tokens and the backend intel_amx, SGLang selects its Triton kernel, which needs a GPU."""
+    module.get_last_loc_triton = module.get_last_loc_torch
+
+
+CHANGES: Mapping[str, Callable[[Any], None]] = {
+    "sglang.srt.mem_cache.pool_host.base": _host_pools,
+    "sglang.srt.mem_cache.pool_host.mha": _host_copies,
+    "sglang.srt.mem_cache.allocation": _page_allocation,
+}
+"""What to change in a module after it was imported."""
+
+
+class ChangingFinder(PathFinder):
+    """Finds the modules in CHANGES, and changes each after its import."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        change = CHANGES.get(fullname)
+        spec = super().find_spec(fullname, path, target) if change is not None else None
+        if change is None or spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # the loader of this module only
+        return spec
+
+
+sys.meta_path.insert(0, ChangingFinder)
