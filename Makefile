@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator grid e2e images release generate lock clean
+.PHONY: help demo test lint format bench bench-operator grid e2e e2e-paper-engines images release generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -47,7 +47,11 @@ grid: $(INSTALLED) ## compare the policy Adaptive with the other policies and ot
 
 e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoenix and Prometheus; see e2e/README.md
 	@e2e/cluster/build $$([ "$$(id -u)" = 0 ] || echo control-plane)
-	@$(BIN)/python -m pytest e2e --timeout 600 --tb short
+	@e2e/run
+
+e2e-paper-engines: $(INSTALLED) ## install vLLM (6 GB) and run the tests with the paper's other engines, vLLM and Transformers
+	@e2e/paper_engines/install
+	@$(BIN)/python -m pytest e2e/paper_engines --timeout 600 --tb short
 
 images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images

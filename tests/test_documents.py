@@ -180,7 +180,8 @@ def test_every_command_block_is_run_or_marked_with_a_reason(block: Block) -> Non
     if block.runner is not None:
         runner = ROOT / block.runner
         assert runner.is_file()
-        assert runner.suffix != ".py" or "run_by(" in runner.read_text(), f"{runner} does not call run_by()"
+        calls = [name for name in ("run_by(", "run_documented(") if name in runner.read_text()]
+        assert calls or runner.suffix != ".py", f"{runner} calls neither run_by() nor run_documented()"
     else:
         assert block.reason_not_run, f"{block}: mark it with 'run by PATH' or 'not run: REASON'"
 
@@ -248,7 +249,7 @@ def test_configuration_reference_has_every_key_and_the_defaults_it_claims() -> N
     assert {name: every_key[name] for name in claimed} == {name: default_of[name] for name in claimed}
     unset = {
         "listen": {"tls", "adminHost", "adminTokenFile"},
-        "session": {"redisUrl", "peers"},
+        "session": {"redisUrl", "redisUrlFile", "peers"},
         "telemetry": {"otlpEndpoint"},
         "auth": {"keysFile"},
     }

@@ -12,8 +12,10 @@ from dps_gateway.config import Limits, Listen, Timeouts
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
 from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
+from dps_lab.calibrate.goal import OBJECTIVES
+from dps_lab.simulate.hardware import HARDWARE
 from dps_operator.api.gateway import POSITIVE
-from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_PLUGIN_IMAGE
+from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +30,7 @@ def test_chart_and_default_images_have_the_version_of_the_distribution() -> None
     version = project_version()
     chart = yaml.safe_load((ROOT / "charts/dps-router/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    for image in (DEFAULT_GATEWAY_IMAGE, DEFAULT_PLUGIN_IMAGE):
+    for image in (DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE):
         assert image.rpartition(":")[2] == version
 
 
@@ -68,6 +70,12 @@ def test_crd_accepts_only_values_that_the_gateway_accepts(
 
 def test_crd_offers_the_policies_of_the_gateway() -> None:
     assert set(routing_schema()["properties"]["policy"]["enum"]) == set(POLICIES)
+
+
+def test_crd_offers_the_objectives_and_the_hardware_of_a_calibration() -> None:
+    calibration = routing_schema()["properties"]["calibration"]["properties"]
+    assert set(calibration["objective"]["enum"]) == set(OBJECTIVES)
+    assert set(calibration["hardware"]["enum"]) == set(HARDWARE)
 
 
 def test_crd_forbids_the_headers_that_the_gateway_forbids() -> None:

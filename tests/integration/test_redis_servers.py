@@ -146,6 +146,19 @@ async def test_standalone_server_stores_sessions(binary: Path, tmp_path: Path) -
             await check_session_lifecycle(store, client, Names(1))
 
 
+async def test_another_client_is_used_without_interruption(tmp_path: Path) -> None:
+    async with Site(tmp_path) as site:
+        old, new = await site.redis(), await site.redis()
+        async with backend(old.url) as (store, client):
+            await check_session_lifecycle(store, client, Names(1))
+            replacement = connect(new.url, TIMEOUT_SECONDS)
+            reads = [asyncio.create_task(store.get("key")) for _ in range(5)]
+            await asyncio.sleep(0)
+            store.use(replacement)
+            assert await asyncio.gather(*reads) == [None] * 5
+            await check_session_lifecycle(store, replacement, Names(2))
+
+
 @EVERY_SERVER
 async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, tmp_path: Path) -> None:
     names = Names(1)

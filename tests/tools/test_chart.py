@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dps_operator.builders.credentials import CREDENTIALS
 from dps_tools.chart import ChartError, Renderer, rendered
 from dps_tools.generate import ROOT
 
@@ -49,6 +50,34 @@ def test_named_template_is_included_with_its_context() -> None:
 def test_unsupported_or_incomplete_template_is_refused(source: str) -> None:
     with pytest.raises(ChartError):
         Renderer(CONTEXT).render(source)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "kinds"),
+    [([], ["ClusterRole"]), (["a", "b"], ["Role", "Role"])],
+    ids=["all namespaces", "named namespaces"],
+)
+def test_operator_may_access_only_its_own_secret_and_only_read_pods(
+    namespaces: list[str], kinds: list[str]
+) -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | {"watchNamespaces": namespaces}
+    objects = [yaml.safe_load(text) for _, text in rendered(CHART, "r", "ns", values)]
+    roles = [item for item in objects if item["kind"] in ("Role", "ClusterRole")]
+    own = [role for role in roles if role["metadata"]["name"] == "r-dps-router"]
+    assert [role["kind"] for role in own] == kinds
+    rules = [rule for role in roles for rule in role["rules"]]
+    assert not [rule for rule in rules if "*" in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]]
+    assert [rule for rule in rules if "secrets" in rule["resources"]] == [
+        {
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "resourceNames": [CREDENTIALS],
+            "verbs": ["get", "create", "patch"],
+        }
+    ] * len(own)
+    assert [rule["verbs"] for rule in rules if "pods" in rule["resources"]] == [
+        ["get", "list", "watch"]
+    ] * len(own)
 
 
 def test_operator_receives_the_global_pull_secrets() -> None:

@@ -80,7 +80,9 @@ def test_artifact_hub_annotations_agree_with_the_release() -> None:
     }
     crd = yaml.safe_load((CHART / "files/crd.yaml").read_text())
     assert [image["image"] for image in notes["images"] if image["image"].startswith("dps-router/")] == [
-        f"dps-router/{name}:{chart['appVersion']}" for name in ("operator", "gateway") if name in IMAGES
+        f"dps-router/{name}:{chart['appVersion']}"
+        for name in ("operator", "gateway", "lab")
+        if name in IMAGES
     ]
     assert [image["image"] for image in notes["images"]][-1] == yaml.safe_load(
         (CHART / "values.yaml").read_text()

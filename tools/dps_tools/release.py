@@ -22,7 +22,7 @@ from dps_tools.sbom import INVENTORY, bill_of_materials
 
 ROOT: Final = Path(__file__).parents[2]
 CHECKSUMS: Final = "SHA256SUMS"
-IMAGES: Final = ("gateway", "operator", "engine")
+IMAGES: Final = ("gateway", "operator", "lab", "engine")
 MANIFESTS: Final = ("manifests/install.yaml", "manifests/crd.yaml")
 UV: Final = Path(sys.executable).with_name("uv")
 
