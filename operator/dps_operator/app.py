@@ -24,6 +24,7 @@ from dps_operator.gpu_budget.demand import GatewayDemand
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
 from dps_operator.leader import Lease
+from dps_operator.mounts import MountWatch
 from dps_operator.observe import Observations
 from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
@@ -58,6 +59,7 @@ async def run(settings: Settings) -> None:
     gateways = aiohttp.ClientSession()
     metrics = GatewayMetrics(gateways)
     caches = CacheWatch(observations, metrics)
+    mounts = MountWatch(cluster, observations)
     reconciler = Reconciler(cluster, observations, settings, _now, balance, caches.service)
     queue = WorkQueue(reconciler.reconcile)
     balancer = Balancer(observations, queue, GatewayDemand(metrics), balance, _now)
@@ -134,7 +136,7 @@ async def run(settings: Settings) -> None:
         await run()
 
     functions: list[Callable[[], Awaitable[None]]] = [resync.run, watch_forever, balancer.run]
-    functions += [partial(caches.run, queue), *[queue.work] * settings.workers]
+    functions += [partial(caches.run, queue), partial(mounts.run, queue), *[queue.work] * settings.workers]
     parts = [asyncio.create_task(part) for part in (lead(), *map(while_leading, functions))]
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -47,8 +47,13 @@ class Cluster(Protocol):
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         """One object. Raises NotFoundError if it does not exist."""
 
-    def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[list[Manifest]]:
-        """All objects that match the label selector, in one namespace or in all, in pages of bounded size."""
+    def pages(
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
+        """All objects that match the label selector and the field selector, in one namespace or in all.
+
+        The pages have a bounded size.
+        """
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object. Raises AlreadyExistsError if its name is taken."""
@@ -196,10 +201,11 @@ class KubernetesCluster:
         return answer
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = ""
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[list[Manifest]]:
         """See Cluster."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query |= {"fieldSelector": fields} if fields else {}
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)
             yield page.pop("items")

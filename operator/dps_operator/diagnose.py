@@ -81,6 +81,26 @@ def _container(name: str, status: dict[str, Any]) -> Problem | None:
     return None
 
 
+def creating(pod: Manifest) -> bool:
+    """Whether the kubelet has created none of the pod's containers, because it prepares the pod's volumes first."""
+    status = pod.get("status", {})
+    states = [
+        container.get("state", {})
+        for part in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(part, [])
+    ]
+    started = any("running" in state or "terminated" in state for state in states)
+    return not started and not pod["metadata"].get("deletionTimestamp")
+
+
+def unmounted(name: str, message: str) -> Problem:
+    """Why a pod's volumes cannot be mounted, from the message of the kubelet's event."""
+    explanation = message.rpartition(" : ")[2].strip()
+    if re.search("(secret|configmap) .*not found|non-existent", explanation, re.IGNORECASE):
+        return Problem("ConfigMissing", f"pod {name} cannot start: {explanation}")
+    return Problem("WaitingForVolume", f"pod {name} is waiting for its volume: {last_line(message)}")
+
+
 def problem(pod: Manifest, component: str) -> Problem | None:
     """Why a pod is not ready; None if it is ready or terminating."""
     if pod["metadata"].get("deletionTimestamp"):

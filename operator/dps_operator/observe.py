@@ -1,9 +1,9 @@
 """The operator's cache of the cluster: the fields of each object that reconciling reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dps_operator.diagnose import Problem, problem
+from dps_operator.diagnose import Problem, creating, problem, unmounted
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import (
     COMPONENT_LABEL,
@@ -98,6 +98,8 @@ class Pod:
     """Address of the pod; empty if it has none yet."""
     finished: Finished | None = None
     """Of a calibration that has ended."""
+    creating: bool = False
+    """Whether none of its containers has been created yet."""
 
 
 def router_key(body: Manifest) -> Key:
@@ -208,6 +210,7 @@ def pod(body: Manifest) -> Pod:
         problem=problem(body, component),
         ip=body.get("status", {}).get("podIP", ""),
         finished=_finished(body) if component == "calibration" else None,
+        creating=creating(body),
     )
 
 
@@ -218,6 +221,8 @@ class Observations:
         self.routers: dict[Key, Manifest] = {}
         self._children: dict[Key, dict[ChildKey, Child]] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
+        self.unmounted: dict[Key, dict[str, str]] = {}
+        """Messages about volumes that cannot be mounted, by name of the pod."""
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored."""
@@ -266,13 +271,26 @@ class Observations:
 
     def pods(self, key: Key) -> list[Pod]:
         """The pods of a DPSRouter, sorted by name."""
-        pods = self._pods.get(key, {})
-        return [pods[name] for name in sorted(pods)]
+        pods, failures = self._pods.get(key, {}), self.unmounted.get(key, {})
+        return [
+            replace(pods[name], problem=unmounted(name, failures[name]))
+            if name in failures and pods[name].creating
+            else pods[name]
+            for name in sorted(pods)
+        ]
+
+    def creating(self) -> dict[Key, list[str]]:
+        """The names of the pods of which no container has been created yet, by DPSRouter."""
+        found = {
+            key: [name for name, pod in pods.items() if pod.creating] for key, pods in self._pods.items()
+        }
+        return {key: names for key, names in found.items() if names}
 
     def forget(self, key: Key) -> None:
         """Remove the children and pods of a deleted DPSRouter."""
         self._children.pop(key, None)
         self._pods.pop(key, None)
+        self.unmounted.pop(key, None)
 
     def replace(self, listed: "Observations") -> None:
         """Replace everything with the result of a full listing."""

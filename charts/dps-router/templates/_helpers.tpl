@@ -119,7 +119,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 # The operator grants this permission to the gateways, so it must have it.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

@@ -66,7 +66,7 @@ class FakeCluster:
             raise NotFoundError(name, 404) from None
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = ""
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[list[Manifest]]:
         self._called("list", kind.name)
         yield [manifest for (name, _, _), manifest in self.objects.items() if name == kind.name]

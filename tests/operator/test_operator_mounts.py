@@ -1,0 +1,123 @@
+"""Volumes that cannot be mounted are diagnosed from the kubelet's events."""
+
+from typing import Any
+
+import pytest
+
+from dps_operator.diagnose import Problem
+from dps_operator.errors import ClusterError
+from dps_operator.mounts import MountWatch
+from dps_testkit.operator.objects import Manifest, pod
+from dps_testkit.operator.routers import SMALLEST
+from dps_testkit.operator.world import KEY, World
+
+CREATING = {
+    "name": "gateway",
+    "image": "i",
+    "ready": False,
+    "state": {"waiting": {"reason": "ContainerCreating"}},
+}
+NO_SECRET = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
+NO_KEY = 'MountVolume.SetUp failed for volume "redis-ca" : references non-existent secret key: ca.crt'
+ATTACHED = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
+SUMMARY = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed out waiting for the condition"
+
+
+def event(message: str, time: str = "2026-01-01T00:00:00Z", **change: Any) -> Manifest:
+    """A Warning of the kubelet about the gateway's pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"p.{time}.{len(message)}", "namespace": "serving"},
+        "involvedObject": {"kind": "Pod", "name": "p", "namespace": "serving"},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": message,
+        "lastTimestamp": time,
+        **change,
+    }
+
+
+LATER = "2026-01-01T00:02:00Z"
+CASES: dict[str, tuple[list[Manifest], Problem]] = {
+    "missing Secret": (
+        [event(NO_SECRET)],
+        Problem("ConfigMissing", 'pod p cannot start: secret "keys" not found'),
+    ),
+    "missing key of a Secret": (
+        [event(NO_KEY)],
+        Problem("ConfigMissing", "pod p cannot start: references non-existent secret key: ca.crt"),
+    ),
+    "volume attached elsewhere": (
+        [event(ATTACHED, reason="FailedAttachVolume")],
+        Problem("WaitingForVolume", f"pod p is waiting for its volume: {ATTACHED}"),
+    ),
+    "later message without the cause": (
+        [event(NO_SECRET), event(SUMMARY, LATER)],
+        Problem("ConfigMissing", 'pod p cannot start: secret "keys" not found'),
+    ),
+    "newest of several causes": (
+        [event(NO_KEY, LATER), event(NO_SECRET)],
+        Problem("ConfigMissing", "pod p cannot start: references non-existent secret key: ca.crt"),
+    ),
+    "another event": ([event("x", reason="FailedKillPod")], Problem("Starting", "pod p is starting")),
+    "no event": ([], Problem("Starting", "pod p is starting")),
+}
+
+
+async def world_with(*events: Manifest, **status: Any) -> tuple[World, MountWatch]:
+    """A world whose gateway has one pod with this status, after the first reconcile."""
+    world = World(SMALLEST)
+    world.cluster.objects["Pod", "serving", "p"] = pod("p", "gateway", **status)
+    for one in events:
+        world.cluster.store(one)
+    await world.reconcile()
+    return world, MountWatch(world.cluster, world.seen)
+
+
+@pytest.mark.parametrize(("events", "wanted"), CASES.values(), ids=CASES.keys())
+async def test_pod_that_waits_for_a_volume_is_diagnosed(events: list[Manifest], wanted: Problem) -> None:
+    world, watch = await world_with(*events, containerStatuses=[CREATING])
+    changed = await watch.once()
+    assert changed == ([] if wanted.reason == "Starting" else [KEY])
+    assert await watch.once() == []
+    assert [one.problem for one in world.seen.pods(KEY)] == [wanted]
+
+
+async def test_condition_of_the_gateway_names_the_missing_secret() -> None:
+    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
+    assert world.condition("GatewayReady")["reason"] == "Starting"
+    for key in await watch.once():
+        await world.reconciler.reconcile(key)
+    condition = world.condition("GatewayReady")
+    assert (condition["reason"], condition["message"]) == (
+        "ConfigMissing",
+        'pod p cannot start: secret "keys" not found',
+    )
+    assert world.condition("Ready")["status"] == "False"
+
+
+async def test_started_pod_is_not_judged_by_older_events() -> None:
+    running = CREATING | {"state": {"running": {}}}
+    world, watch = await world_with(event(NO_SECRET), containerStatuses=[running])
+    lists = world.cluster.calls["list"]
+    assert await watch.once() == []
+    assert world.cluster.calls["list"] == lists, "no events are listed without pods that wait"
+
+
+async def test_result_ends_with_the_pod() -> None:
+    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
+    assert await watch.once() == [KEY]
+    del world.cluster.objects["Pod", "serving", "p"]
+    await world.list_objects()
+    assert await watch.once() == [KEY]
+    assert world.seen.unmounted == {}
+
+
+async def test_failed_listing_keeps_the_last_result() -> None:
+    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
+    await watch.once()
+    world.cluster.fail["list", "Event"] = ClusterError("the API server is unavailable")
+    with pytest.raises(ClusterError):
+        await watch.once()
+    assert KEY in world.seen.unmounted
