@@ -170,7 +170,7 @@ class _Paged(FakeCluster):
         self.held: list[int] = []
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = ""
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[list[Manifest]]:
         served: list[weakref.ref[_Object]] = []
         for number in range(4 if kind is POD else 0):
