@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.config import Limits, Listen, Timeouts
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
@@ -16,6 +17,7 @@ from dps_lab.calibrate.goal import OBJECTIVES
 from dps_lab.simulate.hardware import HARDWARE
 from dps_operator.api.gateway import POSITIVE
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE
+from dps_sglang import cache_salt
 
 ROOT = Path(__file__).parent.parent
 
@@ -96,3 +98,7 @@ def test_operator_and_gateway_agree_on_the_path_of_otlp_over_http() -> None:
     sources += [path.read_text() for path in (ROOT / "engines").rglob("*.py")]
     paths = {path for source in sources for path in re.findall(r"\}(/v\d+/traces)", source)}
     assert paths == {OTLP_HTTP_TRACES_PATH}
+
+
+def test_gateway_and_plugin_use_the_same_header_for_the_cache_salt() -> None:
+    assert SALT_HEADER == cache_salt.SALT_HEADER

@@ -1,22 +1,39 @@
-"""The plugin's entry point for SGLang: installs the hooks for STANDALONE engines if this SGLang is supported."""
+"""The plugin's entry point for SGLang: installs its hooks if this SGLang is supported."""
 
 import logging
+import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from dps_sglang import compatibility
+from dps_sglang.cache_salt import salted
 
 logger = logging.getLogger(__name__)
 
 
 def register() -> None:
     """Called by SGLang in each of its processes, before the wrapped methods are used."""
-    reason = compatibility.objection(version("sglang"), compatibility.REFILL_SIGNATURES)
+    if _supported("not shared with STANDALONE engines", compatibility.REFILL_SIGNATURES):
+        from dps_sglang.draft_refill import refill, without_draft_pages
+
+        _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
+        _wrap(compatibility.DRAFT_PREFILL, refill)
+    # Only the process that serves HTTP has imported this module, which is expensive to import.
+    if compatibility.CHAT_MODULE in sys.modules and _supported(
+        "the tenants of /v1/messages are not separated", compatibility.SALT_SIGNATURES
+    ):
+        _wrap(compatibility.CHAT_CONVERSION, salted)
+
+
+def _supported(consequence: str, signatures: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether hooks that require these signatures can be installed. Logs the consequence and the reason if not."""
+    reason = compatibility.objection(version("sglang"), signatures)
     if reason is not None:
-        logger.warning("dps prefix cache: not shared with STANDALONE engines: %s", reason)
-        return
+        logger.warning("dps prefix cache: %s: %s", consequence, reason)
+    return reason is None
+
+
+def _wrap(target: str, hook: object) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from dps_sglang.draft_refill import refill, without_draft_pages
-
-    HookRegistry.register(compatibility.BUILD_SIDECARS, without_draft_pages, HookType.AROUND)
-    HookRegistry.register(compatibility.DRAFT_PREFILL, refill, HookType.AROUND)
+    HookRegistry.register(target, hook, HookType.AROUND)

@@ -1,8 +1,10 @@
 """Requests to a gateway with slow engines, so that a test can act while they are in flight."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,6 +27,26 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
         "ignore_eos": True,
         **fields,
     }
+
+
+def common_cache(folder: Path) -> list[str]:
+    """The flags of engines that share a prefix cache in this folder through the plugin dps_sglang."""
+    secret = folder / "secret"
+    secret.write_text("a secret of thirty-two bytes....")
+    settings = {
+        "backend_name": "dps",
+        "module_path": "dps_sglang.adapter",
+        "class_name": "SharedPrefixCache",
+        "interface_v1": 1,
+        "directory": str(folder / "pages"),
+        "secret_file": str(secret),
+        "max_gib": 1,
+    }
+    return [
+        *("--emulate-speed", "200", "--enable-hierarchical-cache"),
+        *("--hicache-write-policy", "write_through", "--hicache-storage-backend", "dynamic"),
+        *("--hicache-storage-backend-extra-config", json.dumps(settings)),
+    ]
 
 
 WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.api.cache_salt import with_salt
+from dps_gateway.api.cache_salt import SALT_HEADER, with_salt
 from dps_gateway.api.errors import BadRequest
 from dps_gateway.api.public import public_app
 from dps_gateway.auth import Keys
@@ -93,16 +93,21 @@ def test_secret_depends_on_the_tenant_and_on_its_first_key(tmp_path: Path) -> No
 
 
 class Site:
-    """A gateway with an engine that records the bodies it receives."""
+    """A gateway with an engine that records the bodies and the headers with salts that it receives."""
 
-    def __init__(self, runtime: Runtime, client: TestClient[Any, Any], received: list[bytes]) -> None:
+    def __init__(
+        self, runtime: Runtime, client: TestClient[Any, Any], received: list[bytes], salts: list[str | None]
+    ) -> None:
         self.runtime = runtime
         self.received = received
+        self.salts = salts
         self._client = client
 
-    async def post(self, body: Any, key: str = "sk-alpha", path: str = CHAT) -> tuple[int, dict[str, str]]:
+    async def post(
+        self, body: Any, key: str = "sk-alpha", path: str = CHAT, own_header: str = ""
+    ) -> tuple[int, dict[str, str]]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {key}"} | ({SALT_HEADER: own_header} if own_header else {})
         response = await self._client.post(path, data=data, headers=headers)
         await response.read()
         return response.status, dict(response.headers)
@@ -116,9 +121,11 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     received: list[bytes] = []
+    salts: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
         received.append(await request.read())
+        salts.append(request.headers.get(SALT_HEADER))
         return web.json_response({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
 
     app = web.Application()
@@ -131,7 +138,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         runtime = Runtime(config, shared_tokenizer())
         runtime.keys = load_keys(tmp_path, KEYS)
         async with TestClient(TestServer(public_app(runtime))) as client:
-            yield Site(runtime, client, received)
+            yield Site(runtime, client, received, salts)
         await runtime.close()
 
 
@@ -165,6 +172,26 @@ async def test_every_endpoint_with_a_salt_receives_the_tenants(
     ignored = {*fields, "stream_options"}
     rest = [{key: value for key, value in sent.items() if key not in ignored} for sent in (alpha, beta)]
     assert rest == [{key: value for key, value in body.items() if key not in ignored}] * 2
+
+
+async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_header(site: Site) -> None:
+    body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+    for key in ("sk-alpha", "sk-beta", "sk-alpha"):
+        await site.post(body, key, "/v1/messages")
+    alpha, beta, again = site.salts
+    assert alpha == again
+    assert None not in {alpha, beta}
+    assert alpha != beta
+    assert [json.loads(sent) for sent in site.received] == [body] * 3
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", CHAT, "/v1/embeddings"])
+async def test_clients_cannot_choose_the_salt_header(site: Site, path: str) -> None:
+    body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+    await site.post(body, path=path)
+    await site.post(body, path=path, own_header="that of another tenant")
+    own, forged = site.salts
+    assert own == forged
 
 
 @pytest.mark.parametrize("body", [b'{"input": NaN}', b"[]", b"{"])

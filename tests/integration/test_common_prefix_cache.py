@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from dps_testkit.plane import CHAT, chat, read
+from dps_testkit.plane import CHAT, chat, common_cache, read
 from dps_testkit.processes import Gateway, Site
 from dps_testkit.waiting import wait_until
 
@@ -21,19 +21,7 @@ ASKING = {"return_cached_tokens_details": True}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("common")
-    (folder / "secret").write_text("a secret of thirty-two bytes....")
-    settings = {
-        "backend_name": "dps",
-        "module_path": "dps_sglang.adapter",
-        "class_name": "SharedPrefixCache",
-        "interface_v1": 1,
-        "directory": str(folder / "pages"),
-        "secret_file": str(folder / "secret"),
-        "max_gib": 1,
-    }
-    flags = ["--emulate-speed", "200", "--page-size", str(PAGE_TOKENS), "--enable-hierarchical-cache"]
-    flags += ["--hicache-write-policy", "write_through", "--hicache-storage-backend", "dynamic"]
-    flags += ["--hicache-storage-backend-extra-config", json.dumps(settings)]
+    flags = [*common_cache(folder), "--page-size", str(PAGE_TOKENS)]
     async with Site(folder) as site:
         speculative, greedy = await site.engines("speculative", "greedy", arguments=flags)
         routing = {"commonPrefixCache": True, "decisionLog": str(folder / "decisions.jsonl")}

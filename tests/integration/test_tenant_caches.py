@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from dps_testkit.plane import common_cache
 from dps_testkit.processes import Engine, Gateway, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -18,21 +19,22 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}),
     "completions": ("/v1/completions", {"prompt": "completions " + PROMPT, "max_tokens": 2}),
     "generate": ("/generate", {"text": "generate " + PROMPT, "sampling_params": {"max_new_tokens": 2}}),
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "messages " + PROMPT}], "max_tokens": 2},
+    ),
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(
-    tmp_path_factory: pytest.TempPathFactory, engines: tuple[Engine, Engine]
-) -> AsyncIterator[Gateway]:
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Gateway, Engine]]:
+    """A gateway, and the engine to which it sends all requests. The engines have the plugin."""
     folder = tmp_path_factory.mktemp("tenants")
     (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
+    settings = {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}}
     async with Site(folder) as site:
-        yield await site.gateway(
-            [engines[0]],
-            [engines[1]],
-            {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}},
-        )
+        speculative, greedy = await site.engines("speculative", "greedy", arguments=common_cache(folder))
+        yield await site.gateway([speculative], [greedy], settings), greedy
 
 
 async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tuple[int, int]:
@@ -47,21 +49,27 @@ async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tu
     if kind == "generate":
         return answer["meta_info"]["prompt_tokens"], answer["meta_info"]["cached_tokens"]
     usage = answer["usage"]
+    if kind == "messages":
+        cached = usage.get("cache_read_input_tokens", 0)
+        return usage["input_tokens"] + cached, cached
     return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_only_the_tenant_itself_finds_its_prompt_cached(
-    gateway: Gateway, engines: tuple[Engine, Engine], kind: str
+    plane: tuple[Gateway, Engine], kind: str
 ) -> None:
+    gateway, engine = plane
     length, first = await cached_tokens(gateway.url, kind, "sk-alpha")
     assert first < length - 1
     assert await cached_tokens(gateway.url, kind, "sk-alpha") == (length, length - 1)
     assert (await cached_tokens(gateway.url, kind, "sk-beta"))[1] < length - 1
-    assert (await cached_tokens(engines[1].url, kind))[1] < length - 1
+    assert (await cached_tokens(engine.url, kind))[1] < length - 1
 
 
-async def test_client_salt_narrows_the_tenants_cache(gateway: Gateway) -> None:
+async def test_client_salt_narrows_the_tenants_cache(plane: tuple[Gateway, Engine]) -> None:
+    gateway, _ = plane
+
     async def cached(key: str, salt: str) -> bool:
         length, tokens = await cached_tokens(gateway.url, "generate", key, cache_salt=salt)
         return tokens == length - 1

@@ -1,12 +1,15 @@
 """Setting the tenant's cache salt in a request to an engine."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from dps_gateway.api.errors import BadRequest
 from dps_gateway.prompt.separation import CacheSalt
+
+SALT_HEADER: Final = "x-dps-cache-salt"
+"""Carries the salt of a request that has no field for it. Only engines with the plugin dps_sglang read the header."""
 
 
 def with_salt(

@@ -34,12 +34,12 @@ async def _answer(job: Job) -> web.StreamResponse:
         spans.describe_conversation(call.span, span, job.turn.session.client_id)
     common = runtime.config.routing.common_prefix_cache
     body, asked = route.answers.ask_for_usage(job.body, job.raw, sources=common)
-    trace = runtime.tracing.propagate(span, request.headers)
+    added = {**runtime.tracing.propagate(span, request.headers), **job.headers}
     outbound = Outbound(
         method="POST",
         path=route.path,
         body=body,
-        headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
+        headers=lambda api_key: forwarded_headers(request.headers, api_key, added, call.request_id),
         session=job.session,
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),

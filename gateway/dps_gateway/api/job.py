@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from opentelemetry.trace import Span
 
 from dps_gateway.api import spans
-from dps_gateway.api.cache_salt import with_salt
+from dps_gateway.api.cache_salt import SALT_HEADER, with_salt
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
@@ -39,6 +40,8 @@ class Job:
     body: dict[str, Any]
     raw: bytes
     """The request as the client sent it, but with the tenant's cache salt; `body` is the same, parsed."""
+    headers: Mapping[str, str]
+    """Headers to add for the engine: the tenant's cache salt if the request has no field for it."""
     decision: Decision
     prompt_tokens: int | None
     """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
@@ -73,7 +76,7 @@ async def prepare(call: Call, route: Route) -> Job:
     raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)
-    salt = runtime.cache_salt(call.tenant) if route.salted else None
+    salt = runtime.cache_salt(call.tenant)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
         prompts = (
@@ -101,9 +104,13 @@ async def prepare(call: Call, route: Route) -> Job:
             decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, decision)
-        if salt is not None:
+        headers = {}
+        if salt is not None and route.salted:
             raw, body = with_salt(raw, body, route.salted, salt)
-        return Job(call, route, body, raw, decision, prompt_tokens, turn, routed, time.perf_counter(), stored)
+        elif salt is not None:
+            headers = {SALT_HEADER: salt.of(None)}
+        routed_at = time.perf_counter()
+        return Job(call, route, body, raw, headers, decision, prompt_tokens, turn, routed, routed_at, stored)
     finally:
         span.end()
 

@@ -26,7 +26,7 @@ _HOP_BY_HOP: Final = frozenset({
 })
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "host", "content-length", "accept-encoding", "authorization", "x-api-key", "cookie", "expect",
-    "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id",
+    "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id", "x-dps-cache-salt",
 }
 # fmt: on
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
@@ -267,9 +267,12 @@ def _must_be_resolved(base_url: str) -> bool:
 
 
 def forwarded_headers(
-    incoming: "CIMultiDictProxy[str]", api_key: str | None, trace: Mapping[str, str], request_id: str
+    incoming: "CIMultiDictProxy[str]", api_key: str | None, added: Mapping[str, str], request_id: str
 ) -> CIMultiDict[str]:
-    """The request headers for an engine: the client's headers without credentials, and those that the gateway adds."""
+    """The request headers for an engine: the client's headers without credentials, and those that the gateway adds.
+
+    added: headers that replace the client's.
+    """
     headers = _without(incoming, _NOT_FORWARDED)
     if headers.get("Content-Encoding", "").lower() in _DECODED:
         # aiohttp has already decompressed the body.
@@ -277,7 +280,7 @@ def forwarded_headers(
     # The answer must not be compressed, because the gateway reads the usage in it.
     headers["Accept-Encoding"] = "identity"
     headers["x-request-id"] = request_id
-    headers.update(trace)
+    headers.update(added)
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     return headers

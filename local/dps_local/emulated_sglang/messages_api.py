@@ -24,6 +24,7 @@ from dps_local.emulated_sglang.http import (
 from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.protocol import ChatRequest
+from dps_sglang.cache_salt import SALT_HEADER
 
 Request = TypeVar("Request", bound="CountRequest")
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -72,11 +73,19 @@ class RefusedError(Exception):
 class MessagesEndpoints:
     """The endpoints of Anthropic's Messages API of one engine."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, openai: OpenAIEndpoints, cache_report: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        openai: OpenAIEndpoints,
+        cache_report: bool,
+        has_plugin: bool,
+    ) -> None:
         self._engine = engine
         self._prompts = prompts
         self._openai = openai
         self._cache_report = cache_report
+        self._has_plugin = has_plugin
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
@@ -111,7 +120,8 @@ class MessagesEndpoints:
         inline_system = self._prompts.renders_inline_system
         try:
             chat = chat_request(request.model_dump(), inline_system=inline_system, reasoning=False)
-            converted = ChatRequest.model_validate(chat | fields)
+            salt = {"cache_salt": http.headers.get(SALT_HEADER)} if self._has_plugin else {}
+            converted = ChatRequest.model_validate(chat | fields | salt)
             if problem := self._openai.problem_of_chat(converted):
                 raise RefusedError(problem)
             return converted, await off_loop_if_long(http, self._prompts.encode_chat, converted)
@@ -119,8 +129,9 @@ class MessagesEndpoints:
             raise RefusedError(str(error)) from error
 
     async def _outputs(self, chat: ChatRequest, prompt: results.Prompt) -> Sequence[Output]:
+        params, spaces = chat.sampling(chat.longest_answer), chat.namespaces(1, batch=False)
         try:
-            return await results.final_outputs(self._engine, [prompt], chat.sampling(chat.longest_answer))
+            return await results.final_outputs(self._engine, [prompt], params, namespaces=spaces)
         except ValueError as error:
             raise RefusedError(str(error), "BadRequestError") from error
 
@@ -140,9 +151,10 @@ class MessagesEndpoints:
 
         sent = 0
         output: Output | None = None
-        params = chat.sampling(chat.longest_answer)
+        params, spaces = chat.sampling(chat.longest_answer), chat.namespaces(1, batch=False)
         try:
-            async with aclosing(results.outputs(self._engine, [prompt], params, True)) as run:
+            outputs = results.outputs(self._engine, [prompt], params, True, namespaces=spaces)
+            async with aclosing(outputs) as run:
                 async for _, output in run:
                     if not sent and output.text:
                         await start(self._prompt_usage(output))

@@ -15,6 +15,8 @@ from dps_local.emulated_sglang.storage import FETCH_THRESHOLD_TOKENS, StorageOpt
 from dps_sglang.settings import Settings, SettingsError
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
+PLUGIN_BACKEND = "SharedPrefixCache"
+"""The backend of the plugin dps_sglang, as SGLang reports it."""
 POLICIES = ("best_effort", "wait_complete", "timeout")
 
 
@@ -59,7 +61,7 @@ def storage_options(options: argparse.Namespace) -> StorageOptions | None:
         return None
     folder = settings.directory / _digest(*_geometry(options.model_path, flags), common["page_tokens"])
     key = hashlib.sha256(secret).digest()
-    return StorageOptions("SharedPrefixCache", folder, key=key, draft_refill=speculative, **common)
+    return StorageOptions(PLUGIN_BACKEND, folder, key=key, draft_refill=speculative, **common)
 
 
 def page_tokens(options: argparse.Namespace) -> int:

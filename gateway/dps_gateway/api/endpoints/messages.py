@@ -11,5 +11,5 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
     return [accountant.messages(body)]
 
 
-# SGLang 0.5.23 ignores cache_salt and extra_key in these requests.
+# SGLang 0.5.23 has neither cache_salt nor extra_key in these requests.
 ROUTE: Final = Route("/v1/messages", "chat", ANTHROPIC_ANSWERS, _prompts, salted=())

@@ -23,7 +23,8 @@ class Route:
     Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
     """
     salted: tuple[str, ...] = ("cache_salt",)
-    """The request fields that receive the tenant's cache salt. Empty if the endpoint has no such field."""
+    """The request fields that receive the tenant's cache salt. If the endpoint has no such field, it is sent in the
+    header `x-dps-cache-salt`, which engines with this project's plugin use and others ignore."""
     stores: bool = False
     """Whether engines store the answers, so that later requests can refer to them by `previous_response_id`."""
 
