@@ -34,6 +34,7 @@ EVERY_VALUE: Manifest = {
     "imagePullSecrets": ["pull"],
     "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
+    "loaderImage": "reg/rclone:1",
     "labImage": {"repository": "reg/lab", "tag": "3", "digest": "sha256:" + "2" * 64},
     "watchNamespaces": [],
     "crds": {"enabled": True, "keep": False},

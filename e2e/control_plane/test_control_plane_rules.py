@@ -124,6 +124,56 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
         "cache.storageClassName requires cache.size; an existing claim already has a storage class",
     ),
+    "revision of a model in a bucket": (
+        {"model": {"revision": "v2", "source": {"s3": {"uri": "s3://models/qwen"}}}},
+        "model.revision must not be set with model.source",
+    ),
+    "two sources of the model": (
+        {"model": {"source": {"pvc": {"claimName": "w"}, "oci": {"image": "i"}}}},
+        "set exactly one of source.pvc, source.s3, source.gs and source.oci",
+    ),
+    "empty source of the draft": (
+        speculation(algorithm="Eagle", draftModel="m", draftSource={}),
+        "set exactly one of source.pvc, source.s3, source.gs and source.oci",
+    ),
+    "source of the draft with Ngram": (
+        speculation(algorithm="Ngram", draftSource={"pvc": {"claimName": "w"}}),
+        "speculation.draftSource must not be set with algorithms Ngram and Suffix, which use no draft model",
+    ),
+    "path above the volume": (
+        {"model": {"source": {"pvc": {"claimName": "w", "path": "a/../.."}}}},
+        "source.path must not contain '..'",
+    ),
+    "absolute path in an image": (
+        {"model": {"source": {"oci": {"image": "i", "path": "/m"}}}},
+        "should match",
+    ),
+    "folder above the bucket": (
+        {"model": {"source": {"gs": {"uri": "gs://models/../other"}}}},
+        "source.uri must not contain '..'",
+    ),
+    "URI of another kind of storage": (
+        {"model": {"source": {"s3": {"uri": "gs://models/qwen"}}}},
+        "should match",
+    ),
+    "two identities for a bucket": (
+        {
+            "model": {
+                "source": {
+                    "s3": {
+                        "uri": "s3://models/qwen",
+                        "credentialsSecretRef": {"name": "s"},
+                        "serviceAccountName": "a",
+                    }
+                }
+            }
+        },
+        "set either source.credentialsSecretRef or source.serviceAccountName, not both",
+    ),
+    "two volumes for the engines' cache": (
+        {"engine": {"cache": {"emptyDir": {}, "existingClaim": "c"}}},
+        "set exactly one of cache.hostPath, cache.existingClaim, cache.claim and cache.emptyDir",
+    ),
     "common prefix cache without a directory": (
         {"prefixCache": {"mode": "Common", "size": "1Gi"}},
         "mode Common requires prefixCache.file and prefixCache.size",
@@ -197,6 +247,25 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "common prefix cache in a directory of the node": {
         "prefixCache": {"mode": "Common", "file": {"hostPath": "/mnt/kv"}, "size": 1073741824}
     },
+    "model in a bucket, draft in an image": {
+        "model": {
+            "source": {
+                "s3": {
+                    "uri": "s3://models/qwen/",
+                    "endpoint": "http://minio.storage.svc:9000",
+                    "credentialsSecretRef": {"name": "bucket"},
+                }
+            }
+        },
+        "pools": {
+            "speculative": {
+                "speculation": {
+                    "draftSource": {"oci": {"image": "registry.example.com/draft:1", "path": "d"}}
+                }
+            }
+        },
+    },
+    "caches of the engines": {"engine": {"cache": {"emptyDir": {"sizeLimit": "20Gi"}}}},
     "separate prefix caches": {"prefixCache": {}},
     "minimal": {},
     "GPU budget": {"gpuBudget": {"gpus": 4}, "engine": {"tensorParallel": 2}},
@@ -266,6 +335,11 @@ IMMUTABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"prefixCache": {"file": {"claim": {"size": "1Gi"}}}},
         {"prefixCache": {"file": {"claim": {"size": "1Gi", "storageClassName": "fast"}}}},
         "claim.storageClassName cannot be changed",
+    ),
+    "smaller volume of the engines' cache": (
+        {"engine": {"cache": {"claim": {"size": "2Gi"}}}},
+        {"engine": {"cache": {"claim": {"size": "1Gi"}}}},
+        "claim.size cannot be decreased",
     ),
     "smaller volume of the prefix cache": (
         {"prefixCache": {"file": {"claim": {"size": "2Gi"}}}},

@@ -35,7 +35,8 @@ class Speculation:
     """Speculative decoding; the fields are those of `spec.pools.speculative.speculation`.
 
     steps: draft steps per verification step. top_k: branches of the draft tree per draft step. draft_tokens: tokens
-    verified per verification step. None selects the default. Raises EngineError if a value is outside its limits.
+    verified per verification step. None selects the default. draft_path: folder of the draft model; None if it is on
+    the Hub or draft_model is a path. Raises EngineError if a value is outside its limits.
     """
 
     algorithm: Algorithm
@@ -43,6 +44,7 @@ class Speculation:
     steps: int | None = None
     top_k: int | None = None
     draft_tokens: int | None = None
+    draft_path: str | None = None
 
     def __post_init__(self) -> None:
         _check("steps", self.steps, STEPS_LIMITS)
@@ -50,12 +52,12 @@ class Speculation:
         _check("draftTokens", self.draft_tokens, DRAFT_TOKENS_LIMITS)
 
     def required_draft_model(self) -> str:
-        """The draft model. Raises EngineError if there is none."""
+        """The draft model's path or id. Raises EngineError if there is none."""
         if self.draft_model is None:
             raise EngineError(
                 f"spec.pools.speculative.speculation.draftModel: {self.algorithm} needs it; set it, or choose Ngram"
             )
-        return self.draft_model
+        return self.draft_path or self.draft_model
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Unshareable:
 class Launch:
     """One engine process.
 
+    model: id of the model, or its path. model_path: its folder, if model is only the name of the model.
     tokenizer: None for the model's. revision: branch, tag or commit of the model; None for its default branch.
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
     the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown. shares_gpu_with: the other engine
@@ -110,3 +113,9 @@ class Launch:
     revision: str | None = None
     gpu_bytes: int | None = None
     shares_gpu_with: "Launch | None" = None
+    model_path: str | None = None
+
+    @property
+    def location(self) -> str:
+        """The path or the id from which the engine loads the model."""
+        return self.model_path or self.model

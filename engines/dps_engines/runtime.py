@@ -38,6 +38,10 @@ class EngineRuntime(Protocol):
     def environment(self) -> Mapping[str, str]:
         """Environment variables that every process needs."""
 
+    @property
+    def cache_variables(self) -> Mapping[str, str]:
+        """Environment variables with directories for what the engine compiles, and a folder name for each."""
+
     def image(self, image: str | None, version: str | None) -> str:
         """The container image: `image` if set, otherwise the project's image of that version."""
 

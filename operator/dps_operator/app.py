@@ -32,6 +32,7 @@ from dps_operator.resync import Resync
 from dps_operator.settings import (
     DEFAULT_GATEWAY_IMAGE,
     DEFAULT_LAB_IMAGE,
+    DEFAULT_LOADER_IMAGE,
     DEFAULT_PLUGIN_IMAGE,
     DEFAULT_REDIS_IMAGE,
     Settings,
@@ -191,6 +192,11 @@ def settings_from(arguments: list[str]) -> Settings:
         help="image of calibrations (default: %(default)s)",
     )
     parser.add_argument(
+        "--loader-image",
+        default=environment("LOADER_IMAGE", DEFAULT_LOADER_IMAGE),
+        help="image of rclone, which downloads models from buckets (default: %(default)s)",
+    )
+    parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
         default=environment("LEASE", ""),
@@ -239,6 +245,7 @@ def settings_from(arguments: list[str]) -> Settings:
         redis_image=options.redis_image,
         plugin_image=options.plugin_image,
         lab_image=options.lab_image,
+        loader_image=options.loader_image,
         pull_secrets=tuple(options.pull_secret),
         namespaces=tuple(options.namespace),
         lease=options.lease,

@@ -10,9 +10,19 @@ from dps_operator.api.spec import Spec
 
 Manifest = dict[str, Any]
 Component = Literal[
-    "speculative", "greedy", "gateway", "redis", "models", "metrics", "prefix-cache", "calibration"
+    "speculative",
+    "greedy",
+    "gateway",
+    "redis",
+    "models",
+    "metrics",
+    "prefix-cache",
+    "engine-cache",
+    "calibration",
 ]
 
+MODELS = "/models"
+"""Where engines mount the volume for downloaded models."""
 ROUTER_LABEL = "dpsrouter.io/router"
 COMPONENT_LABEL = "dpsrouter.io/component"
 MANAGED_BY = "dps-operator"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 DEFAULT_GATEWAY_IMAGE = "dps-router/gateway:0.1.0"
 DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
 DEFAULT_PLUGIN_IMAGE = "dps-router/operator:0.1.0"
+DEFAULT_LOADER_IMAGE = "rclone/rclone:1.75.1"
 DEFAULT_LAB_IMAGE = "dps-router/lab:0.1.0"
 
 
@@ -18,6 +19,8 @@ class Settings:
     """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
     lab_image: str = DEFAULT_LAB_IMAGE
     """Image of calibrations."""
+    loader_image: str = DEFAULT_LOADER_IMAGE
+    """Image of rclone, which downloads models from buckets."""
     pull_secrets: tuple[str, ...] = ()
     """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""
     namespaces: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
 """SGLang's command lines, compared with the option lists recorded from its own parsers."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +78,7 @@ def test_missing_draft_model_is_refused(algorithm: Algorithm) -> None:
         ({"draft_tokens": 1}, "draftTokens"),
     ],
 )
-def test_setting_outside_its_limits_is_refused(settings: dict[str, int], field: str) -> None:
+def test_setting_outside_its_limits_is_refused(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineError, match=rf"^spec\.pools\.speculative\.speculation\.{field}: "):
         Speculation("Eagle", "d", **settings)
 

@@ -36,7 +36,8 @@ def test_spec_is_mapped_to_the_engines_command_line() -> None:
 
 
 def test_speculation_of_the_api_and_of_the_engines_have_the_same_fields() -> None:
-    assert set(Speculation.model_fields) == {field.name for field in fields(launch.Speculation)}
+    of_the_engine = {field.name for field in fields(launch.Speculation)}
+    assert set(Speculation.model_fields) - {"draft_source"} == of_the_engine - {"draft_path"}
 
 
 def test_every_runtime_of_the_api_is_implemented() -> None:

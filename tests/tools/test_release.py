@@ -84,9 +84,9 @@ def test_artifact_hub_annotations_agree_with_the_release() -> None:
         for name in ("operator", "gateway", "lab")
         if name in IMAGES
     ]
-    assert [image["image"] for image in notes["images"]][-1] == yaml.safe_load(
-        (CHART / "values.yaml").read_text()
-    )["redisImage"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    third_party = [values["loaderImage"], values["redisImage"]]
+    assert [image["image"] for image in notes["images"]][-2:] == third_party
     assert [(one["kind"], one["name"], one["version"]) for one in notes["crds"]] == [
         (crd["spec"]["names"]["kind"], crd["metadata"]["name"], crd["spec"]["versions"][0]["name"])
     ]

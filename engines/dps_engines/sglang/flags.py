@@ -65,7 +65,7 @@ _TELEMETRY = "spec.telemetry.otlpEndpoint"
 _SPECULATION = "spec.pools.speculative.speculation"
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--model-path", "spec.model.name", lambda launch: launch.model, ("--model",)),
+    Flag("--model-path", "spec.model.name", lambda launch: launch.location, ("--model",)),
     Flag("--served-model-name", "spec.model.servedName", lambda launch: launch.served_name),
     Flag("--tokenizer-path", "spec.model.tokenizer", lambda launch: launch.tokenizer),
     Flag("--revision", "spec.model.revision", lambda launch: launch.revision),

@@ -35,6 +35,17 @@ class SGLang(Released):
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
 
+    cache_variables: Mapping[str, str] = {
+        "SGLANG_CACHE_DIR": "sglang",
+        "SGLANG_DG_CACHE_DIR": "deep_gemm",
+        "TRITON_CACHE_DIR": "triton",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        # FlashInfer appends .cache/flashinfer.
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+        "TILELANG_CACHE_DIR": "tilelang",
+        "CUDA_CACHE_PATH": "cuda",
+    }
+
     def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
         """See EngineRuntime."""
         if launch.speculation is not None and launch.speculation.algorithm not in self.algorithms:

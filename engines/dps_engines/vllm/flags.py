@@ -62,7 +62,7 @@ def _otlp_endpoint(launch: Launch) -> str | None:
 
 
 FLAGS: Final[tuple[Flag, ...]] = (
-    Flag("--model", "spec.model.name", lambda launch: launch.model),
+    Flag("--model", "spec.model.name", lambda launch: launch.location),
     Flag("--served-model-name", "spec.model.servedName", lambda launch: launch.served_name),
     Flag("--tokenizer", "spec.model.tokenizer", lambda launch: launch.tokenizer),
     Flag("--revision", "spec.model.revision", lambda launch: launch.revision),

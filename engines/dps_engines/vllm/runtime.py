@@ -41,6 +41,14 @@ class VLLM(Released):
     load_seconds = 1800
     algorithms: Sequence[Algorithm] = tuple(flags.METHODS)
     environment: Mapping[str, str] = {}
+    cache_variables: Mapping[str, str] = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "DG_JIT_CACHE_DIR": "deep_gemm",
+        "TRITON_CACHE_DIR": "triton",
+        # FlashInfer appends .cache/flashinfer.
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+        "CUDA_CACHE_PATH": "cuda",
+    }
 
     def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
         """See EngineRuntime."""

@@ -8,6 +8,7 @@ from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
 from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
 from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
 from dps_engines.vllm.runtime import REPOSITORY as VLLM_REPOSITORY
+from dps_operator.api.sources import ModelSource
 from dps_operator.api.types import (
     APIObject,
     EnvVar,
@@ -18,6 +19,7 @@ from dps_operator.api.types import (
     Toleration,
     rules,
 )
+from dps_operator.api.volumes import EngineCache
 
 Runtime = Literal["SGLang", "VLLM"]
 VERSION_PATTERN = r"^[0-9]+\.[0-9]+\.[0-9]+([.-]?(post|rc|dev)[0-9]+)?$"
@@ -76,12 +78,21 @@ class ModelCache(APIObject):
 class ServedModel(APIObject):
     """The target model, served by both pools."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.source) || !has(self.revision)",
+                "model.revision must not be set with model.source, because it applies to models on the Hub",
+            )
+        )
+    )
+
     name: str = Field(
         min_length=1,
         max_length=512,
         description=(
             "Model id on the Hugging Face Hub, for example Qwen/Qwen2.5-7B-Instruct, or a path under /models, "
-            "where the cache volume is mounted."
+            "where the cache volume is mounted. With model.source, only a name."
         ),
     )
     served_name: str | None = Field(
@@ -104,6 +115,10 @@ class ServedModel(APIObject):
             "Tokenizer of the engines and the gateway: a model id or a path, as in model.name; the model's if unset. "
             "Required if model.name is a URL, such as s3://…."
         ),
+    )
+    source: ModelSource | None = Field(
+        default=None,
+        description="Where the model's files are; the Hugging Face Hub, or the path in model.name, if unset.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Secret key with a Hugging Face token, for gated and private models."
@@ -150,6 +165,11 @@ class Engine(APIObject):
     )
     tensor_parallel: int = Field(
         default=1, ge=1, le=16, description="GPUs per replica, across which the model is split."
+    )
+    cache: EngineCache | None = Field(
+        default=None,
+        description="Volume for kernels and graphs that the engines compile, mounted at /engine-cache; if unset, "
+        "each pod compiles them when it starts.",
     )
     args: list[str] = Field(
         default=[],

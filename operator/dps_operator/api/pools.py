@@ -15,6 +15,7 @@ from dps_engines.launch import (
     Algorithm,
 )
 from dps_operator.api.model import VERSION_PATTERN, Runtime
+from dps_operator.api.sources import ModelSource
 from dps_operator.api.types import APIObject, EnvVar, IntOrPercent, PodTemplate, Resources, rules
 
 REPLICAS_OR_AUTOSCALING = (
@@ -98,6 +99,10 @@ class Speculation(APIObject):
                 "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
             ),
             (
+                f"!{_WITHOUT_DRAFT_MODEL} || !has(self.draftSource)",
+                "speculation.draftSource must not be set with algorithms Ngram and Suffix, which use no draft model",
+            ),
+            (
                 f"!{_WITHOUT_DRAFT_MODEL} || (!has(self.steps) && !has(self.topK))",
                 "speculation.steps and speculation.topK must not be set with algorithms Ngram and Suffix, which do not"
                 " use them",
@@ -130,6 +135,10 @@ class Speculation(APIObject):
         max_length=512,
         description="Draft model: a model id or a path, as in model.name. Required by Standalone, Eagle "
         "and Eagle3.",
+    )
+    draft_source: ModelSource | None = Field(
+        default=None,
+        description="Where the draft model's files are, as model.source; draftModel is then only its name.",
     )
     steps: int | None = Field(
         default=None,

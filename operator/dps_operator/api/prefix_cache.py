@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dps_operator.api.types import APIObject, Name, Quantity, rules
+from dps_operator.api.volumes import HOST_PATH, SharedClaim
 
 _UNITS = {
     "m": Decimal("0.001"),
@@ -18,30 +19,6 @@ def quantity_bytes(quantity: str) -> int:
     """A Kubernetes quantity in bytes, rounded down."""
     number = quantity.rstrip("EGKMPTikm")
     return int(Decimal(number) * _UNITS[quantity[len(number) :]])
-
-
-class PrefixCacheClaim(APIObject):
-    """A ReadWriteMany volume that the operator creates."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.storageClassName) == has(oldSelf.storageClassName) &&"
-                " (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
-                "claim.storageClassName cannot be changed; remove the claim, or create a new DPSRouter",
-            ),
-            (
-                "!quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
-                "claim.size cannot be decreased",
-            ),
-        )
-    )
-
-    size: Quantity = Field(description="Size of the volume.")
-    storage_class_name: Name | None = Field(
-        default=None,
-        description="Storage class, which must support ReadWriteMany; the cluster's default if unset. Immutable.",
-    )
 
 
 class FileBackend(APIObject):
@@ -58,7 +35,7 @@ class FileBackend(APIObject):
 
     host_path: str | None = Field(
         default=None,
-        pattern=r"^/[^:]+$",
+        pattern=HOST_PATH,
         max_length=4096,
         description="Directory of the node, created if it does not exist. Only engines on the same node share it, "
         "unless it is on a network file system.",
@@ -68,7 +45,7 @@ class FileBackend(APIObject):
         description="An existing PersistentVolumeClaim. Engines on different nodes require the access mode "
         "ReadWriteMany.",
     )
-    claim: PrefixCacheClaim | None = Field(
+    claim: SharedClaim | None = Field(
         default=None, description="A ReadWriteMany volume that the operator creates."
     )
 

@@ -14,6 +14,7 @@ from dps_operator.builders.network import http_route, ingress, network_policies
 from dps_operator.builders.prefix_cache import cache_claim
 from dps_operator.builders.scaling import autoscalers, disruption_budgets
 from dps_operator.builders.store import managed, redis_service, redis_stateful_set
+from dps_operator.builders.volumes import engine_cache_claim
 from dps_operator.resources import Manifest, Router
 from dps_operator.settings import Settings
 
@@ -33,6 +34,7 @@ def children(
         gateway_config_map(router),
         *models_claim(router),
         *cache_claim(router),
+        *engine_cache_claim(router),
         *network_policies(router),
         *(engine_service(router, pool) for pool in POOLS),
         *gateway_services(router),

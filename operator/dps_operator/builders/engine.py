@@ -18,8 +18,18 @@ from dps_operator.builders.pods import (
 )
 from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions
 from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
+from dps_operator.builders.sources import (
+    ENGINE_RESOURCES,
+    ENGINE_SECURITY,
+    Target,
+    draft_source,
+    service_account,
+    source_additions,
+)
+from dps_operator.builders.volumes import engine_cache, engine_cache_env
 from dps_operator.resources import (
     ENGINE,
+    MODELS,
     SPEC_HASH,
     TEMPLATE_HASH,
     Manifest,
@@ -31,13 +41,14 @@ from dps_operator.resources import (
 )
 from dps_operator.settings import Settings
 
-MODELS = "/models"
 DRAIN_SECONDS = 15
 """Seconds between the start of a pod's termination and SIGTERM, during which the gateways remove its endpoint."""
 CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
 """Default resource requests per GPU. Each tensor-parallel rank is a separate process, and host memory grows with
 the model."""
 SHARED_MEMORY = "16Gi"
+SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES, ENGINE_SECURITY)
+"""Models are downloaded to the volume that also has those from the Hub."""
 NOT_IN_THE_TEMPLATE = {
     "replicas": None,
     "scaling": "Managed",
@@ -52,7 +63,9 @@ NOT_IN_THE_TEMPLATE = {
 
 def _env(spec: Spec, name: PoolName, service_name: str) -> list[Manifest]:
     """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
-    defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime_of(spec, name).environment})
+    runtime = runtime_of(spec, name)
+    defaults: list[Manifest] = plain_env({"HF_HOME": MODELS, **runtime.environment})
+    defaults += engine_cache_env(spec, runtime.cache_variables)
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
         defaults.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
@@ -203,10 +216,18 @@ def engine_deployment(
         ],
         **placement(router.spec.node_pool, _neighbour(router, name)),
         **pull_secrets(settings),
+        **service_account(router.spec, name),
     }
-    additions = pod_additions(router, name, settings)
-    revision = {SECRET_REVISION: cache_revision} if additions else None
-    template = pod_template(router, name, overlay(pod, additions), pool.pod_template, revision)
+    plugin = pod_additions(router, name, settings)
+    revision = {SECRET_REVISION: cache_revision} if plugin else None
+    for additions in (
+        source_additions(router.spec.model.source, "model", SOURCES, settings.loader_image),
+        source_additions(draft_source(router.spec, name), "draft", SOURCES, settings.loader_image),
+        engine_cache(router),
+        plugin,
+    ):
+        pod = overlay(pod, additions)
+    template = pod_template(router, name, pod, pool.pod_template, revision)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(pool, shared_gpu=router.spec.placement == "SharedGPU"),

@@ -9,14 +9,22 @@ from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.model import ServedModel
 from dps_operator.api.session_store import CA_FILE
+from dps_operator.api.sources import ModelSource
 from dps_operator.api.types import plain_env, to_wire
-from dps_operator.builders.engine import MODELS
-from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted, spread
+from dps_operator.builders.pods import (
+    container_resources,
+    overlay,
+    pod_template,
+    pull_secrets,
+    restricted,
+    spread,
+)
 from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.builders.runtime import runtime_of
+from dps_operator.builders.sources import TOKENIZER_FILES, Target, model_path, source_additions
 from dps_operator.builders.store import redis_url_source
 from dps_operator.errors import SpecError
-from dps_operator.resources import CONFIG_HASH, Manifest, Router, child, child_name, digest, selector
+from dps_operator.resources import CONFIG_HASH, MODELS, Manifest, Router, child, child_name, digest, selector
 from dps_operator.settings import Settings
 
 PORT = 8000
@@ -41,13 +49,30 @@ DEFAULT_RESOURCES: Manifest = {
     "requests": {"cpu": "500m", "memory": "512Mi"},
     "limits": {"memory": "2Gi"},
 }
+SOURCE = Target(
+    name="gateway",
+    volume="cache",
+    folder=CACHE_DIR,
+    resources={"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    security=restricted(USER)[1],
+    files=TOKENIZER_FILES,
+)
+"""Only the tokenizer is downloaded."""
 READ_AT_START = ("listen", "model", "telemetry")
 """Sections that a gateway reads only at startup, as routing.decisionLog. A change in them restarts it; everything else
 is hot-reloaded."""
 
 
+def _tokenizer_source(model: ServedModel) -> ModelSource | None:
+    """The source that contains the gateway's tokenizer; None if the tokenizer is on the Hub or the cache volume."""
+    return model.source if model.tokenizer is None else None
+
+
 def _model(model: ServedModel) -> dict[str, Any]:
     """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
+    path = model_path(_tokenizer_source(model), "model", CACHE_DIR)
+    if path is not None:
+        return {"name": model.served_name or model.name, "tokenizer": path}
     tokenizer = model.tokenizer or model.name
     if "://" in tokenizer:
         raise SpecError(
@@ -184,7 +209,7 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         mounts.append({"name": "redis-ca", "mountPath": folder, "readOnly": True})
         volumes.append({"name": "redis-ca", "secret": {"secretName": authorities.name, "items": items}})
     cache = spec.model.cache
-    if cache is not None and (spec.model.tokenizer or spec.model.name).startswith(f"{MODELS}/"):
+    if cache is not None and _model(spec.model)["tokenizer"].startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
@@ -234,19 +259,21 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     fixed = {section: value for section, value in config.items() if section in READ_AT_START}
     if "decisionLog" in config["routing"]:
         fixed["decisionLog"] = config["routing"]["decisionLog"]
+    pod: Manifest = {
+        "automountServiceAccountToken": True,
+        "containers": [_container(router, settings, mounts)],
+        "securityContext": restricted(USER)[0],
+        "serviceAccountName": child_name(router, "gateway"),
+        "terminationGracePeriodSeconds": _grace_seconds(router),
+        "topologySpreadConstraints": spread(router, "gateway"),
+        "volumes": volumes,
+        **pull_secrets(settings),
+    }
+    source = _tokenizer_source(router.spec.model)
     template = pod_template(
         router,
         "gateway",
-        {
-            "automountServiceAccountToken": True,
-            "containers": [_container(router, settings, mounts)],
-            "securityContext": restricted(USER)[0],
-            "serviceAccountName": child_name(router, "gateway"),
-            "terminationGracePeriodSeconds": _grace_seconds(router),
-            "topologySpreadConstraints": spread(router, "gateway"),
-            "volumes": volumes,
-            **pull_secrets(settings),
-        },
+        overlay(pod, source_additions(source, "model", SOURCE, settings.loader_image)),
         gateway.pod_template,
         {CONFIG_HASH: digest([fixed, store_revision])},
     )

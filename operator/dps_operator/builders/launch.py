@@ -9,11 +9,14 @@ from dps_operator.api.spec import Spec
 from dps_operator.builders.node_pool import GPU_BYTES
 from dps_operator.builders.prefix_cache import launch_settings
 from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of, runtime_of, version_of
+from dps_operator.builders.sources import model_path
+from dps_operator.builders.speculation import launch_speculation
 from dps_operator.errors import SpecError
+from dps_operator.resources import MODELS
 
 
 def _speculation(pool: PoolSpec) -> Speculation | None:
-    return Speculation(**pool.speculation.model_dump()) if isinstance(pool, SpeculativePoolSpec) else None
+    return launch_speculation(pool.speculation) if isinstance(pool, SpeculativePoolSpec) else None
 
 
 SHARED_GPU = "nvidia.com/gpu.shared"
@@ -32,6 +35,7 @@ def _launch(spec: Spec, name: PoolName) -> Launch:
     telemetry, pool = spec.telemetry, pool_of(spec, name)
     return Launch(
         model=spec.model.name,
+        model_path=model_path(spec.model.source, "model", MODELS),
         served_name=spec.model.served_name or spec.model.name,
         tokenizer=spec.model.tokenizer,
         revision=spec.model.revision,

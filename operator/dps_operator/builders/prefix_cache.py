@@ -3,13 +3,15 @@
 from dps_engines import launch
 from dps_engines.launch import Unshareable
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.prefix_cache import FileBackend, PrefixCache, quantity_bytes
+from dps_operator.api.prefix_cache import PrefixCache, quantity_bytes
 from dps_operator.api.spec import Spec
 from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import CONTAINER_SECURITY
 from dps_operator.builders.runtime import runtime_of, version_of
+from dps_operator.builders.speculation import launch_speculation
+from dps_operator.builders.volumes import shared_claim, shared_volume
 from dps_operator.errors import SpecError
-from dps_operator.resources import Manifest, Router, child, child_name
+from dps_operator.resources import Manifest, Router
 from dps_operator.settings import Settings
 
 CACHE_DIR = "/prefix-cache"
@@ -38,7 +40,7 @@ def _pool_arguments(spec: Spec) -> dict[PoolName, list[str]]:
 
 def unshareable(spec: Spec) -> Unshareable | None:
     """Why the pools cannot share a common prefix cache; None if they can."""
-    speculation = launch.Speculation(**spec.pools.speculative.speculation.model_dump())
+    speculation = launch_speculation(spec.pools.speculative.speculation)
     found = (
         runtime_of(spec, pool).unshareable(version_of(spec, pool), speculation, _pool_arguments(spec))
         for pool in POOLS
@@ -67,21 +69,7 @@ def cache_entries(namespace: str, router_name: str, value: str) -> dict[str, str
 def cache_claim(router: Router) -> list[Manifest]:
     """The PersistentVolumeClaim of the common prefix cache; empty if there is none to create."""
     cache = common(router.spec)
-    if cache is None or cache.file is None or cache.file.claim is None:
-        return []
-    claim: Manifest = {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": cache.file.claim.size}},
-    }
-    if cache.file.claim.storage_class_name is not None:
-        claim["storageClassName"] = cache.file.claim.storage_class_name
-    return [child(router, "v1", "PersistentVolumeClaim", "prefix-cache", spec=claim)]
-
-
-def _cache_volume(router: Router, file: FileBackend) -> Manifest:
-    if file.host_path is not None:
-        return {"hostPath": {"path": file.host_path, "type": "DirectoryOrCreate"}}
-    return {"persistentVolumeClaim": {"claimName": file.existing_claim or child_name(router, "prefix-cache")}}
+    return shared_claim(router, "prefix-cache", cache.file.claim if cache and cache.file else None)
 
 
 def _python_path(spec: Spec, pool: PoolName) -> str:
@@ -140,6 +128,9 @@ def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifes
                     "defaultMode": 0o444,
                 },
             },
-            {"name": "prefix-cache", **_cache_volume(router, cache.file)},
+            {
+                "name": "prefix-cache",
+                **shared_volume(router, "prefix-cache", cache.file.host_path, cache.file.existing_claim),
+            },
         ],
     }

@@ -9,7 +9,16 @@ from typing import Any
 import yaml
 
 from dps_operator.builders.children import children
-from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, VLLM, router
+from dps_testkit.operator.routers import (
+    EVERYTHING,
+    PREFIX_CACHE,
+    SETTINGS,
+    SMALLEST,
+    SOURCES,
+    SOURCES_VLLM,
+    VLLM,
+    router,
+)
 from dps_testkit.paths import ROOT
 
 HERE = ROOT / "tests/operator/fixtures"
@@ -18,6 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "prefix-cache": PREFIX_CACHE,
     "vllm": VLLM,
+    "sources": SOURCES,
+    "sources-vllm": SOURCES_VLLM,
 }
 
 

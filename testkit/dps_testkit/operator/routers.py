@@ -7,7 +7,11 @@ from dps_operator.resources import Router
 from dps_operator.settings import Settings
 
 SETTINGS = Settings(
-    gateway_image="gateway:1", redis_image="redis:7", plugin_image="operator:1", lab_image="lab:1"
+    gateway_image="gateway:1",
+    redis_image="redis:7",
+    plugin_image="operator:1",
+    lab_image="lab:1",
+    loader_image="rclone:1",
 )
 SMALLEST: dict[str, Any] = {
     "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
@@ -93,6 +97,52 @@ PREFIX_CACHE: dict[str, Any] = {
         "file": {"claim": {"size": "500Gi", "storageClassName": "filestore"}},
         "size": "400Gi",
         "minFree": "20Gi",
+    },
+}
+SOURCES: dict[str, Any] = {
+    "model": {
+        "name": "meta-llama/Llama-3.1-8B-Instruct",
+        "source": {
+            "s3": {
+                "uri": "s3://models/llama/8b/",
+                "endpoint": "https://minio.example.com",
+                "region": "eu-central-1",
+                "credentialsSecretRef": {"name": "bucket"},
+            }
+        },
+    },
+    "engine": {"version": "0.5.23", "cache": {"claim": {"size": "50Gi", "storageClassName": "filestore"}}},
+    "pools": {
+        "speculative": {
+            "speculation": {
+                "algorithm": "Eagle3",
+                "draftModel": "head",
+                "draftSource": {"oci": {"image": "registry.example.com/head:1", "path": "models/head"}},
+            }
+        }
+    },
+}
+SOURCES_VLLM: dict[str, Any] = {
+    "model": {
+        "name": "llama",
+        "source": {"pvc": {"claimName": "weights", "path": "llama/8b"}},
+        "cache": {"size": "100Gi"},
+    },
+    "engine": {"runtime": "VLLM", "cache": {"hostPath": "/var/cache/vllm"}},
+    "nodePool": {"profile": "None"},
+    "pools": {
+        "speculative": {
+            "speculation": {
+                "algorithm": "Standalone",
+                "draftModel": "small",
+                "draftSource": {
+                    "gs": {
+                        "uri": "gs://models/small",
+                        "credentialsSecretRef": {"name": "gcp", "key": "key.json"},
+                    }
+                },
+            }
+        }
     },
 }
 VLLM: dict[str, Any] = {

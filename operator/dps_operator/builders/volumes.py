@@ -1,0 +1,62 @@
+"""Volumes that several pods share, and the volume for the engines' compile caches."""
+
+from collections.abc import Mapping
+
+from dps_operator.api.spec import Spec
+from dps_operator.api.types import plain_env
+from dps_operator.api.volumes import SharedClaim
+from dps_operator.resources import Component, Manifest, Router, child, child_name
+
+ENGINE_CACHE = "/engine-cache"
+
+
+def shared_claim(router: Router, component: Component, claim: SharedClaim | None) -> list[Manifest]:
+    """The PersistentVolumeClaim of a component; empty if there is none to create."""
+    if claim is None:
+        return []
+    spec: Manifest = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": claim.size}},
+    }
+    if claim.storage_class_name is not None:
+        spec["storageClassName"] = claim.storage_class_name
+    return [child(router, "v1", "PersistentVolumeClaim", component, spec=spec)]
+
+
+def shared_volume(
+    router: Router, component: Component, host_path: str | None, existing_claim: str | None
+) -> Manifest:
+    """The source of a volume: a directory of the node, an existing claim, or otherwise the component's own claim."""
+    if host_path is not None:
+        return {"hostPath": {"path": host_path, "type": "DirectoryOrCreate"}}
+    return {"persistentVolumeClaim": {"claimName": existing_claim or child_name(router, component)}}
+
+
+def engine_cache_claim(router: Router) -> list[Manifest]:
+    """The PersistentVolumeClaim of the engines' compile caches; empty if there is none to create."""
+    cache = router.spec.engine.cache
+    return shared_claim(router, "engine-cache", cache.claim if cache else None)
+
+
+def engine_cache_env(spec: Spec, variables: Mapping[str, str]) -> list[Manifest]:
+    """The variables that make an engine use the volume. variables: folders in the volume, by name of the variable."""
+    if spec.engine.cache is None:
+        return []
+    return plain_env({name: f"{ENGINE_CACHE}/{folder}" for name, folder in variables.items()})
+
+
+def engine_cache(router: Router) -> Manifest:
+    """What to merge into the pod spec of an engine for the volume; empty if there is none."""
+    cache = router.spec.engine.cache
+    if cache is None:
+        return {}
+    if cache.empty_dir is not None:
+        limit = cache.empty_dir.size_limit
+        source: Manifest = {"emptyDir": {"sizeLimit": limit} if limit else {}}
+    else:
+        source = shared_volume(router, "engine-cache", cache.host_path, cache.existing_claim)
+    mount = {"name": "engine-cache", "mountPath": ENGINE_CACHE}
+    return {
+        "containers": [{"name": "engine", "volumeMounts": [mount]}],
+        "volumes": [{"name": "engine-cache", **source}],
+    }

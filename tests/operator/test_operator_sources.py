@@ -1,0 +1,192 @@
+"""Models in volumes, buckets and images: paths, mounts and downloads of the engines and the gateway."""
+
+import re
+from typing import Any
+
+import pytest
+
+from dps_engines.registry import RUNTIMES
+from dps_gateway.config import GatewayConfig
+from dps_operator.builders.engine import engine_deployment
+from dps_operator.builders.gateway import gateway_config, gateway_deployment
+from dps_operator.builders.launch import engine_arguments
+from dps_operator.errors import SpecError
+from dps_operator.resources import Manifest
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, SOURCES, SOURCES_VLLM, router
+from dps_testkit.paths import ROOT
+
+DOCUMENT = ROOT / "docs/installing.md"
+TITLES = {"SGLang": "SGLang", "VLLM": "vLLM"}
+STANDALONE = SMALLEST["pools"]["speculative"]["speculation"]
+
+
+def spec_of(source: dict[str, Any], draft: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
+    """The minimal DPSRouter with a source of the model, and one of the draft."""
+    speculation = {**STANDALONE, **({"draftSource": draft} if draft else {})}
+    return {
+        "model": {**SMALLEST["model"], "source": source, **model},
+        "pools": {"speculative": {"speculation": speculation}},
+    }
+
+
+def engine_pod(spec: dict[str, Any], pool: Any = "speculative") -> Manifest:
+    template: Manifest = engine_deployment(router(spec), pool, SETTINGS)["spec"]["template"]["spec"]
+    return template
+
+
+def gateway_pod(spec: dict[str, Any]) -> Manifest:
+    template: Manifest = gateway_deployment(router(spec), SETTINGS, "s")["spec"]["template"]["spec"]
+    return template
+
+
+PATHS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "volume": (
+        {"pvc": {"claimName": "weights", "path": "qwen/7b/"}},
+        "/mnt/model/qwen/7b",
+        "/mnt/model/qwen/7b",
+    ),
+    "root of a volume": ({"pvc": {"claimName": "weights"}}, "/mnt/model", "/mnt/model"),
+    "image": ({"oci": {"image": "i"}}, "/mnt/model", "/mnt/model"),
+    "S3": (
+        {"s3": {"uri": "s3://bucket/qwen/7b/"}},
+        "/models/s3/bucket/qwen/7b",
+        "/var/cache/dps/s3/bucket/qwen/7b",
+    ),
+    "Google Cloud Storage": ({"gs": {"uri": "gs://bucket"}}, "/models/gs/bucket", "/var/cache/dps/gs/bucket"),
+}
+
+
+@pytest.mark.parametrize(("source", "engine", "gateway"), PATHS.values(), ids=PATHS.keys())
+def test_engines_and_gateway_read_the_source(source: dict[str, Any], engine: str, gateway: str) -> None:
+    made = router(spec_of(source))
+    line = engine_arguments(made.spec, "greedy")
+    assert line[:4] == ["--model-path", engine, "--served-model-name", "Qwen/Qwen2.5-7B-Instruct"]
+    assert "--tokenizer-path" not in line
+    config = gateway_config(made)
+    assert config["model"] == {"name": "Qwen/Qwen2.5-7B-Instruct", "tokenizer": gateway}
+    GatewayConfig.model_validate(config)
+
+
+def test_gateway_with_a_tokenizer_of_its_own_does_not_read_the_source() -> None:
+    spec = spec_of({"oci": {"image": "i"}}, tokenizer="org/tokenizer")
+    assert gateway_config(router(spec))["model"]["tokenizer"] == "org/tokenizer"
+    line = engine_arguments(router(spec).spec, "greedy")
+    assert line[line.index("--tokenizer-path") + 1] == "org/tokenizer"
+    assert gateway_pod(spec)["volumes"] == gateway_pod(SMALLEST)["volumes"]
+
+
+def test_only_the_speculative_pool_reads_the_draft() -> None:
+    spec = spec_of({"pvc": {"claimName": "weights"}}, {"pvc": {"claimName": "drafts", "path": "1b"}})
+    line = engine_arguments(router(spec).spec, "speculative")
+    assert line[line.index("--speculative-draft-model-path") + 1] == "/mnt/draft/1b"
+    names = {
+        pool: [volume["name"] for volume in engine_pod(spec, pool)["volumes"]]
+        for pool in ("speculative", "greedy")
+    }
+    assert names == {
+        "speculative": ["models", "shm", "model-source", "draft-source"],
+        "greedy": ["models", "shm", "model-source"],
+    }
+
+
+def test_size_of_a_known_model_is_computed_for_every_source() -> None:
+    """The names of the models determine the memory, wherever their files are."""
+    spec = spec_of({"pvc": {"claimName": "w"}}, {"pvc": {"claimName": "w"}})
+    assert engine_arguments(router(spec).spec, "speculative")[-2:] == ["--mem-fraction-static", "0.59"]
+
+
+def test_path_of_the_draft_is_part_of_vllms_configuration() -> None:
+    line = engine_arguments(router(SOURCES_VLLM).spec, "speculative")
+    assert line[line.index("--model") + 1] == "/mnt/model/llama/8b"
+    assert '"model": "/models/gs/models/small"' in line[line.index("--speculative-config") + 1]
+
+
+ACCOUNTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
+    "of the model": ({"s3": {"uri": "s3://bucket/m", "serviceAccountName": "reader"}}, None, "reader"),
+    "of the draft": (
+        {"oci": {"image": "i"}},
+        {"gs": {"uri": "gs://bucket/m", "serviceAccountName": "r"}},
+        "r",
+    ),
+    "of both": (
+        {"s3": {"uri": "s3://bucket/m", "serviceAccountName": "reader"}},
+        {"s3": {"uri": "s3://bucket/d", "serviceAccountName": "reader"}},
+        "reader",
+    ),
+    "none": ({"s3": {"uri": "s3://bucket/m"}}, None, None),
+}
+
+
+@pytest.mark.parametrize(("source", "draft", "wanted"), ACCOUNTS.values(), ids=ACCOUNTS.keys())
+def test_engines_have_the_service_account_of_the_source(
+    source: dict[str, Any], draft: dict[str, Any] | None, wanted: str | None
+) -> None:
+    pod = engine_pod(spec_of(source, draft))
+    assert pod.get("serviceAccountName") == wanted
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_different_service_accounts_are_refused() -> None:
+    spec = spec_of(
+        {"s3": {"uri": "s3://bucket/m", "serviceAccountName": "a"}},
+        {"s3": {"uri": "s3://bucket/d", "serviceAccountName": "b"}},
+    )
+    with pytest.raises(SpecError, match="a pod has one ServiceAccount"):
+        engine_pod(spec)
+
+
+def test_credentials_are_not_set_without_a_secret() -> None:
+    (download,) = engine_pod(spec_of({"s3": {"uri": "s3://bucket/m"}}), "greedy")["initContainers"]
+    assert download["env"] == []
+    assert download["args"][:3] == ["--config=/dev/null", "--s3-provider=AWS", "--s3-env-auth"]
+
+
+def test_gateway_downloads_only_the_tokenizer() -> None:
+    (download,) = gateway_pod(SOURCES)["initContainers"]
+    assert "--include=/*.{json,jinja,model,tiktoken,txt}" in download["args"]
+    assert download["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/dps"}]
+
+
+CACHES: dict[str, tuple[dict[str, Any], Manifest]] = {
+    "directory of the node": (
+        {"hostPath": "/var/cache/engines"},
+        {"hostPath": {"path": "/var/cache/engines", "type": "DirectoryOrCreate"}},
+    ),
+    "existing claim": ({"existingClaim": "c"}, {"persistentVolumeClaim": {"claimName": "c"}}),
+    "own claim": (
+        {"claim": {"size": "10Gi"}},
+        {"persistentVolumeClaim": {"claimName": "qwen-engine-cache"}},
+    ),
+    "directory of the pod": ({"emptyDir": {"sizeLimit": "10Gi"}}, {"emptyDir": {"sizeLimit": "10Gi"}}),
+    "directory of the pod without a limit": ({"emptyDir": {}}, {"emptyDir": {}}),
+}
+
+
+@pytest.mark.parametrize(("cache", "wanted"), CACHES.values(), ids=CACHES.keys())
+def test_engines_compile_into_the_cache_volume(cache: dict[str, Any], wanted: Manifest) -> None:
+    pod = engine_pod({**SMALLEST, "engine": {"cache": cache}})
+    assert pod["volumes"][-1] == {"name": "engine-cache", **wanted}
+    (engine,) = pod["containers"]
+    assert engine["volumeMounts"][-1] == {"name": "engine-cache", "mountPath": "/engine-cache"}
+    env = {variable["name"]: variable["value"] for variable in engine["env"]}
+    assert env["TRITON_CACHE_DIR"] == "/engine-cache/triton"
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_variables_of_the_cache_are_documented(name: str) -> None:
+    (row,) = re.findall(rf"^\| {TITLES[name]} \| (`.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert set(re.findall("`([A-Z_]+)`", row)) == set(RUNTIMES[name].cache_variables)
+
+
+def test_variables_of_the_spec_override_those_of_the_cache() -> None:
+    own = [{"name": "TRITON_CACHE_DIR", "value": "/elsewhere"}]
+    pod = engine_pod({**SMALLEST, "engine": {"cache": {"emptyDir": {}}, "env": own}})
+    (variable,) = [one for one in pod["containers"][0]["env"] if one["name"] == "TRITON_CACHE_DIR"]
+    assert variable["value"] == "/elsewhere"
+
+
+def test_engines_without_source_and_cache_are_unchanged() -> None:
+    """A field that a release adds must not restart engines that do not use it."""
+    made = engine_deployment(router(SMALLEST), "greedy", SETTINGS)
+    assert "initContainers" not in made["spec"]["template"]["spec"]
+    assert "serviceAccountName" not in made["spec"]["template"]["spec"]
