@@ -1,5 +1,6 @@
-"""What a pool has to do for the tokens of a prompt. This module performs no I/O."""
+"""What an engine has to do for the tokens of a prompt. This module performs no I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -9,12 +10,12 @@ FETCH_THRESHOLD_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The tokens of a prompt, by what a pool has to do for them. Their sum is the length of the prompt."""
+    """The tokens of a prompt, by what a replica has to do for them. Their sum is the length of the prompt."""
 
     held: int
-    """Cached in the memory of the pool's engines."""
+    """Cached in the replica's own memory."""
     fetchable: int
-    """Not held, but in a prefix cache in common with the other pool."""
+    """Not held, but in a prefix cache in common with other replicas."""
     prefill: int
     """Neither held nor fetchable."""
 
@@ -22,7 +23,8 @@ class PromptTokens:
     def of(cls, length: int, held: int, shared: int) -> Self:
         """The tokens of a prompt of `length` tokens.
 
-        held, shared: the length of its prefix in the pool's engines and in the common prefix cache; 0 if there is none.
+        held, shared: the length of its prefix in the replica's memory and in the common prefix cache; 0 if there is
+        none.
         """
         held = min(max(0, held), length)
         missing = min(shared, length) - held
@@ -33,3 +35,18 @@ class PromptTokens:
     def uncached(self) -> int:
         """Tokens that are not held."""
         return self.fetchable + self.prefill
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt, and the prefixes of it that are cached, according to the session's record. Lengths are in tokens."""
+
+    length: int
+    held: Mapping[str, int]
+    """The length of the prefix that a replica has in its own memory, by the replica's id. Others have none."""
+    shared: int = 0
+    """The length of the prefix in the common prefix cache; 0 if there is none."""
+
+    def tokens(self, replica: str) -> PromptTokens:
+        """What the replica with this id has to do for the tokens of the prompt."""
+        return PromptTokens.of(self.length, self.held.get(replica, 0), self.shared)

@@ -8,11 +8,12 @@ from typing import Any, Final
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
-from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, PromptTokens
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CachedPrompt
+from dps_gateway.replica_id import replica_id
 from dps_gateway.routing.decision import PoolView, Turn
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
 from dps_gateway.session.stored import StoredResponse
 from dps_gateway.upstream.pool import EnginePool
@@ -75,21 +76,20 @@ class MeasuredTurn:
         """ΔL_t."""
         return self.session.growth.delta_tokens(self.prompt_tokens)
 
-    def tokens(self, pool: Pool) -> PromptTokens:
-        """What a pool has to do for the tokens of the prompt, according to the session's record."""
-        return self.session.growth.tokens(
-            self.prompt_tokens, pool, common_prefix_cache=self.common_prefix_cache
-        )
+    @property
+    def cached(self) -> CachedPrompt:
+        """The cached prefixes of the prompt, according to the session's record."""
+        return self.session.growth.cached(self.prompt_tokens, common_prefix_cache=self.common_prefix_cache)
 
-    def point(self, pool: Pool) -> Point:
-        """The point to record once `pool` has begun to answer."""
+    def point(self, pool: Pool, url: str) -> Point:
+        """The point to record once the replica of `pool` with this base URL has begun to answer."""
         return Point(
             turn=self.number,
             digest=self.prompt.digest,
             offset=self.prompt.offset,
             tokens=self.boundary_tokens,
             counted=self.counted_tokens,
-            pools=frozenset({pool}),
+            holders=(Holder(pool, replica_id(url)),),
             correction=self.correction,
             shared=self.common_prefix_cache,
         )
@@ -145,15 +145,15 @@ class Turns:
         counted, boundary_tokens = await prompt.measure(base)
         return self._measured(session, prompt, counted, boundary_tokens)
 
-    async def commit(self, turn: MeasuredTurn, pool: Pool, span: str) -> None:
-        """Record that `pool` has begun to answer: its KV cache now contains the prompt."""
+    async def commit(self, turn: MeasuredTurn, pool: Pool, url: str, span: str) -> None:
+        """Record that the replica of `pool` with this base URL has begun to answer: it now holds the prompt."""
         session = turn.session
         await self.store.commit(
             session.scope,
             session.snapshot,
             session.id,
             session.base,
-            turn.point(pool),
+            turn.point(pool, url),
             session.growth.base,
             span=span,
             pointer_digest=turn.prompt.pointer_digest if session.client_id is None else None,
@@ -162,20 +162,22 @@ class Turns:
     async def correct(
         self,
         turn: MeasuredTurn,
-        pool: Pool,
+        url: str,
         prompt_tokens: int,
         cached_tokens: int | None,
         fetched_tokens: int | None = None,
     ) -> bool:
         """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count.
 
+        url: the base URL of the replica that answered.
         fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
         """
-        seen, shared = turn.session.growth.seen.get(pool), turn.session.growth.shared
+        replica, growth = replica_id(url), turn.session.growth
+        known, shared = growth.held.get(replica), growth.shared
         evicted = lost = False
         if cached_tokens is not None:
             held = cached_tokens - (fetched_tokens or 0)
-            evicted = seen is not None and held + EVICTION_SLACK_TOKENS < seen.length
+            evicted = known is not None and held + EVICTION_SLACK_TOKENS < known.length
             least = cached_tokens + EVICTION_SLACK_TOKENS + FETCH_THRESHOLD_TOKENS
             lost = fetched_tokens is not None and shared is not None and least < shared.length
         mismatch = prompt_tokens != turn.prompt_tokens
@@ -184,7 +186,7 @@ class Turns:
 
             def corrected(record: Record) -> Record:
                 record = record.with_reported_length(digest, prompt_tokens)
-                record = record.without_cache(pool, keep=digest) if evicted else record
+                record = record.without_cache(replica, keep=digest) if evicted else record
                 return record.without_shared(keep=digest) if lost else record
 
             await self.store.amend(turn.session.scope, turn.session.id, corrected)
@@ -213,7 +215,8 @@ class Turns:
             history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
             # The stored length is the engine's, so the base's correction must not be added to it.
             base = replace(base, counted=base.length, correction=0)
-            growth = Growth(history, base, dict.fromkeys(base.pools, base), base if base.shared else None)
+            held = {holder.replica: base for holder in base.holders}
+            growth = Growth(history, base, held, base if base.shared else None)
         return Session(session, scope, snapshot, growth, record, client_id)
 
     async def _by_history(self, scope: Scope, prompt: Prompt) -> Session:
@@ -234,7 +237,7 @@ class Turns:
         if growth.history is History.GROWN:
             return Session(snapshot.session, scope, snapshot, growth, record)
         fork = SessionId.of_history(tag, digest, parent=snapshot.session)
-        points = (growth.base, growth.shared, *growth.seen.values())
+        points = (growth.base, growth.shared, *growth.held.values())
         copied = {point.digest: point for point in points if point is not None}
         base = Record(
             tuple(sorted(copied.values(), key=lambda point: -point.turn)),
@@ -265,8 +268,9 @@ def _last_pool(turn: MeasuredTurn) -> Pool | None:
 
 
 def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
+    cached = turn.cached
     for name, pool in pools.items():
-        view = pool.view(turn.session.affinity, turn.tokens(name))
+        view = pool.view(turn.session.affinity, cached)
         if view is not None:
             yield name, view
 

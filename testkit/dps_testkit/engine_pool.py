@@ -1,7 +1,10 @@
 """One engine pool with a queue of its own."""
 
+from collections.abc import Mapping
+
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Admission, Applicant, Choice
+from dps_gateway.upstream.affinity import NOTHING_HELD
 from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
@@ -13,8 +16,13 @@ class SinglePool(EnginePool):
         super().__init__(Pool.GREEDY, places, Admission(queue))
 
     async def acquire(
-        self, session: str | None, avoid: frozenset[str], timeout_seconds: float, tenant: str = ""
+        self,
+        session: str | None,
+        avoid: frozenset[str],
+        timeout_seconds: float,
+        tenant: str = "",
+        held: Mapping[str, int] = NOTHING_HELD,
     ) -> Replica:
         """Admit one request to the pool."""
-        applicant = Applicant([Choice(self, avoid)], session, tenant)
+        applicant = Applicant([Choice(self, avoid)], session, tenant, held=held)
         return (await self.admission.acquire(applicant, timeout_seconds))[1]

@@ -16,13 +16,13 @@ from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
 from dps_gateway.session.peers import HttpPeers, WorkerPeers
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
 
 SCOPE = Scope.of("m", "")
 SESSION = SessionId.of_client(SCOPE, "s")
-POINT = Point(1, "d" * 22, 10, 5, 7, frozenset({Pool.GREEDY}))
+POINT = Point(1, "d" * 22, 10, 5, 7, (Holder(Pool.GREEDY, "aaaa"),))
 RECORD_KEY = record_key(SCOPE, SESSION)
 RECORD = Record((POINT,)).encode().decode()
 POINTER_KEY = pointer_key(SCOPE, SESSION.tag, POINT.digest)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps_gateway.replica_id import replica_id
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred, ranked
 
 
@@ -13,6 +14,10 @@ class FakeReplica:
     url: str
     in_flight: int = 0
 
+    @property
+    def id(self) -> str:
+        return replica_id(self.url)
+
 
 def replicas(*loads: int) -> list[FakeReplica]:
     return [FakeReplica(f"http://engine-{number}", load) for number, load in enumerate(loads)]
@@ -20,6 +25,10 @@ def replicas(*loads: int) -> list[FakeReplica]:
 
 sessions = st.text(min_size=1, max_size=20)
 loads = st.lists(st.integers(0, 20), min_size=1, max_size=8)
+held_tokens = st.dictionaries(
+    st.integers(0, 7).map(lambda number: replica_id(f"http://engine-{number}")), st.integers(0, 9999)
+)
+"""Tokens of the session's prompt that some replicas hold."""
 
 
 @given(sessions, st.integers(1, 8))
@@ -44,13 +53,42 @@ def test_sessions_spread_evenly() -> None:
     assert all(850 < share < 1150 for share in shares)
 
 
-@given(sessions, loads)
-def test_load_of_the_selected_replica_is_bounded(session: str, busy: list[int]) -> None:
+@given(sessions, loads, held_tokens)
+def test_load_of_the_selected_replica_is_bounded(session: str, busy: list[int], held: dict[str, int]) -> None:
     pool = replicas(*busy)
-    chosen = preferred(session, pool, max_in_flight=1000)
+    chosen = preferred(session, pool, 1000, held)
     assert chosen is not None
     bound = LOAD_FACTOR * (sum(busy) + 1) / len(busy) + 1
-    assert chosen.in_flight < bound or chosen is ranked(session, pool)[0]
+    assert chosen.in_flight < bound or chosen is ranked(session, pool, held)[0]
+
+
+@given(sessions, loads, held_tokens)
+def test_no_replica_below_the_bound_holds_more_than_the_selected_one(
+    session: str, busy: list[int], held: dict[str, int]
+) -> None:
+    pool = replicas(*busy)
+    chosen = preferred(session, pool, 1000, held)
+    assert chosen is not None
+    bound = LOAD_FACTOR * (sum(busy) + 1) / len(busy)
+    better = [each for each in pool if held.get(each.id, 0) > held.get(chosen.id, 0)]
+    assert all(each.in_flight >= bound for each in better)
+
+
+@given(sessions, loads)
+def test_replicas_that_hold_the_same_length_are_ranked_as_if_they_held_nothing(
+    session: str, busy: list[int]
+) -> None:
+    pool = replicas(*busy)
+    assert ranked(session, pool, {each.id: 500 for each in pool}) == ranked(session, pool)
+
+
+@given(sessions, st.integers(1, 8), st.integers(0, 7), st.integers(1, 8))
+def test_added_replicas_move_no_session_that_a_replica_holds(
+    session: str, count: int, holder: int, added: int
+) -> None:
+    pool = replicas(*[0] * (count + added))
+    kept = pool[holder % count]
+    assert preferred(session, pool, 10, {kept.id: 1}) is kept
 
 
 @given(loads)
@@ -60,8 +98,8 @@ def test_least_loaded_replica_is_selected_without_a_session(busy: list[int]) -> 
     assert chosen.in_flight == min(busy)
 
 
-@given(sessions, loads)
-def test_full_replica_is_never_selected(session: str, busy: list[int]) -> None:
-    chosen = preferred(session, replicas(*busy), max_in_flight=10)
+@given(sessions, loads, held_tokens)
+def test_full_replica_is_never_selected(session: str, busy: list[int], held: dict[str, int]) -> None:
+    chosen = preferred(session, replicas(*busy), 10, held)
     assert (chosen is None) == all(load >= 10 for load in busy)
     assert chosen is None or chosen.in_flight < 10

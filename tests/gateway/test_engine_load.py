@@ -10,14 +10,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.prompt_tokens import CachedPrompt, PromptTokens
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.load import MAX_ANSWER_BYTES, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
-PROMPT = PromptTokens(held=10, fetchable=300, prefill=30)
+PROMPT = CachedPrompt(340, held={}, shared=300)
+TOKENS = PromptTokens(held=0, fetchable=300, prefill=40)
 NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
 LIMITED = {**CORE, "max_running_requests": 48}
@@ -99,7 +100,7 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         queued=1,
         queued_prefill_tokens=1000,
         running_limit=48,
-        prompt=PROMPT,
+        prompt=TOKENS,
     )
     engines.mark_unavailable(serving)
     assert engines.view("session", PROMPT) == PoolView(
@@ -108,8 +109,20 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         queued=0,
         queued_prefill_tokens=0,
         running_limit=None,
-        prompt=PROMPT,
+        prompt=TOKENS,
     )
+
+
+async def test_view_is_that_of_the_replica_that_holds_the_prompt() -> None:
+    engines = pool("a", "b")
+    for replica in engines.replicas.values():
+        others = [each for each in engines.replicas.values() if each is not replica]
+        held = {replica.id: 310, **{each.id: 10 for each in others}}
+        view = engines.view("session", CachedPrompt(340, held, shared=300))
+        assert view is not None
+        assert view.prompt == PromptTokens(held=310, fetchable=0, prefill=30)
+        assert await engines.acquire("session", NO_REPLICA, 1.0, held=held) is replica
+        engines.release(replica)
 
 
 async def test_view_takes_no_place_on_the_replica() -> None:

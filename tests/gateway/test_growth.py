@@ -9,15 +9,19 @@ from hypothesis import strategies as st
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 
-SPECULATIVE, GREEDY = frozenset({Pool.SPECULATIVE}), frozenset({Pool.GREEDY})
+SPECULATIVE, GREEDY, OTHER = (
+    Holder(Pool.SPECULATIVE, "spec"),
+    Holder(Pool.GREEDY, "gree"),
+    Holder(Pool.GREEDY, "othr"),
+)
 
 
-def point(turn: int, length: int | None = None, pools: frozenset[Pool] = GREEDY) -> Point:
+def point(turn: int, length: int | None = None, holder: Holder = GREEDY) -> Point:
     """The point of a turn whose prompt is 100 tokens longer than the previous one's."""
     length = 100 * turn if length is None else length
-    return Point(turn, f"d{turn}", 4 * length, length - 3, length, pools)
+    return Point(turn, f"d{turn}", 4 * length, length - 3, length, (holder,))
 
 
 def record(*points: Point) -> Record:
@@ -27,7 +31,7 @@ def record(*points: Point) -> Record:
     return result
 
 
-HISTORY = record(point(1, pools=SPECULATIVE), point(2), point(3))
+HISTORY = record(point(1, holder=SPECULATIVE), point(2), point(3))
 
 points = st.builds(
     Point,
@@ -36,15 +40,15 @@ points = st.builds(
     offset=st.integers(1, 4000),
     tokens=st.integers(0, 1000),
     counted=st.integers(1, 1000),
-    pools=st.sets(st.sampled_from(Pool), min_size=1).map(frozenset),
+    holders=st.lists(st.sampled_from([SPECULATIVE, GREEDY, OTHER]), min_size=1, unique=True).map(tuple),
     correction=st.integers(-50, 2000),
     conversation=st.sampled_from(["", "a"]),
     shared=st.booleans(),
 )
 
 
-def tokens(growth: Growth, length: int, pool: Pool, common: bool = True) -> PromptTokens:
-    return growth.tokens(length, pool, common_prefix_cache=common)
+def tokens(growth: Growth, length: int, holder: Holder, common: bool = True) -> PromptTokens:
+    return growth.cached(length, common_prefix_cache=common).tokens(holder.replica)
 
 
 def test_first_prompt_is_new_and_all_of_it_counts() -> None:
@@ -57,8 +61,8 @@ def test_prompt_that_extends_the_newest_point_has_grown() -> None:
     growth = compare(HISTORY, lambda _: True)
     assert growth.history is History.GROWN
     assert growth.delta_tokens(340) == 40
-    assert tokens(growth, 340, Pool.GREEDY) == PromptTokens(held=300, fetchable=0, prefill=40)
-    assert tokens(growth, 340, Pool.SPECULATIVE) == PromptTokens(held=100, fetchable=0, prefill=240)
+    assert tokens(growth, 340, GREEDY) == PromptTokens(held=300, fetchable=0, prefill=40)
+    assert tokens(growth, 340, SPECULATIVE) == PromptTokens(held=100, fetchable=0, prefill=240)
 
 
 def test_prompt_that_extends_an_older_point_has_branched() -> None:
@@ -127,27 +131,27 @@ def test_each_token_of_a_prompt_is_held_fetched_or_prefilled(
     if shared:
         known.append(replace(point(2, shared, GREEDY), shared=True))
     growth = compare(record(*known), lambda _: True)
-    assert tokens(growth, 1000, Pool.SPECULATIVE, common) == expected
+    assert tokens(growth, 1000, SPECULATIVE, common) == expected
 
 
-def test_prefix_that_the_pool_has_evicted_is_fetched_from_the_common_prefix_cache() -> None:
-    evicted = record(replace(point(1, 900, GREEDY), shared=True)).without_cache(Pool.GREEDY, keep="")
+def test_prefix_that_the_replica_has_evicted_is_fetched_from_the_common_prefix_cache() -> None:
+    evicted = record(replace(point(1, 900, GREEDY), shared=True)).without_cache(GREEDY.replica, keep="")
     growth = compare(evicted, lambda _: True)
-    assert tokens(growth, 1000, Pool.GREEDY) == PromptTokens(held=0, fetchable=900, prefill=100)
+    assert tokens(growth, 1000, GREEDY) == PromptTokens(held=0, fetchable=900, prefill=100)
 
 
 @given(
     st.lists(points, max_size=12),
     st.sets(st.sampled_from("abcdefgh")),
     st.integers(0, 3000),
-    st.sampled_from(Pool),
+    st.sampled_from([SPECULATIVE, GREEDY, OTHER]),
     st.booleans(),
 )
 def test_tokens_of_a_prompt_add_up_to_its_length(
-    history: list[Point], prefixes: set[str], length: int, pool: Pool, common: bool
+    history: list[Point], prefixes: set[str], length: int, holder: Holder, common: bool
 ) -> None:
     growth = compare(record(*history), lambda p: p.digest in prefixes)
-    found = tokens(growth, length, pool, common)
+    found = tokens(growth, length, holder, common)
     assert found.held + found.fetchable + found.prefill == length
     assert min(found.held, found.prefill) >= 0
     assert found.fetchable == 0 or (common and found.fetchable >= FETCH_THRESHOLD_TOKENS)

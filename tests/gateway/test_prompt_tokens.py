@@ -23,7 +23,7 @@ from dps_gateway.prompt.boundaries import MAX_LOOKUPS
 from dps_gateway.prompt.description import Description, TokenizerError
 from dps_gateway.prompt.template import compiled
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.session.record import Point
+from dps_gateway.session.record import Holder, Point
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
@@ -99,7 +99,7 @@ def reference() -> Any:
 
 def point_of(prompt: Prompt, length: int, boundary_tokens: int) -> Point:
     """The point that the session's record keeps of a prompt."""
-    return Point(1, prompt.digest, prompt.offset, boundary_tokens, length, frozenset({Pool.GREEDY}))
+    return Point(1, prompt.digest, prompt.offset, boundary_tokens, length, (Holder(Pool.GREEDY, "aaaa"),))
 
 
 def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:

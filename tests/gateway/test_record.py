@@ -7,15 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.record import MAX_POINTS, RECENT_POINTS, Point, Record
+from dps_gateway.replica_id import replica_id
+from dps_gateway.session.record import HOLDERS_PER_POOL, MAX_POINTS, RECENT_POINTS, Holder, Point, Record
 
-SPECULATIVE, GREEDY = frozenset({Pool.SPECULATIVE}), frozenset({Pool.GREEDY})
+SPECULATIVE, GREEDY = Holder(Pool.SPECULATIVE, "spec"), Holder(Pool.GREEDY, "gree")
+REPLICAS = [Holder(pool, replica_id(f"http://{pool}-{number}")) for pool in Pool for number in range(4)]
 
 
-def point(turn: int, length: int | None = None, pools: frozenset[Pool] = GREEDY, digest: str = "") -> Point:
+def point(turn: int, length: int | None = None, holder: Holder = GREEDY, digest: str = "") -> Point:
     """The point of a turn whose prompt is 100 tokens longer than the previous one's."""
     length = 100 * turn if length is None else length
-    return Point(turn, digest or f"d{turn}", 4 * length, length - 3, length, pools)
+    return Point(turn, digest or f"d{turn}", 4 * length, length - 3, length, (holder,))
 
 
 def record(*points: Point) -> Record:
@@ -32,7 +34,7 @@ points = st.builds(
     offset=st.integers(1, 4000),
     tokens=st.integers(0, 1000),
     counted=st.integers(1, 1000),
-    pools=st.sets(st.sampled_from(Pool), min_size=1).map(frozenset),
+    holders=st.sampled_from(REPLICAS).map(lambda holder: (holder,)),
     correction=st.integers(-50, 50),
     conversation=st.sampled_from(["", "a", "b"]),
     shared=st.booleans(),
@@ -45,8 +47,14 @@ class TestCommit:
         assert record(point(1), point(2)).points == (point(2), point(1))
 
     def test_retry_in_the_other_pool_is_one_point_cached_by_both(self) -> None:
-        retried = record(point(1), point(2), point(2, pools=SPECULATIVE))
-        assert retried.points == (point(2, pools=SPECULATIVE | GREEDY), point(1))
+        retried = record(point(1), point(2), point(2, holder=SPECULATIVE))
+        assert retried.points == (replace(point(2), holders=(SPECULATIVE, GREEDY)), point(1))
+        assert retried.points[0].pools == frozenset(Pool)
+
+    def test_prompt_that_several_replicas_answered_keeps_the_last_ones_of_each_pool(self) -> None:
+        one, two, three = (Holder(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
+        repeated = record(*(point(1, holder=each) for each in (SPECULATIVE, one, two, three, two)))
+        assert repeated.points == (replace(point(1), holders=(two, three, SPECULATIVE)),)
 
     def test_slow_duplicate_of_an_older_turn_changes_nothing(self) -> None:
         grown = record(point(1), point(2), point(3))
@@ -64,9 +72,11 @@ class TestCommit:
         agents = record(point(1), point(2, digest="a"), point(2, digest="b"))
         assert [p.digest for p in agents.points] == ["a", "b", "d1"]
 
-    def test_newest_point_of_each_pool_is_kept(self) -> None:
-        long = record(point(1, pools=SPECULATIVE), *(point(turn) for turn in range(2, 10)))
-        assert [p.turn for p in long.points] == [9, 8, 7, 6, 1]
+    def test_newest_points_of_the_last_replicas_of_each_pool_are_kept(self) -> None:
+        one, two, three = (Holder(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
+        holders = [SPECULATIVE, one, two, *[three] * 6]
+        long = record(*(point(turn, holder=holder) for turn, holder in enumerate(holders, 1)))
+        assert [p.turn for p in long.points] == [9, 8, 7, 6, 3, 1]
 
     def test_span_of_the_newest_turn_is_kept(self) -> None:
         traced = Record(()).with_point(point(2), "second").with_point(point(1), "first")
@@ -77,9 +87,25 @@ class TestCommit:
         result = record(*history)
         turns = [p.turn for p in result.points]
         conversations = {p.conversation for p in result.points}
-        assert len(result.points) <= RECENT_POINTS + len(conversations) * len(Pool)
+        assert len(result.points) <= RECENT_POINTS + len(conversations) * len(Pool) * HOLDERS_PER_POOL
         assert turns == sorted(turns, reverse=True)
         assert len({p.digest for p in result.points}) == len(result.points)
+
+    @given(histories, histories)
+    def test_holders_of_a_point_are_bounded_and_without_duplicates(
+        self, history: list[Point], other: list[Point]
+    ) -> None:
+        for each in record(*history).merged(record(*other)).points:
+            assert len(set(each.holders)) == len(each.holders)
+            for pool in Pool:
+                assert sum(holder.pool is pool for holder in each.holders) <= HOLDERS_PER_POOL
+
+    @given(histories, points)
+    def test_replica_that_answered_last_holds_the_newest_prompt(
+        self, history: list[Point], newest: Point
+    ) -> None:
+        newest = replace(newest, turn=13)
+        assert record(*history, newest).points[0].holders[0] == newest.holders[0]
 
     @given(histories, points)
     def test_commit_is_idempotent(self, history: list[Point], again: Point) -> None:
@@ -136,7 +162,7 @@ class TestConversations:
         for turn, agent in enumerate(order, 1):
             parent = heads.get(agent)
             parent = parent and next(p for p in state.points if p.digest == parent.digest)
-            committed = Point(turn, f"{agent:02}/{turn}", turn, turn, turn, GREEDY)
+            committed = Point(turn, f"{agent:02}/{turn}", turn, turn, turn, (GREEDY,))
             state = state.with_turn(committed, parent)
             heads[agent] = committed
             digests = {p.digest for p in state.points}
@@ -169,12 +195,24 @@ class TestStored:
         assert len(full.encode()) < 300
 
     @given(histories)
-    def test_common_prefix_cache_takes_no_space(self, history: list[Point]) -> None:
-        without = [replace(each, shared=False) for each in history]
-        assert len(record(*history).encode()) == len(record(*without).encode())
+    def test_common_prefix_cache_takes_one_byte_per_point(self, history: list[Point]) -> None:
+        without = record(*(replace(each, shared=False) for each in history))
+        assert len(record(*history).encode()) <= len(without.encode()) + len(without.points)
 
-    def test_record_without_the_common_prefix_cache_is_read(self) -> None:
-        assert Record.decode(b'[2,"","",[[1,"d",4,1,1,2]]]').points == (Point(1, "d", 4, 1, 1, GREEDY),)
+    @pytest.mark.parametrize(
+        ("cached", "holders", "shared"),
+        [
+            pytest.param("ggree", (GREEDY,), False, id="one replica"),
+            pytest.param("ggreesspec+", (GREEDY, SPECULATIVE), True, id="both pools"),
+            pytest.param("+", (), True, id="only the common prefix cache"),
+            pytest.param("", (), False, id="none"),
+        ],
+    )
+    def test_holders_are_stored_with_the_point(
+        self, cached: str, holders: tuple[Holder, ...], shared: bool
+    ) -> None:
+        read = Record.decode(f'[3,"","",[[1,"d",4,1,1,"{cached}"]]]'.encode())
+        assert read == Record((Point(1, "d", 4, 1, 1, holders, shared=shared),))
 
     @pytest.mark.parametrize(
         "raw",
@@ -184,10 +222,14 @@ class TestStored:
             b"null",
             b"[1]",
             b"\xff",
-            b'[2, "", "", [[1]]]',
-            b'[2, "", "", [["x",1,1,1,1,1]]]',
-            pytest.param(b'["", [[1,"d",4,1,1,1]]]', id="version 1"),
-            pytest.param(b'[3, "", "", []]', id="a later version"),
+            b'[3, "", "", [[1]]]',
+            b'[3, "", "", [["x",1,1,1,1,""]]]',
+            b'[3, "", "", [[1,"d",4,1,1,2]]]',
+            b'[3, "", "", [[1,"d",4,1,1,["ggree"]]]]',
+            b'[3, "", "", [[1,"d",4,1,1,"ggre"]]]',
+            b'[3, "", "", [[1,"d",4,1,1,"xgree"]]]',
+            pytest.param(b'[2, "", "", []]', id="an earlier version"),
+            pytest.param(b'[4, "", "", []]', id="a later version"),
         ],
     )
     def test_invalid_record_is_rejected(self, raw: bytes) -> None:
@@ -209,8 +251,10 @@ class TestCorrection:
         assert record(point(1)).merged(corrected).points[0].length == 93
 
     def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
-        corrected = record(point(1), point(2), point(3)).without_cache(Pool.GREEDY, keep="d3")
-        assert [p.pools for p in corrected.points] == [GREEDY, frozenset(), frozenset()]
+        other = Holder(Pool.GREEDY, "othr")
+        held = record(point(1), point(1, holder=other), point(2), point(3))
+        corrected = held.without_cache(GREEDY.replica, keep="d3")
+        assert [p.holders for p in corrected.points] == [(GREEDY,), (), (other,)]
 
     def test_only_the_point_just_answered_counts_as_shared_if_the_common_prefix_cache_served_nothing(
         self,

@@ -6,7 +6,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.session.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.store import SessionStore, StateSource
 from dps_testkit.session_backend import FakeBackend
 
@@ -15,7 +15,7 @@ SESSION = SessionId.of_client(SCOPE, "session")
 
 
 def point(turn: int, digest: str = "") -> Point:
-    return Point(turn, digest or f"d{turn}", 100 * turn, 25 * turn, 25 * turn, frozenset({Pool.GREEDY}))
+    return Point(turn, digest or f"d{turn}", 100 * turn, 25 * turn, 25 * turn, (Holder(Pool.GREEDY, "aaaa"),))
 
 
 class Gateway:

@@ -5,7 +5,7 @@ import pytest
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.store import SessionStore, StateSource
 from dps_testkit.session_backend import FakeBackend
 
@@ -57,7 +57,7 @@ class Fleet:
 
 
 def point(turn: int) -> Point:
-    return Point(turn, f"d{turn}", 100 * turn, 25 * turn, 25 * turn, frozenset({Pool.GREEDY}))
+    return Point(turn, f"d{turn}", 100 * turn, 25 * turn, 25 * turn, (Holder(Pool.GREEDY, "aaaa"),))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
 from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.replica_id import replica_id
 from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
@@ -33,6 +34,15 @@ def answer(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+def url(pool: Pool) -> str:
+    """The base URL of the only replica of a pool."""
+    return f"http://{pool}"
+
+
+def tokens(turn: MeasuredTurn, pool: Pool) -> PromptTokens:
+    return turn.cached.tokens(replica_id(url(pool)))
+
+
 @pytest.fixture(scope="module")
 def accountant() -> Accountant:
     return Accountant(shared_tokenizer(), SGLang())
@@ -49,10 +59,12 @@ class Client:
         self._scope = Scope.of("model", tenant)
         self.turns = turns or Turns(SessionStore(None, Mirror(1000), 3600), KEYS, SGLang.cache_fields)
 
-    async def send(self, *messages: dict[str, Any], pool: Pool = Pool.GREEDY, **fields: Any) -> MeasuredTurn:
-        """One turn, answered by `pool`; `fields` are the request's other fields."""
+    async def send(
+        self, *messages: dict[str, Any], pool: Pool = Pool.GREEDY, replica: str | None = None, **fields: Any
+    ) -> MeasuredTurn:
+        """One turn, answered by a replica of `pool`; `fields` are the request's other fields."""
         turn = await self.measure(*messages, **fields)
-        await self.turns.commit(turn, pool, "")
+        await self.turns.commit(turn, pool, replica or url(pool), "")
         return turn
 
     async def measure(self, *messages: dict[str, Any], **fields: Any) -> MeasuredTurn:
@@ -63,7 +75,7 @@ class Client:
     async def complete(self, prompt: str | list[int]) -> MeasuredTurn:
         """One turn of a raw completion, answered by the greedy pool."""
         turn = await self.turns.measure(self._scope, self._accountant.text(prompt), self._headers, {})
-        await self.turns.commit(turn, Pool.GREEDY, "")
+        await self.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
         return turn
 
 
@@ -130,8 +142,22 @@ async def test_uncached_tokens_depend_on_the_turns_that_each_pool_answered(clien
     history = [SYSTEM, user("one"), answer("a"), user("two")]
     second = await client.send(*history, pool=Pool.GREEDY)
     turn = await client.measure(*history, answer("b"), user("three"))
-    assert turn.tokens(Pool.GREEDY).held == second.prompt_tokens
-    assert turn.tokens(Pool.SPECULATIVE).held == first.prompt_tokens
+    assert tokens(turn, Pool.GREEDY).held == second.prompt_tokens
+    assert tokens(turn, Pool.SPECULATIVE).held == first.prompt_tokens
+
+
+async def test_turn_goes_to_the_replica_that_holds_the_longest_prefix(client: Client) -> None:
+    """Whichever replica a session without history prefers: the first turns are answered by each of them once."""
+    urls = [f"http://greedy-{number}" for number in range(3)]
+    pools = ready_pools()
+    pools[Pool.GREEDY].set_endpoints(urls)
+    for replica in urls:
+        history = [SYSTEM, user(f"to {replica}")]
+        first = await client.send(*history, replica=replica)
+        turn = await client.measure(*history, answer("a"), user("two"))
+        view = policy_input(turn, pools).pools[Pool.GREEDY]
+        new = turn.prompt_tokens - first.prompt_tokens
+        assert view.prompt == PromptTokens(held=first.prompt_tokens, fetchable=0, prefill=new)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +232,7 @@ class TestWithASessionId:
         slow = await client.measure(SYSTEM, user("one"))
         await client.send(SYSTEM, user("one"))
         newest = await client.send(SYSTEM, user("one"), answer("a"), user("two"))
-        await client.turns.commit(slow, Pool.GREEDY, "")
+        await client.turns.commit(slow, Pool.GREEDY, url(Pool.GREEDY), "")
         third = await client.send(SYSTEM, user("one"), answer("a"), user("two"), answer("b"), user("three"))
         assert (kind(third), third.number) == (History.GROWN, 3)
         assert third.delta_tokens == third.prompt_tokens - newest.prompt_tokens
@@ -222,7 +248,7 @@ class TestWithASessionId:
         self, client: Client
     ) -> None:
         turn = await client.send(SYSTEM, user("one"))
-        assert await client.turns.correct(turn, Pool.GREEDY, turn.prompt_tokens + 7, cached_tokens=None)
+        assert await client.turns.correct(turn, url(Pool.GREEDY), turn.prompt_tokens + 7, cached_tokens=None)
         again = await client.measure(SYSTEM, user("one"), answer("a"), user("two"))
         assert again.prompt_tokens == again.counted_tokens + 7
         assert again.delta_tokens == again.counted_tokens - turn.counted_tokens
@@ -236,7 +262,7 @@ class TestWithASessionId:
         history = [SYSTEM, user("one")]
         previous = await client.send(*history)
         mismatches = [
-            await client.turns.correct(previous, Pool.GREEDY, previous.counted_tokens + offset, None)
+            await client.turns.correct(previous, url(Pool.GREEDY), previous.counted_tokens + offset, None)
         ]
         for number in range(5):
             history += [answer(f"answer {number}"), user("and then? " * 30)]
@@ -244,7 +270,7 @@ class TestWithASessionId:
             assert turn.delta_tokens == turn.counted_tokens - previous.counted_tokens
             assert turn.prompt_tokens == turn.counted_tokens + offset
             reported = turn.counted_tokens + offset
-            mismatches.append(await client.turns.correct(turn, Pool.GREEDY, reported, None))
+            mismatches.append(await client.turns.correct(turn, url(Pool.GREEDY), reported, None))
             previous = turn
         assert mismatches == [True] + [False] * 5
 
@@ -269,7 +295,7 @@ class TestWithASessionId:
         histories = [[*start, answer("plan"), user(f"step {number}")] for number in range(8)]
         started = [await client.measure(*history) for history in histories]
         for turn in started:
-            await client.turns.commit(turn, Pool.GREEDY, "")
+            await client.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
         for history, before in zip(histories, started, strict=True):
             turn = await client.send(*history, answer("done"), user("next"))
             assert (kind(turn), turn.delta_tokens) == (
@@ -277,15 +303,25 @@ class TestWithASessionId:
                 turn.prompt_tokens - before.prompt_tokens,
             )
 
+    async def test_eviction_on_one_replica_does_not_affect_the_others(self, client: Client) -> None:
+        history = [SYSTEM, user("one " * 2000)]
+        first = await client.send(*history, replica="http://one")
+        turn = await client.send(*history, answer("a"), user("left"), replica="http://two")
+        assert not await client.turns.correct(turn, "http://two", turn.prompt_tokens, cached_tokens=0)
+        again = await client.send(*history, answer("b"), user("right"), replica="http://two")
+        assert not await client.turns.correct(again, "http://two", again.prompt_tokens, cached_tokens=0)
+        back = await client.measure(*history, answer("c"), user("on"))
+        assert back.cached.held == {replica_id("http://one"): first.prompt_tokens}
+
     async def test_evicted_prefix_is_no_longer_counted_as_cached(self, client: Client) -> None:
         history = [SYSTEM, user("one " * 2000)]
         await client.send(*history)
         other = await client.send(*history, answer("a"), user("left"))
         turn = await client.send(*history, answer("b"), user("right"))
-        assert not await client.turns.correct(turn, Pool.GREEDY, turn.prompt_tokens, cached_tokens=0)
+        assert not await client.turns.correct(turn, url(Pool.GREEDY), turn.prompt_tokens, cached_tokens=0)
         back = await client.measure(*history, answer("a"), user("left"), answer("c"), user("on"))
         assert back.delta_tokens == back.prompt_tokens - other.prompt_tokens
-        assert back.tokens(Pool.GREEDY).prefill == back.prompt_tokens
+        assert tokens(back, Pool.GREEDY).prefill == back.prompt_tokens
 
     @pytest.mark.parametrize(
         ("cached_tokens", "fetched_tokens", "held_in_memory", "shared"),
@@ -311,15 +347,15 @@ class TestWithASessionId:
         first = await client.send(*history)
         turn = await client.send(*history, answer("a"), user("right"))
         length = turn.prompt_tokens
-        assert not await client.turns.correct(turn, Pool.GREEDY, length, cached_tokens, fetched_tokens)
+        assert not await client.turns.correct(turn, url(Pool.GREEDY), length, cached_tokens, fetched_tokens)
         branch = await client.measure(*history, answer("b"), user("left"))
         new = branch.prompt_tokens - first.prompt_tokens
         held = first.prompt_tokens if held_in_memory else 0
         fetchable = first.prompt_tokens - held if shared else 0
-        assert branch.tokens(Pool.GREEDY) == PromptTokens(
+        assert tokens(branch, Pool.GREEDY) == PromptTokens(
             held, fetchable, first.prompt_tokens - held - fetchable + new
         )
-        assert branch.tokens(Pool.SPECULATIVE).fetchable == (first.prompt_tokens if shared else 0)
+        assert tokens(branch, Pool.SPECULATIVE).fetchable == (first.prompt_tokens if shared else 0)
 
 
 class TestWithoutASessionId:
@@ -466,13 +502,13 @@ async def test_nothing_is_fetchable_once_the_common_prefix_cache_is_disabled(acc
     await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
     client.turns.configure(KEYS, 3600, common_prefix_cache=False)
     turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
-    assert turn.tokens(Pool.SPECULATIVE) == PromptTokens(0, 0, turn.prompt_tokens)
+    assert tokens(turn, Pool.SPECULATIVE) == PromptTokens(0, 0, turn.prompt_tokens)
 
 
 def ready_pools() -> dict[Pool, EnginePool]:
     pools = {pool: EnginePool(pool, 8, Admission(8)) for pool in Pool}
     for pool, engines in pools.items():
-        engines.set_endpoints([f"http://{pool}"])
+        engines.set_endpoints([url(pool)])
     return pools
 
 

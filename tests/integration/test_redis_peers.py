@@ -11,7 +11,7 @@ import pytest
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, pointer_key
-from dps_gateway.session.record import Point
+from dps_gateway.session.record import Holder, Point
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.processes import free_ports
@@ -87,7 +87,7 @@ async def test_mirror_returns_only_requested_keys_and_rejects_malformed_bodies(
         gateway = await site.gateway([engines[0]], [engines[1]])
         scope = Scope.of(MODEL, "")
         session = SessionId.of_client(scope, "s")
-        point = Point(1, "d" * 22, 10, 5, 7, frozenset({Pool.GREEDY}))
+        point = Point(1, "d" * 22, 10, 5, 7, (Holder(Pool.GREEDY, "aaaa"),))
         key, pointer = (
             pointer_key(scope, session.tag, point.digest),
             Pointer(session, point).encode().decode(),

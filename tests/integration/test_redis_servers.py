@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
-from dps_gateway.session.record import Point, Record
+from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_local.processes import free_ports
@@ -79,7 +79,7 @@ class Names:
     def __init__(self, number: int) -> None:
         tag = history_tag(f"first message {number}".encode())
         session = SessionId.of_history(tag, b"first prompt")
-        point = Point(1, f"digest-{number}", 100, 25, 30, frozenset({Pool.GREEDY}))
+        point = Point(1, f"digest-{number}", 100, 25, 30, (Holder(Pool.GREEDY, "aaaa"),))
         self.record = record_key(SCOPE, session)
         self.records = record_prefix(SCOPE, tag)
         self.pointer = pointer_key(SCOPE, tag, point.digest)

@@ -12,6 +12,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.errors import DeadlineExceeded
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import Applicant, Choice, PoolEmpty, PoolFull
@@ -43,8 +44,8 @@ class Outbound:
     buffered: bool
     """Whether a non-streaming answer is read completely before any of it is relayed, so that the request can still be
     retried if reading fails."""
-    prefill_tokens: Mapping[Pool, int]
-    """The tokens that an engine of each pool has to prefill before it begins to stream the answer; empty if unknown."""
+    prompt: CachedPrompt | None
+    """The prompt, which determines the preferred replica together with the session; None if it is unknown."""
     replica: str | None = None
     """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
@@ -131,7 +132,8 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
     while choices := _choices(runtime, decision, retries, attempts, outbound.replica):
         queued_at = time.perf_counter()
         patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
-        applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency)
+        held = outbound.prompt.held if outbound.prompt is not None else {}
+        applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency, held)
         try:
             places, replica = await runtime.admission.acquire(applicant, patience)
         except PoolEmpty as error:
@@ -218,7 +220,7 @@ async def _send(
     fresh_connection: bool,
 ) -> Placed:
     """Send the request to one replica. Raises UpstreamFailed."""
-    prefill_tokens = outbound.prefill_tokens.get(pool.name, 0)
+    prefill_tokens = _prefill_tokens(outbound, replica)
     replica.prefill_tokens += prefill_tokens
     try:
         answer = await runtime.upstream.send(
@@ -246,3 +248,13 @@ async def _send(
             answer.close()
             raise
     return placed
+
+
+def _prefill_tokens(outbound: Outbound, replica: Replica) -> int:
+    """The tokens that the replica has to prefill, if the end of the prefill can be observed; otherwise 0.
+
+    The first byte of an answer that is not streamed is sent when the answer is complete.
+    """
+    if outbound.prompt is None or not outbound.streamed:
+        return 0
+    return outbound.prompt.tokens(replica.id).prefill

@@ -10,7 +10,6 @@ from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.job import Job, prepare
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.request import urgency_of
-from dps_gateway.pool import Pool
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.upstream.exchange import forwarded_headers
 
@@ -45,7 +44,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         urgency=urgency_of(request, call.key),
         streamed=job.body.get("stream") is True,
         buffered=True,
-        prefill_tokens=_prefill_tokens(job),
+        prompt=job.turn.cached if job.turn is not None else None,
         replica=job.stored.url if job.stored is not None else None,
     )
     placed: Placed | None = None
@@ -62,13 +61,3 @@ async def _answer(job: Job) -> web.StreamResponse:
         if placed is not None:
             placed.close()
         span.end()
-
-
-def _prefill_tokens(job: Job) -> dict[Pool, int]:
-    """The tokens of the prompt that each pool has to prefill, if the end of the prefill can be observed.
-
-    The first byte of an answer that is not streamed is sent when the answer is complete.
-    """
-    if job.routed is None or job.body.get("stream") is not True:
-        return {}
-    return {pool: view.prompt.prefill for pool, view in job.routed.pools.items()}

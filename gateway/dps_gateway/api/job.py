@@ -103,7 +103,7 @@ async def prepare(call: Call, route: Route) -> Job:
         if stored is not None:
             decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
-        _describe(call, span, turn, decision)
+        _describe(call, span, turn, routed, decision)
         headers = {}
         if salt is not None and route.salted:
             raw, body = with_salt(raw, body, route.salted, salt)
@@ -136,9 +136,11 @@ def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decis
     return runtime.policy.decide(routed)
 
 
-def _describe(call: Call, span: Span, turn: MeasuredTurn | None, decision: Decision) -> None:
+def _describe(
+    call: Call, span: Span, turn: MeasuredTurn | None, routed: Turn | None, decision: Decision
+) -> None:
     threshold = call.runtime.config.routing.threshold_tokens
-    spans.describe_decision(span, call.span, call.request_id, turn, decision, threshold)
+    spans.describe_decision(span, call.span, call.request_id, turn, routed, decision, threshold)
     if turn is not None and call.span.is_recording():
         for link in links_to(turn.session.base.span):
             call.span.add_link(link.context, link.attributes)

@@ -84,7 +84,7 @@ def _observation(outcome: Outcome) -> Observation:
         pool=outcome.pool,
         prompt_tokens=usage.prompt_tokens,
         delta_tokens=outcome.turn.delta_tokens,
-        expected=view.prompt,
+        expected=outcome.turn.cached.tokens(outcome.placed.replica.id),
         cached_tokens=usage.cached_tokens,
         fetched_tokens=usage.fetched_tokens,
         output_tokens=usage.completion_tokens,
@@ -100,7 +100,7 @@ def _observation(outcome: Outcome) -> Observation:
 def _entry(outcome: Outcome) -> dict[str, Any]:
     """The line of the decision log. docs/gateway.md describes the fields for users."""
     turn, usage, arrived = outcome.turn, outcome.usage, outcome.job.call.started
-    tokens, views = {pool: turn.tokens(pool) for pool in Pool}, outcome.routed.pools
+    views = outcome.routed.pools
     predicted = outcome.job.decision.predicted
     common = outcome.job.call.runtime.config.routing.common_prefix_cache
     sources = prompt_sources(usage, common)
@@ -111,8 +111,8 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
         "history": turn.session.growth.history.value,
         "prompt_tokens": turn.prompt_tokens,
         "delta_tokens": turn.delta_tokens,
-        "uncached_tokens": {pool.value: each.uncached for pool, each in tokens.items()},
-        "fetchable_tokens": {pool.value: each.fetchable for pool, each in tokens.items()},
+        "uncached_tokens": _by_pool({pool: view.prompt.uncached for pool, view in views.items()}),
+        "fetchable_tokens": _by_pool({pool: view.prompt.fetchable for pool, view in views.items()}),
         "load": _by_pool({pool: view.load for pool, view in views.items()}),
         "queued_prefill_tokens": _by_pool({pool: view.queued_prefill_tokens for pool, view in views.items()}),
         "predicted_seconds": _by_pool(predicted) if predicted is not None else None,

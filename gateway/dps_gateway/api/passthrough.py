@@ -59,7 +59,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),
         streamed=True,
-        prefill_tokens={},
+        prompt=None,
         buffered=False,
         replica=replica,
     )

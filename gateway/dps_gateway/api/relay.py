@@ -118,7 +118,8 @@ class Relay:
     async def _commit(self) -> None:
         if self._job.turn is not None and self._answer.status == 200:
             reference = span_reference(self._call.span)
-            await self._runtime.turns.commit(self._job.turn, self._placed.pool.name, reference)
+            pool, url = self._placed.pool.name, self._placed.replica.url
+            await self._runtime.turns.commit(self._job.turn, pool, url, reference)
 
     async def _account(self, usage: Usage | None) -> None:
         """Record the engine's token counts. A failure is logged, because the answer itself is fine."""
@@ -160,16 +161,16 @@ class Relay:
         metrics, pool = self._runtime.metrics, self._placed.pool.name
         for name in ("held", "fetched", "computed"):
             metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
-        if self._job.routed is not None and pool in self._job.routed.pools:
-            fetchable = self._job.routed.pools[pool].prompt.fetchable
+        if self._job.turn is not None:
+            fetchable = self._job.turn.cached.tokens(self._placed.replica.id).fetchable
             metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
     async def _correct(self, usage: Usage) -> None:
-        turn, pool = self._job.turn, self._placed.pool.name
+        turn, url = self._job.turn, self._placed.replica.url
         if turn is None or not usage.prompt_tokens:
             return
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-        if await self._runtime.turns.correct(turn, pool, *counts):
+        if await self._runtime.turns.correct(turn, url, *counts):
             self._runtime.metrics.token_count_mismatch.inc()
             log.warning(
                 "request %s: the gateway counted %d prompt tokens, the engine %d",

@@ -24,7 +24,7 @@ class Reason(StrEnum):
 class PoolView:
     """The state of one pool when a turn is routed, as far as the gateway has observed it.
 
-    The load is that of the replica that would serve the turn, or the mean of the ready replicas.
+    The load and the tokens of the prompt are those of the replica that would serve the turn.
     """
 
     ready_replicas: int
@@ -37,7 +37,7 @@ class PoolView:
     running_limit: int | None
     """Requests that the replica runs at the same time at most; None if unknown."""
     prompt: PromptTokens
-    """The tokens of the turn's prompt, according to the session's record."""
+    """What the replica has to do for the turn's prompt, according to the session's record."""
 
     @property
     def load(self) -> float:

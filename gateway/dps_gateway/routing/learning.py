@@ -22,7 +22,7 @@ class Observation:
     delta_tokens: int
     """ΔL_t."""
     expected: PromptTokens
-    """`PoolView.prompt` of the pool, when the turn was routed."""
+    """What the replica had to do for the prompt, according to the session's record when the turn was routed."""
     cached_tokens: int | None
     """Prompt tokens that the engine reported as cached, fetched ones included; None if it reported none."""
     fetched_tokens: int | None

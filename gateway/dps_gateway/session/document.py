@@ -18,7 +18,7 @@ def session_document(session: SessionId, record: Record, source: str) -> dict[st
                 "promptTokens": point.length,
                 "digest": point.digest,
                 "bytes": point.offset,
-                "pools": sorted(point.pools),
+                "holders": [{"pool": pool, "replica": replica} for pool, replica in point.holders],
                 "shared": point.shared,
             }
             for point in record.points

@@ -1,4 +1,4 @@
-"""The relation of a prompt to its session's history: the point that it grew from, and how much each pool has cached.
+"""The relation of a prompt to its session's history: the point it grew from, and the part that each replica has cached.
 
 This module performs no I/O.
 """
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.session.record import Point, Record
 
 
@@ -29,8 +28,8 @@ class Growth:
     history: History
     base: Point | None
     """The longest recorded point that is a prefix of the prompt, or None. Its length is used as L_{t-1}."""
-    seen: dict[Pool, Point]
-    """The longest such point that each pool has in its KV cache."""
+    held: dict[str, Point]
+    """The longest such point that each replica has in its KV cache, by the replica's id."""
     shared: Point | None = None
     """The longest such point that is in the common prefix cache, or None."""
 
@@ -38,10 +37,11 @@ class Growth:
         """ΔL_t = L_t - L_{t-1} (paper, Eq. 1), with L_0 = 0."""
         return max(0, prompt_tokens - (self.base.length if self.base else 0))
 
-    def tokens(self, prompt_tokens: int, pool: Pool, *, common_prefix_cache: bool) -> PromptTokens:
-        """What `pool` has to do for the tokens of the prompt, according to the record."""
-        seen, shared = self.seen.get(pool), self.shared if common_prefix_cache else None
-        return PromptTokens.of(prompt_tokens, seen.length if seen else 0, shared.length if shared else 0)
+    def cached(self, prompt_tokens: int, *, common_prefix_cache: bool) -> CachedPrompt:
+        """The cached prefixes of the prompt, according to the record."""
+        held = {replica: point.length for replica, point in self.held.items()}
+        shared = self.shared.length if self.shared is not None and common_prefix_cache else 0
+        return CachedPrompt(prompt_tokens, held, shared)
 
 
 def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth:
@@ -57,7 +57,7 @@ def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth
     if not prefixes:
         return Growth(History.CHANGED, None, {})
     base = prefixes[-1]
-    seen = {pool: point for point in prefixes for pool in point.pools}
+    held = {holder.replica: point for point in prefixes for holder in point.holders}
     shared = next((point for point in reversed(prefixes) if point.shared), None)
     grown = record.head(base.conversation) is base
-    return Growth(History.GROWN if grown else History.BRANCHED, base, seen, shared)
+    return Growth(History.GROWN if grown else History.BRANCHED, base, held, shared)

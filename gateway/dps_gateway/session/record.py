@@ -8,16 +8,19 @@ One session id may be used for several *conversations*: those of sub-agents, or 
 Every point belongs to one of them, and the newest point of a conversation is its *head*.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
 from dps_gateway.pool import Pool
+from dps_gateway.replica_id import ID_CHARS
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Stored in every record. Records of other versions are ignored, and their sessions are treated as new."""
 
 RECENT_POINTS: Final = 4
@@ -27,11 +30,23 @@ MAX_POINTS: Final = 64
 """Maximum number of points in a record (about 4 KB in total). The conversations that have been idle longest are dropped
 first."""
 
+HOLDERS_PER_POOL: Final = 2
+"""The number of replicas of each pool that are kept for a point, and for which the newest point of a conversation is
+kept. A session uses a second one while its preferred replica is overloaded."""
+
 _LABEL_CHARS: Final = 6
-_POOL_BITS: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 2}
-_SHARED_BIT: Final = 4
-_POOLS: Final = [frozenset(pool for pool, bit in _POOL_BITS.items() if bits & bit) for bits in range(4)]
-"""The pools by the sum of their bits."""
+_LETTERS: Final = {Pool.SPECULATIVE: "s", Pool.GREEDY: "g"}
+_POOLS: Final = {letter: pool for pool, letter in _LETTERS.items()}
+_HOLDER: Final = rf"([{''.join(_POOLS)}])([A-Za-z0-9_-]{{{ID_CHARS}}})"
+_SHARED: Final = "+"
+
+
+class Holder(NamedTuple):
+    """A replica that has a prompt in its KV cache."""
+
+    pool: Pool
+    replica: str
+    """The replica's id (`replica_id`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,8 @@ class Point:
     """The gateway's count of the tokens up to `offset`, or 0 if tokens may merge across it."""
     counted: int
     """The gateway's count of the whole prompt, in tokens."""
-    pools: frozenset[Pool]
+    holders: tuple[Holder, ...]
+    """The replicas that have the prompt in their KV cache, the one that answered it last first."""
     correction: int = 0
     """Tokens that the engine reported for this prompt beyond `counted`; negative if it reported fewer."""
     conversation: str = ""
@@ -58,6 +74,11 @@ class Point:
     def length(self) -> int:
         """L_t: the length of the whole prompt in the engine's tokens."""
         return self.counted + self.correction
+
+    @property
+    def pools(self) -> frozenset[Pool]:
+        """The pools with a replica that has the prompt in its KV cache."""
+        return frozenset(holder.pool for holder in self.holders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,7 @@ class Record:
         return next((p for p in self.points if p.conversation == conversation), None)
 
     def encode(self) -> bytes:
-        """Serialize to a JSON array of about 60 bytes per point."""
+        """Serialize to a JSON array of about 65 bytes per point."""
         return orjson.dumps([FORMAT_VERSION, self.span, self.affinity, [_fields(p) for p in self.points]])
 
     @classmethod
@@ -120,7 +141,7 @@ class Record:
             point = replace(
                 point,
                 turn=max(known.turn, point.turn),
-                pools=known.pools | point.pools,
+                holders=_newest((*point.holders, *known.holders)),
                 correction=known.correction or point.correction,
                 conversation=known.conversation,
                 shared=known.shared or point.shared,
@@ -155,9 +176,14 @@ class Record:
             ),
         )
 
-    def without_cache(self, pool: Pool, keep: str) -> Self:
-        """This record after `pool` evicted the session from its KV cache, except for the point `keep`."""
-        points = tuple(p if p.digest == keep else replace(p, pools=p.pools - {pool}) for p in self.points)
+    def without_cache(self, replica: str, keep: str) -> Self:
+        """This record after a replica evicted the session from its KV cache, except for the point `keep`."""
+        points = tuple(
+            p
+            if p.digest == keep
+            else replace(p, holders=tuple(holder for holder in p.holders if holder.replica != replica))
+            for p in self.points
+        )
         return replace(self, points=points)
 
     def without_shared(self, keep: str) -> Self:
@@ -166,21 +192,30 @@ class Record:
         return replace(self, points=points)
 
 
+def _newest(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """The first `HOLDERS_PER_POOL` different holders of each pool."""
+    kept: list[Holder] = []
+    for holder in holders:
+        if holder not in kept and sum(each.pool is holder.pool for each in kept) < HOLDERS_PER_POOL:
+            kept.append(holder)
+    return tuple(kept)
+
+
 def _retained(ordered: list[Point]) -> Iterable[Point]:
-    """The newest points, and for every conversation its head and the newest point cached by each pool."""
-    cached: dict[str, set[Pool]] = {}
+    """The newest points, and for every conversation its head and the newest points of its latest holders."""
+    found: dict[str, tuple[Holder, ...]] = {}
     for rank, point in enumerate(ordered):
-        is_head = point.conversation not in cached
-        pools = cached.setdefault(point.conversation, set())
-        if rank < RECENT_POINTS or is_head or point.pools - pools:
+        known = found.get(point.conversation)
+        holders = found[point.conversation] = _newest((*(known or ()), *point.holders))
+        if rank < RECENT_POINTS or known is None or len(holders) > len(known):
             yield point
-        pools |= point.pools
 
 
 def _fields(point: Point) -> list[Any]:
     """The stored fields; the last two are omitted if both have their default."""
-    bits = sum(_POOL_BITS[pool] for pool in point.pools) + _SHARED_BIT * point.shared
-    fields = [point.turn, point.digest, point.offset, point.tokens, point.counted, bits]
+    holders = "".join(_LETTERS[pool] + replica for pool, replica in point.holders)
+    cached = holders + _SHARED if point.shared else holders
+    fields = [point.turn, point.digest, point.offset, point.tokens, point.counted, cached]
     return (
         [*fields, point.correction, point.conversation] if point.correction or point.conversation else fields
     )
@@ -192,18 +227,28 @@ def _point(
     offset: int,
     tokens: int,
     counted: int,
-    bits: int,
+    cached: str,
     correction: int = 0,
     conversation: str = "",
 ) -> Point:
+    holders, shared = _cached(cached)
     return Point(
         int(turn),
         str(digest),
         int(offset),
         int(tokens),
         int(counted),
-        _POOLS[bits & 3],
+        holders,
         int(correction),
         str(conversation),
-        bool(bits & _SHARED_BIT),
+        shared,
     )
+
+
+@lru_cache(maxsize=4096)
+def _cached(text: str) -> tuple[tuple[Holder, ...], bool]:
+    """The holders of a point, and whether it is shared. Raises ValueError or TypeError for an invalid text."""
+    if not re.fullmatch(rf"(?:{_HOLDER})*{re.escape(_SHARED)}?", text):
+        raise ValueError(f"{text!r} does not list replicas")
+    holders = tuple(Holder(_POOLS[letter], replica) for letter, replica in re.findall(_HOLDER, text))
+    return holders, text.endswith(_SHARED)

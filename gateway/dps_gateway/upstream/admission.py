@@ -6,8 +6,8 @@ takes a free replica from a queued one that could use it, and no wake-up is lost
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, PriorityQueue
@@ -35,8 +35,8 @@ class Places(Protocol):
     def usable(self, avoid: frozenset[str]) -> list[Replica]:
         """The replicas that may receive requests, except those whose URL is in `avoid`."""
 
-    def take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
-        """Reserve a replica if one is free."""
+    def take(self, session: str | None, avoid: frozenset[str], held: Mapping[str, int]) -> Replica | None:
+        """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
 
     def release(self, replica: Replica) -> None:
         """End a request on a replica."""
@@ -62,6 +62,8 @@ class Applicant:
     tenant: str = ""
     urgency: int = DEFAULT_URGENCY
     """From 0 (served first) to 7, as in RFC 9218."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
 
 
 Place = tuple[Places, Replica]
@@ -191,7 +193,7 @@ def _usable(applicant: Applicant) -> bool:
 def _take(applicant: Applicant) -> Place | None:
     """Reserve a replica of the first pool in which one is free."""
     for choice in applicant.choices:
-        replica = choice.pool.take(applicant.session, choice.avoid)
+        replica = choice.pool.take(applicant.session, choice.avoid, applicant.held)
         if replica is not None:
             return choice.pool, replica
     return None

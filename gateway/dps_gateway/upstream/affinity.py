@@ -1,12 +1,14 @@
-"""Select the replica for a session: always the same one, unless it is overloaded. This module performs no I/O.
+"""Select the replica for a session: the one that holds its prompt, unless it is overloaded. No I/O.
 
-Rendezvous hashing with bounded load: replicas are ranked by a hash of session and URL, so that adding or removing a
-replica moves only the sessions on it. The first replica whose load is within a constant multiple of the pool's mean is
-selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
+Replicas are ranked by the length of the prompt's prefix that they hold. Those that hold the same length, usually none,
+are ranked by rendezvous hashing of session and URL, so that all gateway replicas choose the same one for a new session,
+and removing a replica moves only the sessions on it. The first replica whose load is within a constant multiple of the
+pool's mean is selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 import xxhash
@@ -14,9 +16,14 @@ import xxhash
 LOAD_FACTOR: Final = 1.25
 """A replica is skipped if one more request would raise its load above this multiple of the pool's mean (rounded up)."""
 
+NOTHING_HELD: Final[Mapping[str, int]] = MappingProxyType({})
+
 
 class Loaded(Protocol):
     """The properties of a replica that the selection depends on."""
+
+    @property
+    def id(self) -> str: ...
 
     @property
     def url(self) -> str: ...
@@ -28,21 +35,32 @@ class Loaded(Protocol):
 R = TypeVar("R", bound=Loaded)
 
 
-def ranked(session: str, replicas: Sequence[R]) -> list[R]:
-    """The replicas in the session's order of preference."""
+def ranked(session: str, replicas: Sequence[R], held: Mapping[str, int] = NOTHING_HELD) -> list[R]:
+    """The replicas in the session's order of preference.
+
+    held: the tokens of the prompt that a replica has in its own memory, by the replica's id.
+    """
     if len(replicas) < 2:
         return list(replicas)
     return sorted(
         replicas,
-        key=lambda replica: xxhash.xxh3_64_intdigest(f"{session} {replica.url}".encode()),
+        key=lambda replica: (
+            held.get(replica.id, 0),
+            xxhash.xxh3_64_intdigest(f"{session} {replica.url}".encode()),
+        ),
         reverse=True,
     )
 
 
-def preferred(session: str | None, replicas: Sequence[R], max_in_flight: int) -> R | None:
+def preferred(
+    session: str | None,
+    replicas: Sequence[R],
+    max_in_flight: int,
+    held: Mapping[str, int] = NOTHING_HELD,
+) -> R | None:
     """The replica for one more request, or None if all have `max_in_flight` requests.
 
-    Without a session, it is the least loaded replica.
+    Without a session, it is the least loaded replica. `held` is described at `ranked`.
     """
     free = [replica for replica in replicas if replica.in_flight < max_in_flight]
     if not free:
@@ -51,5 +69,5 @@ def preferred(session: str | None, replicas: Sequence[R], max_in_flight: int) ->
         return min(free, key=lambda replica: replica.in_flight)
     total = sum(replica.in_flight for replica in replicas)
     bound = math.ceil(LOAD_FACTOR * (total + 1) / len(replicas))
-    order = ranked(session, free)
+    order = ranked(session, free, held)
     return next((replica for replica in order if replica.in_flight < bound), order[0])

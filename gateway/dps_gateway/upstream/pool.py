@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
+from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
 from dps_gateway.upstream.replica import SLOW_START_SECONDS, Replica
 
 log = logging.getLogger(__name__)
@@ -87,13 +87,13 @@ class EnginePool:
         """Whether a request would be sent without waiting."""
         return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
 
-    def view(self, session: str | None, prompt: PromptTokens) -> PoolView | None:
-        """The pool's state for one turn: the load of the replica that would serve it. None if no replica is ready."""
+    def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
+        """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
         ready = self.ready
         if not ready:
             return None
         limit = self.max_in_flight_per_replica
-        replica = preferred(session, ready, limit) or min(ready, key=lambda each: each.in_flight)
+        replica = preferred(session, ready, limit, prompt.held) or min(ready, key=lambda each: each.in_flight)
         others = replica.others
         return PoolView(
             ready_replicas=len(ready),
@@ -101,7 +101,7 @@ class EnginePool:
             queued=others.waiting + self.queued / len(ready),
             queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
             running_limit=replica.limit,
-            prompt=prompt,
+            prompt=prompt.tokens(replica.id),
         )
 
     def release(self, replica: Replica) -> None:
@@ -165,14 +165,16 @@ class EnginePool:
         """The replicas that may receive requests, except those whose URL is in `avoid`."""
         return [replica for replica in self.ready if replica.url not in avoid]
 
-    def take(self, session: str | None, avoid: frozenset[str]) -> Replica | None:
-        """Reserve a replica if one is free."""
+    def take(
+        self, session: str | None, avoid: frozenset[str], held: Mapping[str, int] = NOTHING_HELD
+    ) -> Replica | None:
+        """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
         limit, usable = self.max_in_flight_per_replica, self.usable(avoid)
         share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
         free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
         # In slow start a replica receives only a part of its share, unless the others are full.
         eager = [each for each in free if each.weight == 1.0 or each.in_flight < each.weight * share]
-        replica = preferred(session, eager, limit) or preferred(session, free, limit)
+        replica = preferred(session, eager, limit, held) or preferred(session, free, limit, held)
         if replica is not None:
             replica.in_flight += 1
         return replica

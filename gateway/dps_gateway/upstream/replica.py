@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from dps_gateway.replica_id import replica_id
+
 ERRORS_TO_EJECT: Final = 5
 """Consecutive 5xx answers and timeouts after which a replica is ejected."""
 
@@ -51,6 +53,7 @@ class Replica:
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
+        self.id = replica_id(url)
         self.in_flight = 0
         self.prefill_tokens = 0
         """Tokens to prefill for this process's streamed requests that the engine has not begun to answer."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
+from dps_gateway.prompt_tokens import CachedPrompt
+from dps_gateway.replica_id import replica_id
 from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
@@ -25,22 +26,22 @@ EXCHANGE_SECONDS = 5.0
 
 @dataclass
 class SessionRecord:
-    """The state of one session: the pool that served its last turn, and the length that each pool has cached."""
+    """The state of one session: the pool that served its last turn, and the length that each engine has cached."""
 
     pool: Pool | None = None
-    seen: dict[Pool, int] = field(default_factory=dict)
-    """Length of the longest prompt that each pool has served and that is a prefix of the next, in tokens."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Length of the longest prompt that an engine has served and that is a prefix of the next, in tokens."""
 
-    def held_tokens(self, turn: PlannedTurn, pool: Pool) -> int:
-        """Tokens of the prompt that are in the pool's KV cache, according to this record."""
-        return self.seen.get(pool, 0) if turn.base_tokens else 0
+    def held_tokens(self, turn: PlannedTurn) -> dict[str, int]:
+        """Tokens of the prompt that are in an engine's KV cache, by the engine's id, according to this record."""
+        return self.held if turn.base_tokens else {}
 
-    def commit(self, turn: PlannedTurn, pool: Pool) -> bool:
-        """Record the pool that served a turn. Returns whether the session changed pools."""
+    def commit(self, turn: PlannedTurn, pool: Pool, replica: str) -> bool:
+        """Record the replica that served a turn, by its id. Returns whether the session changed pools."""
         moved = self.pool is not None and self.pool is not pool
         if not turn.base_tokens:
-            self.seen.clear()
-        self.seen[pool] = len(turn.prompt)
+            self.held.clear()
+        self.held[replica] = len(turn.prompt)
         self.pool = pool
         return moved
 
@@ -97,12 +98,13 @@ class VirtualGateway:
         )
         if decision.pool not in views:
             decision = Decision(decision.pool.other, Reason.FAILOVER)
-        replica = preferred(session_id, pools[decision.pool].ready, UNBOUNDED)
+        held = record.held_tokens(turn)
+        replica = preferred(session_id, pools[decision.pool].ready, UNBOUNDED, held)
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1
         replica.prefill_tokens += view.prompt.prefill
-        moved = record.commit(turn, decision.pool)
+        moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
         return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1)
 
@@ -139,11 +141,10 @@ class VirtualGateway:
     def _view(
         self, pool: EnginePool, session_id: str, turn: PlannedTurn, record: SessionRecord
     ) -> PoolView | None:
-        held = record.held_tokens(turn, pool.name)
-        links = (link for url in pool.replicas for link in self._engines[url].links)
-        common = any(link.writer.pool is not pool.name for link in links)
-        shared = record.held_tokens(turn, pool.name.other) if common else 0
-        return pool.view(session_id, PromptTokens.of(len(turn.prompt), held, shared))
+        held = record.held_tokens(turn)
+        writers = {link.writer.url for url in pool.replicas for link in self._engines[url].links}
+        shared = max((held.get(replica_id(url), 0) for url in writers), default=0)
+        return pool.view(session_id, CachedPrompt(len(turn.prompt), held, shared))
 
 
 def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:
