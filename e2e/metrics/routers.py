@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ NAMESPACE = "llm"
 HEALTHY, FAULTY = "healthy", "faulty"
 SPEED = ("--emulate-speed", "200")
 REJECTED_DRAFTS = ("--emulate-acceptance-length", "1")
+SLOW_STORAGE = ("--emulate-storage-tokens-per-second", "2000")
+"""The emulated engines prefill 11,000 tokens/s."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,13 @@ class LocalRouter:
 async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
     """Run the healthy and the faulty router.
 
-    The engines of the faulty router reject all drafts, and use a different chat template from its gateway's.
+    The engines of the faulty router reject all drafts, have slow storage, and use a different chat template from its
+    gateway's.
     """
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
         yield await asyncio.gather(
-            _router(HEALTHY, site, site, ()),
-            _router(FAULTY, site, other, REJECTED_DRAFTS),
+            _router(HEALTHY, site, site, _storage(folder, HEALTHY), ()),
+            _router(FAULTY, site, other, [*_storage(folder, FAULTY), *SLOW_STORAGE], REJECTED_DRAFTS),
         )
 
 
@@ -121,12 +124,34 @@ def other_template(folder: Path) -> Path:
     return folder
 
 
-async def _router(name: str, gateways: Site, engines: Site, speculation: tuple[str, ...]) -> LocalRouter:
+def _storage(folder: Path, router: str) -> list[str]:
+    """The options of engines with a common prefix cache."""
+    secret = folder / "prefix-cache-secret"
+    secret.write_text("a secret of thirty-two bytes....")
+    settings = {
+        "backend_name": "dps",
+        "module_path": "dps_sglang.adapter",
+        "class_name": "SharedPrefixCache",
+        "interface_v1": 1,
+        "directory": str(folder / f"{router}-pages"),
+        "secret_file": str(secret),
+        "max_gib": 1,
+    }
+    return [
+        *("--page-size", "64", "--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
+        *("--hicache-storage-backend", "dynamic"),
+        *("--hicache-storage-backend-extra-config", json.dumps(settings)),
+    ]
+
+
+async def _router(
+    name: str, gateways: Site, engines: Site, storage: Sequence[str], speculation: Sequence[str]
+) -> LocalRouter:
     drafts = ("--speculative-algorithm", "STANDALONE", *speculation)
     redis, (speculative,), (greedy,) = await asyncio.gather(
         gateways.redis(),
-        engines.engines(f"{name}-speculative", arguments=[*SPEED, *drafts]),
-        engines.engines(f"{name}-greedy", arguments=SPEED),
+        engines.engines(f"{name}-speculative", arguments=[*SPEED, *storage, *drafts]),
+        engines.engines(f"{name}-greedy", arguments=[*SPEED, *storage]),
     )
     session = {"redisUrl": redis.url, "redisTimeoutSeconds": 2.0}
     gateway = await gateways.gateway([speculative], [greedy], {"session": session})

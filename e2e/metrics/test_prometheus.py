@@ -22,14 +22,23 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 Alert = tuple[str, ...]
 """An alert's name and its identifying labels."""
 
-IDENTIFYING_LABELS = ("namespace", "dpsrouter_io_router", "pool", "router_namespace", "router")
+IDENTIFYING_LABELS = (
+    "namespace",
+    "dpsrouter_io_router",
+    "pool",
+    "dpsrouter_io_component",
+    "router_namespace",
+    "router",
+)
 PATIENCE_SECONDS = 90.0
 QUERIES = queries()
 MISCONFIGURED: set[Alert] = {
     ("DPSSpeculationNotAccepted", NAMESPACE, FAULTY),
     ("DPSTokenCountMismatch", NAMESPACE, FAULTY),
+    ("DPSPrefixCacheSlow", NAMESPACE, FAULTY, "speculative"),
 }
-"""Alerts caused by the rejected drafts and the other chat template. Both are detected in complete answers only."""
+"""Alerts caused by the rejected drafts, the other chat template and the slow storage, from which only the speculative
+engine has to fetch enough. They are detected in complete answers only."""
 CUT_STREAMS: set[Alert] = {
     ("DPSEngineFailures", NAMESPACE, FAULTY, "greedy"),
     ("DPSEngineFailures", NAMESPACE, FAULTY, "speculative"),

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from dps_sglang import compatibility
 from dps_sglang.settings import Settings
-from dps_sglang.shared_cache import THREADS, SharedCache
+from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
 from dps_sglang.storage.geometry import Geometry
 from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.probe import Bandwidth, measure
@@ -180,18 +180,23 @@ class SharedPrefixCache(HiCacheStorage):
         return {transfer.name: [False] * len(transfer.keys or []) for transfer in transfers}
 
     def get_stats(self) -> Any:
-        """The pages and the bandwidth in GB/s of each fetch since the last call, which SGLang adds to its metrics.
+        """The pages and the bandwidth in GB/s of each fetch and write since the last call, for SGLang's metrics.
 
         The first call after the bandwidth has been measured at start returns it as well.
         """
         fetches = self._cache.take_fetches() if self._cache is not None else []
+        writes = self._cache.take_writes() if self._cache is not None else []
         measured, self._measured = self._measured, []
-        rates = [fetch.pages * self._page_bytes / fetch.seconds for fetch in fetches]
         return StorageMetrics(
             prefetch_pgs=[fetch.pages for fetch in fetches],
-            prefetch_bandwidth=[rate / 1e9 for rate in [*rates, *(each.read for each in measured)]],
-            backup_bandwidth=[each.write / 1e9 for each in measured],
+            backup_pgs=[write.pages for write in writes],
+            prefetch_bandwidth=[*map(self._rate, fetches), *(each.read / 1e9 for each in measured)],
+            backup_bandwidth=[*map(self._rate, writes), *(each.write / 1e9 for each in measured)],
         )
+
+    def _rate(self, transfer: Transfer) -> float:
+        """GB/s."""
+        return transfer.pages * self._page_bytes / transfer.seconds / 1e9
 
     def clear(self) -> None:
         """Does nothing, because the pages belong to other engines as well. SGLang's admin endpoint calls this."""

@@ -2,25 +2,26 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dps_sglang.storage.shard import Outcome
 from dps_sglang.storage.store import PageStore
 
+T = TypeVar("T")
+
 THREADS = 8
 """Computing checksums (1.7 GB/s per thread) releases the GIL, so throughput grows with the number of threads."""
 
-
-REMEMBERED_FETCHES = 1000
-"""Maximum number of fetches that are kept without being collected."""
+REMEMBERED_TRANSFERS = 1000
+"""Maximum number of fetches, and of writes, that are kept without being collected."""
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """A batch of pages that was read and verified, and how long it took."""
+class Transfer:
+    """A batch of pages that were read and verified, or that were written, and how long it took."""
 
     pages: int
     seconds: float
@@ -50,7 +51,8 @@ class SharedCache:
         self._host = host
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dps-prefix-cache")
         self._closed = False
-        self._fetches: deque[Fetch] = deque(maxlen=REMEMBERED_FETCHES)
+        self._fetches: deque[Transfer] = deque(maxlen=REMEMBERED_TRANSFERS)
+        self._writes: deque[Transfer] = deque(maxlen=REMEMBERED_TRANSFERS)
 
     def close(self) -> None:
         """From now on, no page is read or written. Transfers that are under way end early."""
@@ -67,27 +69,40 @@ class SharedCache:
     def read(self, keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
         """Whether each page was read and verified. Host memory changes only for those that were."""
         started = time.perf_counter()
-        results = self._each(self._read, keys, slots)
+        results = self._each(self._read, keys, slots, closed=False)
         if any(results):
-            self._fetches.append(Fetch(sum(results), time.perf_counter() - started))
+            self._fetches.append(Transfer(sum(results), time.perf_counter() - started))
         return results
-
-    def take_fetches(self) -> list[Fetch]:
-        """The fetches since the last call."""
-        return [self._fetches.popleft() for _ in range(len(self._fetches))]
 
     def write(self, keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
         """Whether each page is in the store now."""
-        return self._each(self._write, keys, slots)
+        started = time.perf_counter()
+        outcomes = self._each(self._write, keys, slots, closed=Outcome.BUSY)
+        if stored := outcomes.count(Outcome.STORED):
+            self._writes.append(Transfer(stored, time.perf_counter() - started))
+        return [outcome in (Outcome.STORED, Outcome.PRESENT) for outcome in outcomes]
 
-    def _each(self, operation: "PageOperation", keys: Sequence[str], slots: Sequence[int]) -> list[bool]:
-        """Last page first, so that the beginning of a prefix is evicted after its end."""
+    def take_fetches(self) -> list[Transfer]:
+        """The fetches since the last call."""
+        return _taken(self._fetches)
+
+    def take_writes(self) -> list[Transfer]:
+        """The writes since the last call, by the pages that were not in the store before."""
+        return _taken(self._writes)
+
+    def _each(
+        self, operation: Callable[[str, int], T], keys: Sequence[str], slots: Sequence[int], closed: T
+    ) -> list[T]:
+        """The result for each page, or `closed` for all if the cache has been closed.
+
+        Last page first, so that the beginning of a prefix is evicted after its end.
+        """
         try:
             results = list(self._threads.map(operation, reversed(keys), reversed(slots)))
         except (CancelledError, RuntimeError):
             if not self._closed:
                 raise
-            return [False] * len(keys)
+            return [closed] * len(keys)
         return results[::-1]
 
     def _read(self, key: str, slot: int) -> bool:
@@ -97,11 +112,9 @@ class SharedCache:
         self._host.save(slot, page)
         return True
 
-    def _write(self, key: str, slot: int) -> bool:
-        return self._store.put(key, self._host.load(slot)) in (Outcome.STORED, Outcome.PRESENT)
+    def _write(self, key: str, slot: int) -> Outcome:
+        return self._store.put(key, self._host.load(slot))
 
 
-class PageOperation(Protocol):
-    """Reads or writes one page, given its key and its first slot in host memory. Returns whether it succeeded."""
-
-    def __call__(self, key: str, slot: int, /) -> bool: ...
+def _taken(transfers: deque[Transfer]) -> list[Transfer]:
+    return [transfers.popleft() for _ in range(len(transfers))]

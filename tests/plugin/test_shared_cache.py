@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dps_sglang.shared_cache import Fetch, SharedCache
+from dps_sglang.shared_cache import SharedCache, Transfer
 from tests.plugin.pages import Memory, files, payload, store
 
 PAGE_TOKENS = 64
@@ -46,9 +46,23 @@ def test_fetches_are_measured_by_the_pages_that_arrived(written: Path) -> None:
     cache.read(KEYS, SLOTS)
     cache.read(["unknown"], [0])
     (fetch,) = cache.take_fetches()
-    assert fetch == Fetch(len(KEYS) - 1, fetch.seconds)
+    assert fetch == Transfer(len(KEYS) - 1, fetch.seconds)
     assert fetch.seconds > 0
     assert cache.take_fetches() == []
+
+
+def test_writes_are_measured_by_the_pages_that_were_not_stored_before(written: Path) -> None:
+    pages = store(written)
+    pages._locate(KEYS[7])[0].unlink()
+    memory = Memory()
+    memory.pages = {slot: payload(key) for key, slot in zip(KEYS, SLOTS, strict=True)}
+    cache = SharedCache(pages, memory)
+    cache.write(KEYS, SLOTS)
+    cache.write(KEYS, SLOTS)
+    (write,) = cache.take_writes()
+    assert write == Transfer(1, write.seconds)
+    assert write.seconds > 0
+    assert cache.take_writes() == []
 
 
 def test_prefix_ends_at_the_first_missing_page(written: Path) -> None:

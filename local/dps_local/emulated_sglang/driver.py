@@ -162,6 +162,7 @@ class Engine:
             return
         await self._clock.wait(fetch.seconds)
         sequence.fetch_seconds = fetch.seconds
+        self.metrics.fetched(fetch.tokens - cached, fetch.seconds)
         if self.scheduler.insert(sequence.prompt[: fetch.tokens], sequence.namespace):
             sequence.fetched_from = cached
 

@@ -11,6 +11,10 @@ INTER_TOKEN_LATENCY = (
     *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080),
     *(0.100, 0.200, 0.400, 0.600, 0.800, 1.0, 2.0, 4.0, 6.0, 8.0),
 )
+STAGE_LATENCY = tuple(0.001 * 1.62**power for power in range(30))
+STORAGE_BANDWIDTH = (0.1, 0.5, 1, 5, 10, 50, 100)
+KV_BYTES_PER_TOKEN = 57_344
+"""Those of Qwen2.5-7B with 16 bits."""
 ENGINE_LABELS = {"engine_type": "unified"}
 SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
@@ -52,6 +56,23 @@ class EngineMetrics:
             ("model_name", *ENGINE_LABELS, "cache_source"),
             registry=self.registry,
         )
+        self._gauge("kv_cache_memory_usage_gb", "The memory of the KV cache in GiB.").set(
+            capacity * KV_BYTES_PER_TOKEN / 2**30
+        )
+        self._realtime = Counter(
+            "sglang:realtime_tokens_total",
+            "Total number of tokens processed.",
+            ("model_name", *SCHEDULER_LABELS, "mode"),
+            registry=self.registry,
+        )
+        self._stages = Histogram(
+            "sglang:per_stage_req_latency_seconds",
+            "The latency of each stage of requests.",
+            ("model_name", *SCHEDULER_LABELS, "stage"),
+            buckets=STAGE_LATENCY,
+            registry=self.registry,
+        )
+        self._prefetch: Histogram | None = None
         self._ttft = self._histogram("time_to_first_token_seconds", TIME_TO_FIRST_TOKEN, True)
         self._e2e = self._histogram("e2e_request_latency_seconds", E2E_LATENCY, True)
         self._inter_token = self._histogram("inter_token_latency_seconds", INTER_TOKEN_LATENCY, False)
@@ -62,10 +83,27 @@ class EngineMetrics:
             prompt = sum(len(sequence.prompt) for sequence in step.sequences)
             self.uncached_tokens += step.uncached_tokens
             self.prefill_seconds += step.seconds
+            labels = {"model_name": self._model, **SCHEDULER_LABELS}
+            self._realtime.labels(**labels, mode="prefill_compute").inc(step.uncached_tokens)
+            for _ in step.sequences:
+                self._stages.labels(**labels, stage="prefill_forward").observe(step.seconds)
             self.cache_hit_rate = 1 - step.uncached_tokens / prompt if prompt else 0.0
         elif step.seconds:
             self.gen_throughput = tokens / step.seconds
         self.observe_load(scheduler)
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """Record a transfer from the storage. As in SGLang, engines without storage do not export its metrics."""
+        if self._prefetch is None:
+            self._prefetch = Histogram(
+                "sglang:prefetch_bandwidth",
+                "Histogram of the bandwidth of transfers from the storage in GB/s.",
+                ("model_name", *SCHEDULER_LABELS),
+                buckets=STORAGE_BANDWIDTH,
+                registry=self.registry,
+            )
+        bandwidth = tokens * KV_BYTES_PER_TOKEN / seconds / 1e9
+        self._prefetch.labels(model_name=self._model, **SCHEDULER_LABELS).observe(bandwidth)
 
     def observe_load(self, scheduler: Scheduler) -> None:
         """Set the gauges from the scheduler's state."""
