@@ -62,6 +62,17 @@ def test_prefix_cache_adds_the_flags_of_hicache_and_the_plugins_settings() -> No
     }
 
 
+def test_drafts_of_ngram_are_a_chain_if_there_is_a_prefix_cache() -> None:
+    """SGLang 0.5.23 refuses to start with NGRAM, trees and pages of several tokens unless it uses flashinfer."""
+
+    def line(speculation: Speculation, cache: PrefixCache | None) -> list[str]:
+        return SGLANG.arguments(Launch("m", "m", 30000, speculation=speculation, prefix_cache=cache))
+
+    flag = "--speculative-ngram-max-bfs-breadth"
+    assert (flag, "1") in pairwise(line(NGRAM, CACHE))
+    assert flag not in {*line(STANDALONE, CACHE), *line(NGRAM, None)}
+
+
 def test_plugin_accepts_the_settings() -> None:
     assert Settings.parse(json.loads(added_flags()[-1])) == Settings(
         Path("/kv"), Path("/etc/secret"), Limits(200 * GIBIBYTE, GIBIBYTE // 2), None

@@ -84,8 +84,14 @@ def _extra_config(cache: PrefixCache) -> str:
     return json.dumps(settings)
 
 
+def _ngram_breadth(launch: Launch) -> int | None:
+    """With pages of several tokens, SGLang supports draft trees only with the attention backend flashinfer."""
+    return 1 if launch.speculation is not None and launch.speculation.algorithm == "Ngram" else None
+
+
 FLAGS: Final[tuple[Flag, ...]] = (
     Flag("--page-size", _SOURCE, lambda _: PAGE_TOKENS),
+    Flag("--speculative-ngram-max-bfs-breadth", _SOURCE, _ngram_breadth),
     Flag("--enable-hierarchical-cache", _SOURCE, lambda _: True, ("--enable-hicache",)),
     Flag("--hicache-write-policy", _SOURCE, lambda _: "write_through"),
     Flag("--hicache-storage-prefetch-policy", _SOURCE, lambda _: "timeout"),
