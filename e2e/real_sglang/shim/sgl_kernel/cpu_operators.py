@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found, no-any-unimported"
 """The operators that SGLang 0.5.23 needs for speculation on a CPU, implemented in plain torch.
 
-For a chain of drafts (``--speculative-eagle-topk 1``). Names, arguments and their order are SGLang's; tensors
-are written in place as its kernels do.
+A draft model's drafts must be a chain (``--speculative-eagle-topk 1``), those of NGRAM can be a tree. Names, arguments
+and their order are SGLang's; tensors are written in place as its kernels do.
 """
 
 import ctypes
@@ -114,14 +114,24 @@ def verify_tree_greedy_cpu(
     predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor,
     retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    """Accept the draft tokens that equal the target's choices, plus the target's next token."""
-    target = target_predict.reshape(candidates.shape)
-    agrees = (candidates[:, 1:] == target[:, :-1]).long().cumprod(1)
-    for row, accepted in enumerate(agrees[:, : accept_index.shape[1] - 1].sum(1).tolist()):
-        kept = retrive_index[row, : accepted + 1]
-        accept_index[row, : accepted + 1] = kept.to(accept_index.dtype)
-        accept_token_num[row] = accepted
-        predicts[kept.long()] = target[row, : accepted + 1].to(predicts.dtype)
+    """Accept the drafts on the path of the target's choices through the tree, plus the target's next token."""
+    target = target_predict.reshape(candidates.shape).tolist()
+    trees = zip(
+        *(tensor.tolist() for tensor in (candidates, retrive_next_token, retrive_next_sibling)), strict=True
+    )
+    for row, (drafts, first_child, next_sibling) in enumerate(trees):
+        path = [0]
+        while len(path) < accept_index.shape[1]:
+            node = first_child[path[-1]]
+            while node >= 0 and drafts[node] != target[row][path[-1]]:
+                node = next_sibling[node]
+            if node < 0:
+                break
+            path.append(node)
+        kept = retrive_index[row, path]
+        accept_index[row, : len(path)] = kept.to(accept_index.dtype)
+        accept_token_num[row] = len(path) - 1
+        predicts[kept.long()] = torch.tensor([target[row][node] for node in path], dtype=predicts.dtype)
 
 
 def decode_attention_cpu(
