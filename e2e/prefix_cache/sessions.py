@@ -10,7 +10,6 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine
@@ -45,10 +44,10 @@ class Turn:
     prompt_tokens: int
     cached_tokens: int
 
-    def new_tokens(self) -> int:
+    def new_tokens(self, page_tokens: int) -> int:
         """The tokens of complete pages that the engine did not have. The KV of the last token is not computed."""
         known = self.prompt_tokens + ANSWER_TOKENS - 1
-        return known // PAGE_TOKENS * PAGE_TOKENS - self.cached_tokens
+        return known // page_tokens * page_tokens - self.cached_tokens
 
 
 @dataclass
@@ -103,7 +102,7 @@ def _turn(text: str, headers: Mapping[str, str], usage: Any) -> Turn:
     return Turn(text, headers.get("x-dps-pool", ""), usage.prompt_tokens, cached)
 
 
-async def play(sessions: Sequence[Session], url: str, pools: Mapping[str, Engine]) -> None:
+async def play(sessions: Sequence[Session], url: str, pools: Mapping[str, Engine], page_tokens: int) -> None:
     """Play all turns at this base URL, the sessions concurrently.
 
     pools: the engine of each pool; the name of a pool is empty if there is no gateway. Each turn begins when all pages
@@ -115,7 +114,7 @@ async def play(sessions: Sequence[Session], url: str, pools: Mapping[str, Engine
             await asyncio.gather(*(session.ask(client) for session in sessions))
             for session in sessions:
                 turn = session.turns[-1]
-                expected[turn.pool] += turn.new_tokens()
+                expected[turn.pool] += turn.new_tokens(page_tokens)
             for pool, engine in pools.items():
                 await until_stored(engine, expected[pool])
 

@@ -1,12 +1,15 @@
 """SGLang servers on the CPU that share a prefix cache through the plugin, as those of `dps up` do."""
 
 import asyncio
+import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm
+from dps_engines.pools import PoolName
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import plugin_folder, prepare, shared_cache
 from dps_local.processes import Child, free_ports
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
@@ -24,14 +27,30 @@ FETCH_THRESHOLD = 256
 """SGLang's default: a shorter part of a prefix is computed rather than fetched."""
 
 
+SERVERS: Mapping[str, tuple[PoolName, Algorithm]] = {
+    "greedy": ("greedy", "Standalone"),
+    "STANDALONE": ("speculative", "Standalone"),
+    "NGRAM": ("speculative", "Ngram"),
+}
+"""The pool of each server, and the algorithm of that stack's speculative pool."""
+NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
 @asynccontextmanager
-async def shared_servers(folder: Path) -> AsyncIterator[Mapping[PoolName, Engine]]:
-    """Start a greedy and a STANDALONE server. The pages and the logs are in the folder."""
+async def shared_servers(
+    folder: Path,
+    page_tokens: int = PAGE_TOKENS,
+    kinds: Iterable[str] = SERVERS,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] = NO_ENVIRONMENT,
+) -> AsyncIterator[Mapping[str, Engine]]:
+    """Start a server of each kind with pages of this size. The pages and the logs are in the folder.
+
+    arguments: appended to the command lines. environment: added to the servers' environment; a PYTHONPATH is appended.
+    """
     _install()
     prepare(folder)
-    servers = {
-        pool: _server(folder, pool, port) for pool, port in zip(POOLS, free_ports(len(POOLS)), strict=True)
-    }
+    servers = {kind: _server(folder, kind, page_tokens, arguments, environment) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -46,10 +65,19 @@ def _install() -> None:
     subprocess.run([Path(__file__).with_name("install-compiler")], check=True, timeout=PACKAGES_SECONDS)
 
 
-def _server(folder: Path, pool: PoolName, port: int) -> Engine:
-    model = str(tiny_model())
+def _server(
+    folder: Path, kind: str, page_tokens: int, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Engine:
+    model, port = str(tiny_model()), free_ports(1)[0]
+    pool, algorithm = SERVERS[kind]
     start = sglang_command(
-        SGLangOptions(model, draft_model=model, python=str(PYTHON), version=SGLANG_VERSION),
+        SGLangOptions(
+            model,
+            draft_model=None if algorithm in WITHOUT_DRAFT_MODEL else model,
+            algorithm=algorithm,
+            python=str(PYTHON),
+            version=SGLANG_VERSION,
+        ),
         pool,
         Placement(()),
         port=port,
@@ -57,11 +85,24 @@ def _server(folder: Path, pool: PoolName, port: int) -> Engine:
         prefix_cache=shared_cache(folder),
         plugin=plugin_folder(folder),
     )
-    # The last value of a flag applies. A busy machine may exceed the time limit of the policy `timeout`.
-    command = [*start.command, "--hicache-storage-prefetch-policy", "wait_complete"]
+    # The last value of a flag applies. A busy machine may exceed the time limit of the policy `timeout`, and other
+    # processes may allocate more of its memory than SGLang expects while the server loads. The default capacity of
+    # NGRAM needs 1.5 GB.
+    command = [
+        *start.command,
+        *("--page-size", str(page_tokens)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--mem-fraction-static", "0.8"),
+        *("--speculative-ngram-capacity", "100000"),
+        *arguments,
+    ]
+    path = os.pathsep.join(
+        each["PYTHONPATH"] for each in (start.environment, environment) if "PYTHONPATH" in each
+    )
     url = f"http://127.0.0.1:{port}"
 
     async def ready() -> bool:
         return await status_of(f"{url}/health") == 200
 
-    return Engine(Child(pool, command, folder / f"{pool}.log", ready, start.environment), url)
+    variables = {**start.environment, **environment, "PYTHONPATH": path}
+    return Engine(Child(kind, command, folder / f"{kind}.log", ready, variables), url)
