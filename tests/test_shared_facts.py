@@ -2,22 +2,29 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm
 from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.config import Limits, Listen, Timeouts
+from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
 from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
+from dps_lab.calibrate.cli import command_line
 from dps_lab.calibrate.goal import OBJECTIVES
 from dps_lab.simulate.hardware import HARDWARE
+from dps_lab.simulate.options import fleet_of
 from dps_operator.api.gateway import POSITIVE
+from dps_operator.api.model import Runtime
+from dps_operator.builders.calibration import calibration_cron_job
 from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE
 from dps_sglang import cache_salt
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,6 +85,31 @@ def test_crd_offers_the_objectives_and_the_hardware_of_a_calibration() -> None:
     calibration = routing_schema()["properties"]["calibration"]["properties"]
     assert set(calibration["objective"]["enum"]) == set(OBJECTIVES)
     assert set(calibration["hardware"]["enum"]) == set(HARDWARE)
+
+
+SUPPORTED = [
+    (runtime, algorithm)
+    for runtime in get_args(Runtime)
+    for algorithm in get_args(Algorithm)
+    if (runtime, algorithm) != ("SGLang", "Suffix")
+]
+
+
+@pytest.mark.parametrize(("runtime", "algorithm"), SUPPORTED)
+def test_dps_calibrate_accepts_the_arguments_of_the_calibration_job(runtime: str, algorithm: str) -> None:
+    draft_model = {} if algorithm in WITHOUT_DRAFT_MODEL else {"draftModel": "draft"}
+    spec = {
+        **SMALLEST,
+        "engine": {"runtime": runtime, "image": "registry/engine:v0.32.0"},
+        "pools": {"speculative": {"speculation": {"algorithm": algorithm, **draft_model}}},
+        "routing": {"calibration": {}},
+    }
+    (job,) = calibration_cron_job(router(spec), SETTINGS)
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    command, *arguments = container["args"]
+    assert command == "calibrate"
+    options = command_line().parse_args(arguments)
+    assert fleet_of(options, dict.fromkeys(Pool, 1)).speculation.algorithm == algorithm.upper()
 
 
 def test_crd_forbids_the_headers_that_the_gateway_forbids() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -10,6 +10,10 @@ from dps_operator.api.routing import Routing
 from dps_operator.api.spec import Spec
 from dps_operator.api.status import RecommendedRouting
 from dps_operator.observe import Finished, Pod
+
+
+SHOWN_CHARACTERS: Final = 80
+"""How much of an unreadable result a message contains."""
 
 
 def newest(pods: Sequence[Pod]) -> Finished | None:
@@ -29,9 +33,36 @@ def recommendation(spec: Spec, pods: Sequence[Pod], status: Mapping[str, Any]) -
     if found is None or (known is not None and found.time <= known.time):
         return known
     try:
-        return _parsed({**json.loads(found.message), "time": found.time}) or known
-    except (ValueError, TypeError):
+        return read(found)
+    except ResultError:
         return known
+
+
+class ResultError(ValueError):
+    """A calibration has succeeded without a readable result. The message says what is wrong with it."""
+
+
+def read(found: Finished) -> RecommendedRouting:
+    """The result of a calibration that has ended with status 0. Raises ResultError if it is not readable."""
+    try:
+        document = json.loads(found.message)
+    except ValueError:
+        raise ResultError(f"its termination message {_quoted(found.message)} is not JSON") from None
+    if not isinstance(document, dict):
+        raise ResultError(f"its termination message {_quoted(found.message)} is not a JSON object")
+    try:
+        return RecommendedRouting.model_validate({**document, "time": found.time})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ResultError(f"{field} in its termination message: {first['msg']}") from None
+
+
+def _quoted(text: str) -> str:
+    """A text in double quotes on one line, shortened."""
+    return json.dumps(
+        text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…", ensure_ascii=False
+    )
 
 
 def applied(spec: Spec, status: Mapping[str, Any]) -> Spec:

@@ -11,7 +11,7 @@ from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
 from dps_operator.builders.runtime import pool_of
 from dps_operator.builders.store import managed
-from dps_operator.calibration import newest
+from dps_operator.calibration import ResultError, newest, read
 from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
@@ -198,6 +198,15 @@ def _calibrated(router: Router, observed: Observed) -> list[Verdict]:
     if last is not None and last.exit_code != 0:
         message = f"the last calibration failed: {last_line(last.message)}"
         return [Verdict("RoutingCalibrated", "False", "CalibrationFailed", message)]
+    if last is not None:
+        try:
+            read(last)
+        except ResultError as error:
+            message = (
+                f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
+                "values has the version of the operator"
+            )
+            return [Verdict("RoutingCalibrated", "False", "CalibrationFailed", message)]
     waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.finished]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_lab.simulate.hardware import HARDWARE
-from dps_lab.simulate.roofline import FITTED, EngineTiming, kv_capacity, speculation
+from dps_lab.simulate.roofline import ALGORITHMS, FITTED, EngineTiming, kv_capacity, speculation
 
 A100 = HARDWARE["a100-7b"]
 GREEDY = EngineTiming(A100, None)
@@ -85,6 +85,29 @@ def test_every_listed_combination_holds_its_weights_and_a_long_prompt(name: str)
 def test_an_acceptance_length_beyond_the_draft_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="choose 1 to 4, its number of draft tokens"):
         speculation("STANDALONE", 4.5)
+
+
+@pytest.mark.parametrize(
+    ("acceptance_length", "verified"),
+    [pytest.param(1.0, 1.0, id="nothing"), pytest.param(1.57, 2.0, id="one token"), (25.0, 25.0)],
+)
+def test_suffix_decoding_drafts_in_proportion_to_what_is_accepted(
+    acceptance_length: float, verified: float
+) -> None:
+    assert speculation("SUFFIX", acceptance_length).verified_tokens == pytest.approx(verified)
+
+
+def test_suffix_decoding_has_no_draft_model_and_verifies_less_than_ngram_in_large_batches() -> None:
+    suffix, ngram = (EngineTiming(A100, speculation(name, 1.6)) for name in ("SUFFIX", "NGRAM"))
+    assert kv_capacity([suffix]) == kv_capacity([GREEDY])
+    assert suffix.prefill_seconds(4000) == GREEDY.prefill_seconds(4000)
+    assert suffix.decode_seconds(64, 64_000) < ngram.decode_seconds(64, 64_000)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_verifies_at_least_what_it_accepts(algorithm: str) -> None:
+    chosen = speculation(algorithm)
+    assert 1 <= chosen.acceptance_length <= chosen.verified_tokens <= chosen.draft_tokens
 
 
 def test_the_fitted_efficiencies_are_possible() -> None:

@@ -216,13 +216,42 @@ async def test_the_newest_of_several_results_counts() -> None:
     assert (await world.settle())["routing"]["recommended"]["thresholdTokens"] == 200
 
 
-@pytest.mark.parametrize(
-    "message", ["", "not JSON", "[]", "{}", json.dumps({**FOUND, "policy": "Unknown"})], ids=repr
-)
-async def test_a_message_that_is_no_recommendation_is_ignored(message: str) -> None:
+UNREADABLE = {
+    "": 'its termination message "" is not JSON',
+    "x" * 100: f'its termination message "{"x" * 80}…" is not JSON',
+    "two\nlines": r'its termination message "two\nlines" is not JSON',
+    "[]": 'its termination message "[]" is not a JSON object',
+    "{}": "policy in its termination message: Field required",
+    json.dumps({**FOUND, "thresholdTokens": -1}): (
+        "thresholdTokens in its termination message: Input should be greater than or equal to 0"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", UNREADABLE, ids=repr)
+async def test_an_unreadable_result_is_reported_and_not_applied(message: str) -> None:
     world = World({"apply": True})
-    world.end("one", 0, message, "2026-01-01T03:00:10Z")
+    world.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    await world.settle()
+    world.end("two", 0, message, "2026-01-02T03:00:10Z")
     found = await world.settle()
+    assert found["condition"] == [
+        (
+            "False",
+            "CalibrationFailed",
+            f"the result of the last calibration cannot be read: {UNREADABLE[message]}; check that labImage in the "
+            "chart's values has the version of the operator",
+        )
+    ]
+    assert found["routing"]["recommended"]["time"] == "2026-01-01T03:00:10Z"
+    assert world.policy() == ("TotalLength", 900)
+
+
+async def test_an_unreadable_first_result_is_not_recommended() -> None:
+    world = World({"apply": True})
+    world.end("one", 0, "", "2026-01-01T03:00:10Z")
+    found = await world.settle()
+    assert [condition[:2] for condition in found["condition"]] == [("False", "CalibrationFailed")]
     assert "recommended" not in found["routing"]
     assert world.policy() == ("DeltaPrefill", 128)
 

@@ -41,7 +41,7 @@ EXHAUSTIVE_THRESHOLDS: Final = 64
 
 def main(argv: list[str]) -> int:
     """Calibrate and print the result. Returns 0, 1 if no set-up meets the limits, or 2 for invalid input."""
-    options = _parser().parse_args(argv)
+    options = command_line().parse_args(argv)
     try:
         result, search = _calibrate(options)
         if options.plot is not None:
@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser of the command line of `dps calibrate`."""
     parser = argparse.ArgumentParser(
         prog="dps calibrate",
         description=(

@@ -15,7 +15,7 @@ from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.paper import BENCHMARKS, TABLE_1_THRESHOLD, Benchmark, scenario
 from dps_lab.simulate.prompts import plan_sessions
 from dps_lab.simulate.report import Report, summarize
-from dps_lab.simulate.roofline import FITTED, FITTED_ACCEPTANCE, Efficiency
+from dps_lab.simulate.roofline import FITTED, FITTED_ACCEPTANCE, SUFFIX, Efficiency
 from dps_lab.simulate.run import Load, Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
 from dps_local.emulated_sglang.time_model import Speculation
@@ -72,7 +72,7 @@ OTHER_ENGINES: Final[dict[OtherMethod, OtherEngine]] = {
     # Drafts come from a suffix tree on the CPU, between the passes.
     "E: vLLM": OtherEngine(
         efficiency=replace(FITTED, pass_seconds=0.0053),
-        speculation=Speculation("NGRAM", 0, 1, 12, 0.0, 1.2),
+        speculation=SUFFIX,
         prefix_cache=True,
         fitted=frozenset({("ToolBench", "Med (s)"), ("BFCL", "Med (s)")}),
     ),

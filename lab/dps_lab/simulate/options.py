@@ -8,11 +8,10 @@ from dps_gateway.pool import Pool
 from dps_lab.simulate.arrivals import PATTERNS
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.hardware import HARDWARE
-from dps_lab.simulate.roofline import speculation
+from dps_lab.simulate.roofline import ALGORITHMS, speculation
 from dps_lab.simulate.run import Load
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import WORKLOADS
-from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS
 
 Number = TypeVar("Number", int, float)
 
@@ -84,7 +83,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--hardware", choices=tuple(HARDWARE), default="a100-7b", help="default: a100-7b")
     engine.add_argument(
-        "--algorithm", choices=sorted(SPECULATION_DEFAULTS), default="STANDALONE", help="default: STANDALONE"
+        "--algorithm", choices=sorted(ALGORITHMS), default="STANDALONE", help="default: STANDALONE"
     )
     engine.add_argument(
         "--acceptance-length",
@@ -106,7 +105,7 @@ def fleet_of(options: argparse.Namespace, engines: dict[Pool, int]) -> FleetSpec
     emulated = options.time_model == "emulated"
     acceptance_length = options.acceptance_length
     if emulated and acceptance_length is None:
-        acceptance_length = SPECULATION_DEFAULTS[options.algorithm].acceptance_length
+        acceptance_length = ALGORITHMS[options.algorithm].acceptance_length
     return FleetSpec(
         engines=engines,
         cache=options.cache,

@@ -43,6 +43,16 @@ FITTED: Final = Efficiency()
 FITTED_ACCEPTANCE: Final = 2.35
 """Mean tokens per verification of the draft model, from the same fit."""
 
+SUFFIX: Final = Speculation("SUFFIX", 0, 1, 25, 0.0, 1.2, accept_rate=0.57)
+"""vLLM's suffix decoding: up to 24 tokens from a suffix tree, without a draft model.
+
+The acceptance length is fitted to the median latencies of method E in the paper's Table 1. The accepted share is that
+which vllm-project/vllm-ascend#7349 reports for HumanEval.
+"""
+
+ALGORITHMS: Final = {**SPECULATION_DEFAULTS, "SUFFIX": SUFFIX}
+"""The algorithms of SGLang and vLLM, with their default settings."""
+
 
 @dataclass(frozen=True)
 class EngineTiming:
@@ -98,8 +108,8 @@ class EngineTiming:
         target = self.hardware.target
         if self.speculation is None:
             return self._pass(target, batch, context_tokens, context_tokens) + self.efficiency.pass_seconds
-        verified = batch * self.speculation.draft_tokens
-        pairs = context_tokens * self.speculation.draft_tokens
+        verified = batch * self.speculation.verified_tokens
+        pairs = context_tokens * self.speculation.verified_tokens
         seconds = self._pass(target, verified, context_tokens, pairs) + self.efficiency.pass_seconds
         if self.uses_draft_model:
             draft = self._pass(self.hardware.draft, batch, context_tokens, context_tokens)
@@ -140,13 +150,13 @@ def kv_capacity(timings: list[EngineTiming]) -> list[int]:
 
 
 def speculation(algorithm: str, acceptance_length: float | None = None) -> Speculation:
-    """SGLang's default settings of an algorithm, with the given mean acceptance length.
+    """The default settings of an algorithm, with the given mean acceptance length.
 
-    The default is the fitted length for a draft model, and the emulated engine's for other algorithms.
+    The default is the fitted length for a draft model, and that of ALGORITHMS for others.
 
     Raises ValueError if the length is not between 1 and the number of draft tokens.
     """
-    chosen = SPECULATION_DEFAULTS[algorithm]
+    chosen = ALGORITHMS[algorithm]
     if acceptance_length is None:
         acceptance_length = FITTED_ACCEPTANCE if algorithm == "STANDALONE" else chosen.acceptance_length
     if not 1 <= acceptance_length <= chosen.draft_tokens:

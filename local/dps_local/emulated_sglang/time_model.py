@@ -16,6 +16,8 @@ class Speculation:
     draft_step_seconds: duration of one forward pass of the draft model.
     acceptance_length: mean tokens per verification including the bonus token, as SGLang defines it; from 1 to
     `draft_tokens`.
+    accept_rate: accepted share of the drafted tokens, if the algorithm drafts only what is likely to be accepted, up to
+    `draft_tokens` - 1; None if it always drafts that many.
     """
 
     algorithm: str
@@ -24,6 +26,14 @@ class Speculation:
     draft_tokens: int
     draft_step_seconds: float
     acceptance_length: float
+    accept_rate: float | None = None
+
+    @property
+    def verified_tokens(self) -> float:
+        """Mean tokens that a verification computes for each request, bonus token included."""
+        if self.accept_rate is None:
+            return self.draft_tokens
+        return min(self.draft_tokens, 1 + (self.acceptance_length - 1) / self.accept_rate)
 
 
 SPECULATION_DEFAULTS = {
@@ -60,5 +70,5 @@ class TimeModel:
         if self.speculation is None:
             return target
         draft = self.speculation.steps * self.speculation.draft_step_seconds
-        verify = batch * self.speculation.draft_tokens / self.prefill_tokens_per_second
+        verify = batch * self.speculation.verified_tokens / self.prefill_tokens_per_second
         return draft + target + verify
