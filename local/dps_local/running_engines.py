@@ -1,5 +1,6 @@
 """Query running engines for the model and tokenizer that they serve."""
 
+import argparse
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,13 @@ class _EngineInfo:
 
     model: str
     tokenizer: str | None
+
+
+def base_url(text: str) -> str:
+    """A server's base URL without the path `/v1`, which may be given or not. Raises ArgumentTypeError."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} is not a URL such as http://127.0.0.1:30000")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 async def served_model(

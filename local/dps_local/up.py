@@ -17,7 +17,7 @@ from dps_gateway.routing.policies import POLICIES
 from dps_local.assets import qwen_tokenizer
 from dps_local.machine import SGLangNotFound, sglang_version
 from dps_local.processes import ChildError
-from dps_local.running_engines import RunningEngineError, served_model
+from dps_local.running_engines import RunningEngineError, base_url, served_model
 from dps_local.sglang import SGLANG, SGLangOptions
 from dps_local.stack import MODEL, LocalStack, StackOptions, until_signal
 
@@ -88,8 +88,8 @@ def parser() -> argparse.ArgumentParser:
     running = result.add_argument_group(
         "running engines", "Use engines that are already running instead of starting engines."
     )
-    running.add_argument("--speculative-url", type=_base_url, metavar="URL")
-    running.add_argument("--greedy-url", type=_base_url, metavar="URL")
+    running.add_argument("--speculative-url", type=base_url, metavar="URL")
+    running.add_argument("--greedy-url", type=base_url, metavar="URL")
     emulated = result.add_argument_group("emulated engines")
     emulated.add_argument(
         "--speed",
@@ -160,13 +160,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if arguments.engine_arguments and not sglang:
         known.error("arguments after -- require --engine sglang")
     return arguments
-
-
-def _base_url(text: str) -> str:
-    """A server's base URL without the path `/v1`, which may be given or not."""
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text} is not a URL such as http://127.0.0.1:30000")
-    return text.rstrip("/").removesuffix("/v1")
 
 
 async def _engines(arguments: argparse.Namespace) -> Engines:

@@ -11,7 +11,6 @@ from dps_operator.api.spec import Spec
 from dps_operator.api.status import RecommendedRouting
 from dps_operator.observe import Finished, Pod
 
-
 SHOWN_CHARACTERS: Final = 80
 """How much of an unreadable result a message contains."""
 

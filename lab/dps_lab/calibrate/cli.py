@@ -1,10 +1,12 @@
 """`dps calibrate`: find the policy, the threshold and the split of the GPUs that suit a workload and a load."""
 
 import argparse
+import asyncio
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +16,10 @@ from dps_gateway.config import ConfigError
 from dps_gateway.pool import Pool
 from dps_lab.calibrate.apply import apply, patch, recommendation
 from dps_lab.calibrate.goal import OBJECTIVES, Goal
+from dps_lab.calibrate.live import LIMIT_SECONDS, measure_engines
+from dps_lab.calibrate.measure import EngineMeasurement, MeasurementError, Plan, measured_fleet
 from dps_lab.calibrate.plot import draw_calibration
-from dps_lab.calibrate.report import print_calibration
+from dps_lab.calibrate.report import print_calibration, print_measurements
 from dps_lab.calibrate.result import Calibration, conclude
 from dps_lab.calibrate.search import Search, Thresholds
 from dps_lab.calibrate.setup import Conditions
@@ -33,6 +37,7 @@ from dps_lab.simulate.options import (
 from dps_lab.simulate.run import Load
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import load_workload
+from dps_local.running_engines import base_url
 
 DEFAULT_SESSIONS: Final = 120
 SEEDS: Final = 3
@@ -43,22 +48,27 @@ def main(argv: list[str]) -> int:
     """Calibrate and print the result. Returns 0, 1 if no set-up meets the limits, or 2 for invalid input."""
     options = command_line().parse_args(argv)
     try:
-        result, search = _calibrate(options)
+        measured = _measure(options)
+        result, search = _calibrate(options, measured)
         if options.plot is not None:
             draw_calibration(result, search.explored, options.workload, options.plot)
         if options.apply is not None and not result.excess:
             apply(result.choice, options.apply)
         if options.recommendation is not None and not result.excess:
             options.recommendation.write_text(recommendation(result), encoding="utf-8")
-    except (ValueError, FleetError, ConfigError, OSError) as error:
+    except (ValueError, FleetError, ConfigError, MeasurementError, OSError) as error:
         print(f"dps calibrate: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(result.as_json()))
+        engines = {} if measured is None else {"engines": {pool: asdict(measured[pool]) for pool in measured}}
+        print(json.dumps({**result.as_json(), **engines}))
     elif options.patch:
         print(patch(result.choice), end="")
     else:
-        print_calibration(result, _title(options), Console())
+        console = Console()
+        if measured is not None:
+            print_measurements(measured, console)
+        print_calibration(result, _title(options), console)
     if result.excess:
         print("dps calibrate: no set-up meets the limits; nothing was applied", file=sys.stderr)
         return 1
@@ -83,6 +93,21 @@ def command_line() -> argparse.ArgumentParser:
     )
     fleet.add_argument("--fleet", metavar="speculative=N,greedy=M", help="keep this split")
     add_load_options(parser)
+    live = parser.add_argument_group(
+        "running engines",
+        f"Measure these engines, with {Plan().requests} requests each, instead of assuming --hardware. The requests "
+        "delay other requests.",
+    )
+    for pool in Pool:
+        live.add_argument(
+            f"--{pool}-url",
+            type=base_url,
+            action="append",
+            default=[],
+            metavar="URL",
+            help=f"{pool} engine; may be repeated",
+        )
+    live.add_argument("--api-key", metavar="KEY", help="the engines' key, sent as a bearer token")
     parser.add_argument(
         "--objective",
         choices=tuple(OBJECTIVES),
@@ -132,12 +157,36 @@ _LIMITS: Final = {
 }
 
 
-def _calibrate(options: argparse.Namespace) -> tuple[Calibration, Search]:
+def _measure(options: argparse.Namespace) -> dict[Pool, EngineMeasurement] | None:
+    """Measure the engines whose URLs are given; None if there are none. Raises MeasurementError."""
+    urls = {Pool.SPECULATIVE: options.speculative_url, Pool.GREEDY: options.greedy_url}
+    if not any(urls.values()):
+        return None
+    if not all(urls.values()):
+        raise ValueError("give both --speculative-url and --greedy-url; engines of both kinds are compared")
+    if options.time_model == "emulated":
+        raise ValueError(
+            "--time-model emulated and the URLs of engines exclude each other; remove one of them"
+        )
+    plan = Plan()
+    print(
+        f"dps calibrate: each engine receives {plan.requests} requests, up to {max(plan.batches)} at the same time, "
+        f"for at most {LIMIT_SECONDS:g} s; they delay other requests",
+        file=sys.stderr,
+    )
+    return asyncio.run(measure_engines(urls, options.api_key, plan))
+
+
+def _calibrate(
+    options: argparse.Namespace, measured: Mapping[Pool, EngineMeasurement] | None
+) -> tuple[Calibration, Search]:
     workload = load_workload(options.workload)
     load = load_of(options, workload)
     sessions = sample(workload, options.sessions, load, options.seed)
     splits, engines = _splits(options)
     fleet = fleet_of(options, dict.fromkeys(Pool, 1))
+    if measured is not None:
+        fleet = measured_fleet(fleet, measured, options.acceptance_length)
     conditions = Conditions(sessions, load, fleet, options.replicas)
     given = {name: getattr(options, f"max_{name.replace('-', '_')}") for name in _LIMITS}
     goal = Goal(options.objective, tuple((name, limit) for name, limit in given.items() if limit is not None))

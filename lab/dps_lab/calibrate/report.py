@@ -1,14 +1,20 @@
 """Tables of a calibration's result."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dps_gateway.pool import Pool
 from dps_lab.calibrate.goal import OBJECTIVE_NAMES
+from dps_lab.calibrate.measure import EngineMeasurement
 from dps_lab.calibrate.result import FLAT, Calibration
 from dps_lab.calibrate.setup import Measurement, Setup
+
+SPECULATES_ABOVE: Final = 1.05
+"""Mean tokens per decode step from which an engine is assumed to speculate."""
 
 
 def print_calibration(result: Calibration, title: str, console: Console) -> None:
@@ -31,6 +37,34 @@ def print_calibration(result: Calibration, title: str, console: Console) -> None
     console.print(table)
     for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_measurements(pools: Mapping[Pool, EngineMeasurement], console: Console) -> None:
+    """Print what was measured on running engines."""
+    table = Table(title="Measured engines", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in ("", "prefill", "decode step", "tokens per step", "outside the passes", "requests"):
+        table.add_column(column)
+    for pool, each in pools.items():
+        passes = each.passes
+        table.add_row(
+            pool,
+            f"{_milliseconds(passes.prefill_base_seconds)} + "
+            f"{_milliseconds(1000 * passes.prefill_seconds_per_token)} per 1,000 tokens",
+            f"{_milliseconds(passes.decode_base_seconds)} + "
+            f"{_milliseconds(passes.decode_seconds_per_request)} per request",
+            f"{each.acceptance_length:.2f}",
+            _milliseconds(each.request_seconds),
+            "one at a time" if each.serialized else "batched",
+        )
+    console.print(table)
+    if pools[Pool.GREEDY].acceptance_length > SPECULATES_ABOVE:
+        console.print("The greedy engines send several tokens per step: check that they do not speculate.")
+    if pools[Pool.SPECULATIVE].acceptance_length < SPECULATES_ABOVE:
+        console.print("The speculative engines accept almost no drafts: check their speculation.")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
 
 
 def _columns(setup: Setup, figures: Measurement) -> tuple[str, ...]:

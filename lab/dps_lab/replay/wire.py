@@ -58,13 +58,12 @@ async def read_whole(response: aiohttp.ClientResponse) -> Answer:
     )
 
 
-async def read_stream(response: aiohttp.ClientResponse, on_first_token: Callable[[], None]) -> Answer:
-    """Read a streamed response. `on_first_token` is called at the first visible content.
+async def read_stream(response: aiohttp.ClientResponse, on_content: Callable[[], None]) -> Answer:
+    """Read a streamed response. `on_content` is called for each part with visible content.
 
     Raises BrokenAnswerError if there is an error event, or if the stream ends without `[DONE]`.
     """
     answer = Answer()
-    first = True
     async for data in _events(response):
         if data == "[DONE]":
             return answer
@@ -77,9 +76,8 @@ async def read_stream(response: aiohttp.ClientResponse, on_first_token: Callable
         if chunk.get("usage"):
             answer.usage = Usage.of(chunk["usage"])
         for choice in chunk.get("choices") or []:
-            if answer.add(choice.get("delta") or {}) and first:
-                first = False
-                on_first_token()
+            if answer.add(choice.get("delta") or {}):
+                on_content()
     raise BrokenAnswerError("the stream ended without [DONE]")
 
 

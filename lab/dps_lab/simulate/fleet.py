@@ -1,5 +1,6 @@
 """A simulated fleet: which engines there are, which GPUs they run on, and which caches they share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -9,6 +10,7 @@ from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, AdaptiveEngine, Adapt
 from dps_lab.simulate.emulated_timing import CAPACITY_TOKENS, SHARED_PAGE_TOKENS, EmulatedTiming
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
+from dps_lab.simulate.measured_timing import MeasuredTiming, PassTimes
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
 from dps_local.emulated_sglang.time_model import Speculation
 
@@ -28,6 +30,7 @@ class FleetSpec:
 
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
     emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
+    measured: the passes of each pool's engines, if they were measured.
     """
 
     engines: dict[Pool, int]
@@ -41,6 +44,7 @@ class FleetSpec:
     adaptive: int = 0
     steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
     emulated: bool = False
+    measured: Mapping[Pool, PassTimes] | None = None
 
     @property
     def gpus(self) -> int:
@@ -85,11 +89,7 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     names = {pool: iter(range(count)) for pool, count in spec.engines.items()}
     engines: list[list[VirtualEngine]] = []
     for group in groups:
-        kind = EmulatedTiming if spec.emulated else EngineTiming
-        timings = [
-            kind(spec.hardware, spec.speculation if pool is Pool.SPECULATIVE else None, spec.efficiency)
-            for pool in group
-        ]
+        timings = [_timing(spec, pool) for pool in group]
         capacities = [CAPACITY_TOKENS for _ in group] if spec.emulated else kv_capacity(timings)
         engines.append(
             [
@@ -100,6 +100,14 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     if spec.cache == "common":
         _share(spec, [engine for group in engines for engine in group])
     return engines
+
+
+def _timing(spec: FleetSpec, pool: Pool) -> EngineTiming:
+    chosen = spec.speculation if pool is Pool.SPECULATIVE else None
+    if spec.measured is not None:
+        return MeasuredTiming(spec.hardware, chosen, spec.efficiency, passes=spec.measured[pool])
+    kind = EmulatedTiming if spec.emulated else EngineTiming
+    return kind(spec.hardware, chosen, spec.efficiency)
 
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
