@@ -133,14 +133,28 @@ class Site:
             },
             sections=sections | {"timeouts": timeouts | dict(sections.get("timeouts", {}))},
         )
-        file = self._folder / f"gateway-{port}.yaml"
+        return await self._run_gateway(self._folder / f"gateway-{port}.yaml", config, environment)
+
+    async def gateway_of(
+        self, file: Path, config: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> Gateway:
+        """Start a gateway with this configuration, at free ports of 127.0.0.1. It is written to `file`."""
+        port, admin_port = free_ports(2)
+        listen = {**config["listen"], "host": "127.0.0.1", "port": port, "adminPort": admin_port}
+        return await self._run_gateway(file, {**config, "listen": listen}, environment)
+
+    async def _run_gateway(
+        self, file: Path, config: Mapping[str, Any], environment: Mapping[str, str] | None
+    ) -> Gateway:
         write_gateway_config(file, config)
-        url, admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+        listen = config["listen"]
+        url, admin = (f"http://127.0.0.1:{listen[name]}" for name in ("port", "adminPort"))
 
         async def ready() -> bool:
             return await status_of(f"{admin}/readyz") == 200
 
-        child = self._start(f"gateway-{port}", [*DPS, "gateway", "--config", str(file)], ready, environment)
+        command = [*DPS, "gateway", "--config", str(file)]
+        child = self._start(f"gateway-{listen['port']}", command, ready, environment)
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 

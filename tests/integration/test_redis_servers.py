@@ -2,16 +2,13 @@
 
 import asyncio
 import shutil
-import socket
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from dps_gateway.pool import Pool
@@ -20,10 +17,10 @@ from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_pr
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
-from dps_local.processes import free_ports
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
-from dps_testkit.processes import RedisServer, Site
+from dps_testkit.processes import Site
+from dps_testkit.redis_servers import MASTER, clustered, execute, monitored, tls_in_front_of
 from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -32,8 +29,6 @@ TIMEOUT_SECONDS = 10.0
 """The time limit is long, because the servers stay available and a busy machine must not look like an outage."""
 TTL_SECONDS = 600
 SCOPE = Scope.of("model", "tenant")
-CLUSTER_BUS = 10_000
-"""The cluster bus of a node listens on the node's port plus this offset."""
 
 
 def binaries() -> Iterator[object]:
@@ -65,12 +60,6 @@ async def backend(url: str) -> AsyncIterator[tuple[RedisBackend, Client]]:
         yield store, client
     finally:
         await store.close()
-
-
-async def execute(client: Redis, *command: str | int) -> Any:
-    """Run a command for which the client library has no method."""
-    call: Any = client.execute_command
-    return await call(*command)
 
 
 class Names:
@@ -193,48 +182,20 @@ async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
                     await store.ping()
 
 
-@asynccontextmanager
-async def tls_in_front_of(server: RedisServer, certificate: Path, key: Path) -> AsyncIterator[int]:
-    """Run a TLS terminator, because not every build of the server supports TLS; yields its port."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def terminate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(pump(reader, plain_writer), pump(plain_reader, writer))
-
-    listener = await asyncio.start_server(terminate, "127.0.0.1", 0, ssl=context)
-    async with listener:
-        yield listener.sockets[0].getsockname()[1]
-
-
 @EVERY_SERVER
 async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> None:
     names = Names(1)
     async with Site(tmp_path) as site:
         master = await site.redis(binary=binary)
         replica = await site.redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
-        sentinel = await site.redis("--sentinel", binary=binary)
+        sentinel = await monitored(site, master, binary)
         async with sentinel.client() as watch, master.client() as before:
-            await execute(watch, "SENTINEL", "MONITOR", "sessions", "127.0.0.1", master.port, 1)
-            for option, value in (("down-after-milliseconds", 1000), ("failover-timeout", 10_000)):
-                await execute(watch, "SENTINEL", "SET", "sessions", option, value)
 
             async def watched() -> bool:
-                return len(await execute(watch, "SENTINEL", "REPLICAS", "sessions")) == 1
+                return len(await execute(watch, "SENTINEL", "REPLICAS", MASTER)) == 1
 
             await wait_until(watched, "the sentinel has discovered the replica")
-            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service=sessions"
+            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
             async with backend(url) as (store, client):
                 await check_session_lifecycle(store, client, Names(2))
                 await store.swap(names.record, None, names.value, TTL_SECONDS, None)
@@ -268,44 +229,10 @@ async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> No
                     assert await after.get(names.record) == names.newer
 
 
-def cluster_ports(count: int) -> list[int]:
-    """Free ports whose cluster bus ports are also free."""
-
-    def is_free(port: int) -> bool:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-        return True
-
-    low = (port for port in free_ports(200) if port < 2 * CLUSTER_BUS)
-    return [port for port in low if is_free(port + CLUSTER_BUS)][:count]
-
-
 @EVERY_SERVER
 async def test_cluster_stores_all_keys_of_a_session_on_one_master(binary: Path, tmp_path: Path) -> None:
-    slots = 16_384
     async with Site(tmp_path) as site:
-        nodes = [
-            await site.redis("--cluster-enabled", "yes", binary=binary, port=port)
-            for port in cluster_ports(3)
-        ]
-        for index, node in enumerate(nodes):
-            async with node.client() as admin:
-                share = range(slots * index // len(nodes), slots * (index + 1) // len(nodes))
-                await execute(admin, "CLUSTER", "ADDSLOTS", *share)
-                await execute(admin, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-
-        async def formed() -> bool:
-            for node in nodes:
-                async with node.client() as admin:
-                    lines = (await execute(admin, "CLUSTER", "INFO")).decode().split()
-                    if not {"cluster_state:ok", f"cluster_known_nodes:{len(nodes)}"} <= set(lines):
-                        return False
-            return True
-
-        await wait_until(formed, "the cluster is formed")
+        nodes = await clustered(site, binary)
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, client):
             assert isinstance(client, RedisCluster)
             for number in range(12):
