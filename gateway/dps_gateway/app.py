@@ -16,6 +16,7 @@ import uvloop
 from aiohttp import web
 
 from dps_gateway.api.admin import admin_app, worker_app
+from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.background import background
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 GC_THRESHOLD: Final = 10_000
 """New objects after which the youngest are checked for cycles. A request creates hundreds, almost all without cycles;
 with Python's default of 700, garbage collection takes about 7% of the CPU time."""
+
+BACKLOG: Final = 1024
+"""Connections to the public port that may wait until they are accepted."""
 
 
 async def serve(
@@ -65,8 +69,8 @@ async def serve(
             admin_host = listen.admin_host or listen.host
             await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
             tls = runtime.tls.context if runtime.tls is not None else None
-            await web.TCPSite(
-                public, listen.host, listen.port, reuse_port=reuse_port, backlog=1024, ssl_context=tls
+            await Site(
+                public, listen.host, listen.port, backlog=BACKLOG, reuse_port=reuse_port, tls=tls
             ).start()
             log.info("listening on %s:%d, admin on :%d", listen.host, listen.port, listen.admin_port)
             await stop.wait()

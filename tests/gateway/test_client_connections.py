@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.clients import ClientConnections
@@ -147,7 +148,7 @@ async def gateway() -> AsyncIterator[Gateway]:
         runtime = Runtime(config, shared_tokenizer())
         runner = Runner(public_app(runtime), clients=runtime.clients, handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await Site(runner, "127.0.0.1", port, backlog=8).start()
         yield Gateway(runtime, port, answer)
         answer.set()
         await runner.cleanup()

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.app import serve
 from dps_gateway.config import ConfigError, GatewayConfig
@@ -67,7 +68,7 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
     async with running(config) as runtime, TestServer(public_app(runtime), host="127.0.0.1") as plain:
         assert runtime.tls is not None
         assert plain.runner is not None
-        site = web.TCPSite(plain.runner, "127.0.0.1", port := unused_port(), ssl_context=runtime.tls.context)
+        site = Site(plain.runner, "127.0.0.1", port := unused_port(), backlog=8, tls=runtime.tls.context)
         await site.start()
 
         async def presented() -> str:

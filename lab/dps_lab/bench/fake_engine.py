@@ -17,6 +17,7 @@ from typing import Final, cast
 
 import uvloop
 
+from dps_gateway.api.listener import Listener
 from dps_lab.bench.traffic import CHUNKS, MODEL, PATH
 from dps_lab.bench.wire import RequestReader, chunk
 
@@ -166,9 +167,8 @@ class FakeEngine(asyncio.Protocol):
 
 async def serve(ports: list[int]) -> None:
     """Listen on each of `ports` of 127.0.0.1, one engine per port, until cancelled."""
-    loop = asyncio.get_running_loop()
     for port in ports:
-        await loop.create_server(FakeEngine, "127.0.0.1", port, backlog=1024)
+        await Listener.listen(FakeEngine, "127.0.0.1", port, backlog=4096)
     await asyncio.Event().wait()
 
 

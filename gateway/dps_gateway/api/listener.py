@@ -1,0 +1,139 @@
+"""Accepting connections on a TCP port.
+
+The servers of uvloop accept one connection per iteration of the event loop (libuv's pull request #3696). An iteration
+takes long while the process relays many streams, so a burst of new connections would wait until the streams end.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final, Self, cast
+
+from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+MAX_ACCEPTED: Final = 64
+"""Connections that are accepted in one iteration of the event loop, which takes about 10 ms."""
+
+PAUSE_SECONDS: Final = 1.0
+"""Time until the next attempt after a connection could not be accepted, for example because there is no memory."""
+
+Protocols = Callable[[], asyncio.BaseProtocol]
+
+
+class Listener:
+    """The listening sockets of one port, and the connections that are being accepted."""
+
+    def __init__(
+        self, sockets: list[socket.socket], protocols: Protocols, tls: ssl.SSLContext | None
+    ) -> None:
+        self.sockets = sockets
+        self._protocols = protocols
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for each in sockets:
+            self._watch(each)
+
+    @classmethod
+    async def listen(
+        cls,
+        protocols: Protocols,
+        host: str | None,
+        port: int,
+        *,
+        backlog: int,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
+        """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError."""
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with ExitStack() as opened:
+            sockets = []
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                listening = socket.create_server(
+                    address, family=family, backlog=backlog, reuse_port=reuse_port
+                )
+                opened.callback(listening.close)
+                listening.setblocking(False)
+                sockets.append(listening)
+            opened.pop_all()
+        return cls(sockets, protocols, tls)
+
+    def close(self) -> None:
+        """Stop listening. Connections that have been accepted stay open."""
+        for each in self.sockets:
+            if each.fileno() >= 0:
+                self._loop.remove_reader(each)
+                each.close()
+
+    def _watch(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept the connections that wait, up to MAX_ACCEPTED."""
+        for _ in range(MAX_ACCEPTED):
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted for %g s: %s", PAUSE_SECONDS, error)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(PAUSE_SECONDS, self._watch, listening)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._connect(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocols, connection, ssl=self._tls)
+        except OSError as error:  # includes failures of the TLS handshake
+            log.debug("a new connection failed: %s", error)
+
+
+class Site(web.BaseSite):
+    """Serves an application on a TCP port, like `web.TCPSite`."""
+
+    def __init__(
+        self,
+        runner: web.BaseRunner,
+        host: str | None,
+        port: int,
+        *,
+        backlog: int,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=backlog)
+        self._host = host
+        self._port = port
+        self._reuse_port = reuse_port
+
+    @property
+    def name(self) -> str:
+        scheme = "http" if self._ssl_context is None else "https"
+        return f"{scheme}://{self._host or '0.0.0.0'}:{self._port}"
+
+    async def start(self) -> None:
+        await super().start()
+        assert self._runner.server is not None
+        listener = await Listener.listen(
+            self._runner.server,
+            self._host,
+            self._port,
+            backlog=self._backlog,
+            reuse_port=self._reuse_port,
+            tls=self._ssl_context,
+        )
+        # A cast, because the base class uses only `close` and `sockets` of a server.
+        self._server = cast(asyncio.AbstractServer, listener)

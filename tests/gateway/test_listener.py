@@ -1,0 +1,144 @@
+"""Accepting connections: bursts, failures and TLS."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import uvloop
+
+from dps_gateway.api import listener
+from dps_gateway.api.listener import Listener
+
+CONNECTIONS = 40
+
+
+class Clients:
+    """The connections that were accepted."""
+
+    def __init__(self) -> None:
+        self.transports: list[asyncio.BaseTransport] = []
+        self.connected = asyncio.Event()
+
+    def __call__(self) -> asyncio.Protocol:
+        clients = self
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                clients.transports.append(transport)
+                clients.connected.set()
+
+        return Accepted()
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.close()
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine on one kind of event loop."""
+    runner: Callable[[Coroutine[Any, Any, None]], None] = request.param
+    return runner
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def connect(opened: ExitStack, listening: Listener, number: int = 1) -> None:
+    """Open connections, which the kernel keeps until they are accepted."""
+    for _ in range(number):
+        address = listening.sockets[0].getsockname()[:2]
+        opened.enter_context(socket.create_connection(address))
+
+
+async def until(condition: Callable[[], bool], iterations: int) -> bool:
+    """Whether the condition is true after at most so many iterations of the event loop."""
+    for _ in range(iterations):
+        if condition():
+            return True
+        await asyncio.sleep(0)
+    return condition()
+
+
+def test_burst_of_connections_is_accepted_in_few_iterations(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
+) -> None:
+    async def burst() -> None:
+        clients = Clients()
+        listening = await Listener.listen(clients, "127.0.0.1", 0, backlog=CONNECTIONS)
+        connect(opened, listening, CONNECTIONS)
+        assert await until(lambda: len(clients.transports) == CONNECTIONS, iterations=CONNECTIONS // 4)
+        listening.close()
+        clients.close()
+
+    run(burst())
+
+
+def test_closed_listener_refuses_connections(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
+) -> None:
+    async def close() -> None:
+        listening = await Listener.listen(asyncio.Protocol, "127.0.0.1", 0, backlog=1)
+        address = listening.sockets[0].getsockname()
+        listening.close()
+        listening.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+    run(close())
+
+
+def test_all_addresses_of_a_host_are_listened_on(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def listen() -> None:
+        listening = await Listener.listen(asyncio.Protocol, None, 0, backlog=1)
+        addresses = {each.getsockname()[0] for each in listening.sockets}
+        listening.close()
+        assert "0.0.0.0" in addresses
+
+    run(listen())
+
+
+class Full(socket.socket):
+    """A listening socket that cannot accept its first connection."""
+
+    failures = 1
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENFILE, "too many open files in system")
+        return super().accept()
+
+
+def test_connection_that_could_not_be_accepted_is_accepted_later(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    opened: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(listener, "PAUSE_SECONDS", 0.01)
+
+    async def recover() -> None:
+        clients = Clients()
+        full = opened.enter_context(Full())
+        full.bind(("127.0.0.1", 0))
+        full.listen()
+        full.setblocking(False)
+        listening = Listener([full], clients, None)
+        connect(opened, listening)
+        async with asyncio.timeout(30):
+            await clients.connected.wait()
+        listening.close()
+        clients.close()
+
+    run(recover())
+    assert [each.getMessage() for each in caplog.records if each.name == listener.__name__] == [
+        f"no connection can be accepted for 0.01 s: [Errno {errno.ENFILE}] too many open files in system"
+    ]
