@@ -59,7 +59,8 @@ def test_ablations_and_other_engines_have_the_papers_values(small: tuple[Reprodu
         (6, "BFCL, E: vLLM", "Med (s)"): 1.106,
         (6, "BFCL, E: vLLM", "p95 (s)"): 2.702,
         (6, "BFCL, E: vLLM", "TPS"): 87.0,
-        (6, "ToolBench, DPS on vLLM, τ = 8192 against 256", "Med, gap %"): 3.03,
+        (6, "ToolBench, DPS on vLLM, τ = 8192 against 256, greedy pass + 5.3 ms", "Med, gap %"): 3.03,
+        (6, "ToolBench, DPS on vLLM, τ = 8192 against 256, greedy pass + 2.2 ms", "Med, gap %"): 3.03,
     }
 
 

@@ -230,6 +230,21 @@ def test_eagle_engines_share_no_cache_with_greedy_ones() -> None:
     assert simulate(trace(), scenario) == simulate(trace(), common)
 
 
+def test_suffix_decoding_shares_its_cache_like_n_grams() -> None:
+    chosen = replace(speculation("NGRAM"), algorithm="SUFFIX")
+    suffix, ngram = (replace(BOTH, cache="common", speculation=s) for s in (chosen, speculation("NGRAM")))
+    scenario = Scenario(suffix, policy_named("Random", None), CLOSED)
+    assert simulate(trace(), scenario) == simulate(trace(), replace(scenario, fleet=ngram))
+
+
+def test_greedy_engines_may_have_another_efficiency() -> None:
+    slow = replace(BOTH, greedy_efficiency=replace(BOTH.efficiency, pass_seconds=0.1))
+    for policy, slower in (("AlwaysGreedy", True), ("AlwaysSpeculative", False)):
+        scenario = Scenario(BOTH, policy_named(policy, None), CLOSED)
+        both = [sum(session_seconds(simulate(trace(), replace(scenario, fleet=f)))) for f in (BOTH, slow)]
+        assert (both[1] > both[0]) is slower
+
+
 def test_a_second_session_finds_the_shared_prefix_cached() -> None:
     sessions = [
         SessionTrace(

@@ -31,6 +31,7 @@ class FleetSpec:
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
     emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
     measured: the passes of each pool's engines, if they were measured.
+    greedy_efficiency: that of the greedy engines, if it differs from `efficiency`.
     """
 
     engines: dict[Pool, int]
@@ -40,6 +41,7 @@ class FleetSpec:
     hardware: Hardware = field(default_factory=lambda: HARDWARE["a100-7b"])
     speculation: Speculation = field(default_factory=lambda: speculation("STANDALONE"))
     efficiency: Efficiency = FITTED
+    greedy_efficiency: Efficiency | None = None
     transfer_bytes_per_second: float = 20e9
     adaptive: int = 0
     steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
@@ -103,11 +105,13 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
 
 
 def _timing(spec: FleetSpec, pool: Pool) -> EngineTiming:
-    chosen = spec.speculation if pool is Pool.SPECULATIVE else None
+    speculative = pool is Pool.SPECULATIVE
+    chosen = spec.speculation if speculative else None
+    efficiency = spec.efficiency if speculative else spec.greedy_efficiency or spec.efficiency
     if spec.measured is not None:
-        return MeasuredTiming(spec.hardware, chosen, spec.efficiency, passes=spec.measured[pool])
+        return MeasuredTiming(spec.hardware, chosen, efficiency, passes=spec.measured[pool])
     kind = EmulatedTiming if spec.emulated else EngineTiming
-    return kind(spec.hardware, chosen, spec.efficiency)
+    return kind(spec.hardware, chosen, efficiency)
 
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
@@ -140,5 +144,8 @@ def _share(spec: FleetSpec, engines: list[VirtualEngine]) -> None:
 
 
 def _algorithm(engine: VirtualEngine) -> str:
+    """The algorithm in SHARED. Suffix decoding shares like n-grams, since it does not affect the KV cache either."""
     chosen = engine.timing.speculation
-    return GREEDY if chosen is None else chosen.algorithm
+    if chosen is None:
+        return GREEDY
+    return "NGRAM" if chosen.algorithm == "SUFFIX" else chosen.algorithm
