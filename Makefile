@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench bench-operator grid e2e e2e-paper-engines images release generate lock clean
+.PHONY: help demo test lint audit format bench bench-operator grid e2e e2e-paper-engines images release generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -29,6 +29,9 @@ lint: $(INSTALLED) ## check formatting, lint rules, types and import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+
+audit: $(INSTALLED) ## check the locked dependencies for known vulnerabilities; needs PyPI
+	@$(BIN)/python -m dps_tools.audit
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
