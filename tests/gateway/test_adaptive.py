@@ -151,6 +151,34 @@ def test_predicted_latency_does_not_fall_with_the_tokens_to_prefill(
     history=histories,
     speculative=views,
     greedy=views,
+    more=st.integers(1, 100),
+    last=st.sampled_from([None, *Pool]),
+)
+def test_more_load_on_a_pool_never_attracts_a_turn(
+    history: list[Observation], speculative: PoolView, greedy: PoolView, more: int, last: Pool | None
+) -> None:
+    policy = learned(*history)
+    pools = {
+        Pool.SPECULATIVE: replace(speculative, ready_replicas=1),
+        Pool.GREEDY: replace(greedy, ready_replicas=1),
+    }
+    chosen = policy.decide(turn(pools=pools, last_pool=last)).pool
+    view = pools[chosen.other]
+    for busier in (
+        replace(view, in_flight=view.in_flight + more),
+        replace(view, queued=view.queued + more),
+        replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
+        replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + 100 * more)),
+    ):
+        routed = turn(pools={**pools, chosen.other: busier}, last_pool=last)
+        assert policy.decide(routed).pool is chosen
+
+
+@unhurried
+@given(
+    history=histories,
+    speculative=views,
+    greedy=views,
     draw=st.floats(0, 1, exclude_max=True),
     last=st.sampled_from([None, *Pool]),
 )
@@ -375,6 +403,33 @@ def test_session_stays_while_predictions_are_less_accurate_than_the_gain_that_th
     wrong = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), predicted_seconds=0.1)
     decision = learned(*(wrong for _ in range(5))).decide(routed)
     assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
+
+
+def test_longer_queue_does_not_keep_a_session_in_a_pool_that_was_faster_than_predicted() -> None:
+    """The doubt about a prediction grows with it, but must not grow faster than the predicted gain."""
+    faster = replace(answer(Pool.GREEDY, 0.0091, load=50, wait_per_request=0.02), predicted_seconds=10)
+    policy = learned(*(faster for _ in range(20)))
+    busy = replace(IDLE, in_flight=100)
+    longer = replace(busy, queued_prefill_tokens=1_000_000)
+    for greedy in (busy, longer):
+        routed = turn(IDLE, greedy, last_pool=Pool.GREEDY, number=40)
+        assert policy.decide(routed).pool is Pool.SPECULATIVE
+
+
+def test_session_does_not_move_for_a_gain_that_is_small_relative_to_its_cost() -> None:
+    """At 15 requests on each replica, a large part of the cost of a turn is the time that it adds to the others."""
+    history = [
+        answer(pool, seconds, load=load, wait_per_request=0.004)
+        for load in range(0, 40, 2)
+        for pool, seconds in ((Pool.SPECULATIVE, 0.0070), (Pool.GREEDY, 0.0091))
+    ]
+    policy = learned(*history)
+    for load, pool in ((0, Pool.SPECULATIVE), (15, Pool.GREEDY)):
+        view = replace(IDLE, in_flight=load)
+        routed = turn(view, view, last_pool=Pool.GREEDY, number=40)
+        assert policy.decide(routed).pool is pool
+        times = predicted(policy, routed)
+        assert times[Pool.SPECULATIVE] < 0.9 * times[Pool.GREEDY]
 
 
 def test_new_session_goes_to_the_less_loaded_pool_while_predictions_are_not_accurate() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative
 from dps_lab.simulate import grid, grid_cli
-from dps_lab.simulate.grid import Cell, cells, compare, compare_after, mean_over_seeds, repeat, sample
+from dps_lab.simulate.grid import Cell, Times, cells, compare, compare_after, mean_over_seeds, repeat, sample
 from dps_lab.simulate.run import Change, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
 
@@ -77,8 +77,10 @@ def test_comparison_covers_every_static_policy_and_both_fleets_of_one_kind() -> 
         "Sticky",
     }
     assert set(comparison.fleets) == {"greedy=2", "speculative=2"}
-    best = min(times.batch for times in comparison.static.values())
-    assert comparison.excess.batch == pytest.approx(comparison.adaptive.batch / best - 1)
+    for name in ("batch", "median", "mean"):
+        best = min(getattr(times, name) for times in comparison.static.values())
+        excess = getattr(comparison.excess, name)
+        assert excess == pytest.approx(getattr(comparison.adaptive, name) / best - 1)
 
 
 def test_comparison_after_a_change_needs_sessions_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +97,12 @@ def test_times_are_means_over_the_seeds() -> None:
     first, second = (compare(trace(6), replace(CELL, seed=seed)) for seed in (0, 1))
     mean = mean_over_seeds([first, second])
     assert mean.cell == first.cell
-    assert mean.adaptive.batch == (first.adaptive.batch + second.adaptive.batch) / 2
+    assert mean.adaptive == Times(
+        *(
+            (getattr(first.adaptive, name) + getattr(second.adaptive, name)) / 2
+            for name in ("batch", "median", "mean")
+        )
+    )
     sticky = [each.static["Sticky"].median for each in (first, second)]
     assert mean.static["Sticky"].median == sum(sticky) / 2
 
@@ -127,4 +134,4 @@ def test_command_prints_one_row_for_each_set_up(capsys: pytest.CaptureFixture[st
         ["common", "batched", "2"],
         ["common", "serialized", "2"],
     ]
-    assert output.err.count("of 4 set-ups") == 2
+    assert output.err.count("of 4 set-ups") == 3

@@ -32,7 +32,7 @@ EXPLORATION_LIMIT: Final = 4.0
 """A turn explores a pool only if its predicted latency there is at most this multiple of the lower one."""
 
 MARGIN: Final = 0.1
-"""A predicted gain must exceed this share of the predicted latency, or the turn is routed as by `Sticky`."""
+"""A predicted gain must exceed this share of the cost, or the turn is routed as by `Sticky`."""
 
 DOUBT: Final = 2.0
 """A predicted gain must also exceed this multiple of the recent error of the predictions."""
@@ -118,12 +118,12 @@ class Adaptive:
         usual = _sticky(turn, views)
         if usual is not best:
             # Only errors that made the gain appear too large count. A pool that is slower than predicted must not keep
-            # its sessions because of that.
-            doubt = DOUBT * (
-                max(0.0, self._error[best]) * predicted[best]
-                + max(0.0, -self._error[usual]) * predicted[usual]
+            # its sessions because of that. The limit ensures that more load on a pool never attracts a turn.
+            doubt = (
+                DOUBT * max(0.0, self._error[best]) * predicted[best]
+                + min(DOUBT * max(0.0, -self._error[usual]), 1 - MARGIN) * predicted[usual]
             )
-            if costs[usual] - costs[best] < doubt + MARGIN * predicted[usual]:
+            if costs[usual] - costs[best] < doubt + MARGIN * costs[usual]:
                 return Decision(usual, Reason.FIXED, predicted)
         return Decision(best, Reason.PREDICTED_FASTER, predicted)
 

@@ -15,7 +15,7 @@ from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.regret import STATIC_POLICIES
-from dps_lab.simulate.report import summarize
+from dps_lab.simulate.report import mean_session_seconds, summarize
 from dps_lab.simulate.run import Change, Load, Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
 
@@ -56,21 +56,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Times:
-    """The batch time and the median session latency of a run, in seconds."""
+    """The batch time, and the median and the mean session latency of a run, in seconds."""
 
     batch: float
     median: float
+    mean: float
 
     @classmethod
     def of(cls, results: Sequence[TurnResult]) -> "Times":
         """The times of a completed run."""
         report = summarize(results, gpus=0, regret=0.0)
-        return cls(report.batch_seconds, report.session_seconds.median)
+        return cls(report.batch_seconds, report.session_seconds.median, mean_session_seconds(results))
 
     @classmethod
-    def mean(cls, times: "Sequence[Times]") -> "Times":
+    def over_runs(cls, times: "Sequence[Times]") -> "Times":
         """The means over several runs."""
-        return cls(fmean(each.batch for each in times), fmean(each.median for each in times))
+        return cls(
+            fmean(each.batch for each in times),
+            fmean(each.median for each in times),
+            fmean(each.mean for each in times),
+        )
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,9 @@ def mean_over_seeds(comparisons: Sequence[Comparison]) -> Comparison:
     first = comparisons[0]
     return Comparison(
         cell=first.cell,
-        adaptive=Times.mean([each.adaptive for each in comparisons]),
-        static={name: Times.mean([each.static[name] for each in comparisons]) for name in first.static},
-        fleets={name: Times.mean([each.fleets[name] for each in comparisons]) for name in first.fleets},
+        adaptive=Times.over_runs([each.adaptive for each in comparisons]),
+        static={name: Times.over_runs([each.static[name] for each in comparisons]) for name in first.static},
+        fleets={name: Times.over_runs([each.fleets[name] for each in comparisons]) for name in first.fleets},
     )
 
 
@@ -196,4 +201,5 @@ def _excess(own: Times, others: Sequence[Times]) -> Times:
     return Times(
         own.batch / min(each.batch for each in others) - 1,
         own.median / min(each.median for each in others) - 1,
+        own.mean / min(each.mean for each in others) - 1,
     )
