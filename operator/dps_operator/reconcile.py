@@ -73,6 +73,14 @@ class _Outcome:
     kept: Sequence[PoolName] = ()
 
 
+def image_volumes(manifest: Manifest) -> set[str]:
+    """The names of a Deployment's image volumes, which the API server removes if their feature gate is disabled."""
+    if manifest["kind"] != "Deployment":
+        return set()
+    volumes = manifest["spec"]["template"]["spec"].get("volumes", [])
+    return {volume["name"] for volume in volumes if "image" in volume}
+
+
 class Reconciler:
     """Reconciles DPSRouters from the cached observations.
 
@@ -268,6 +276,11 @@ class Reconciler:
             await self._cluster.merge(kind_of(manifest), router.namespace, found.name, manifest)
             live = await self._cluster.apply(manifest)
         self._observations.update_child(live)
+        if image_volumes(manifest) - image_volumes(live):
+            raise RejectedError(
+                "this cluster does not support image volumes, which a source with oci requires; enable the feature "
+                "gate ImageVolume, use Kubernetes 1.35 or newer, or use another source"
+            )
         self._applied[router.uid, name] = applied, child(live).owned
 
     async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:

@@ -1,5 +1,6 @@
 """Models in volumes, buckets and images: paths, mounts and downloads of the engines and the gateway."""
 
+import copy
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, SOURCES, SOURCES_VLLM, router
+from dps_testkit.operator.world import World
 from dps_testkit.paths import ROOT
 
 DOCUMENT = ROOT / "docs/installing.md"
@@ -145,6 +147,36 @@ def test_gateway_downloads_only_the_tokenizer() -> None:
     (download,) = gateway_pod(SOURCES)["initContainers"]
     assert "--include=/*.{json,jinja,model,tiktoken,txt}" in download["args"]
     assert download["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/dps"}]
+
+
+def without_image_volumes(manifest: Manifest) -> Manifest:
+    """The object as an API server stores it whose feature gate ImageVolume is disabled."""
+    live = copy.deepcopy(manifest)
+    if live["kind"] == "Deployment":
+        pod = live["spec"]["template"]["spec"]
+        pod["volumes"] = [volume for volume in pod["volumes"] if "image" not in volume]
+    return live
+
+
+async def test_cluster_without_image_volumes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
+    store = world.cluster.store
+    monkeypatch.setattr(
+        world.cluster, "store", lambda manifest, *rest: store(without_image_volumes(manifest), *rest)
+    )
+    await world.reconcile()
+    condition = world.condition("SpecValid")
+    assert (condition["status"], condition["reason"]) == ("False", "InvalidSpec")
+    assert (
+        "this cluster does not support image volumes, which a source with oci requires"
+        in condition["message"]
+    )
+
+
+async def test_image_volumes_of_a_cluster_that_supports_them_are_accepted() -> None:
+    world = World(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
+    await world.reconcile()
+    assert world.condition("SpecValid")["status"] == "True"
 
 
 CACHES: dict[str, tuple[dict[str, Any], Manifest]] = {
