@@ -118,6 +118,8 @@ class Routing(_Section):
     """τ in tokens. With 0 every turn goes to the greedy pool, with null every turn to the speculative pool."""
     common_prefix_cache: bool = False
     """Whether the engines of both pools share a prefix cache, from which a pool fetches what the other has cached."""
+    suspended: bool = False
+    """Whether all requests for engines are answered with 503, because the engines are stopped on purpose."""
     decision_log: Path | None = None
     """A file to which every answered turn is appended as one line of JSON. If null, no log is written."""
 
@@ -162,6 +164,9 @@ class Timeouts(_Section):
     idle_seconds: Seconds = 120.0
     total_seconds: Seconds = 3600.0
     queue_seconds: Seconds = 30.0
+    wake_seconds: Seconds | None = None
+    """Time that a request waits while no replica of either pool is ready, for example because both pools are scaled
+    to zero. If null, it is answered with 503 at once."""
     health_interval_seconds: Seconds = 5.0
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""

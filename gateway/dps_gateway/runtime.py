@@ -106,6 +106,7 @@ class Runtime:
         )
         count = config.listen.workers
         self.admission = Admission(worker_share(limits.max_queued, count))
+        self.admission.holding = _holds(config)
         self.pools = {
             pool: EnginePool(
                 pool,
@@ -144,7 +145,7 @@ class Runtime:
         for key, value in current.items():
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
-        previous = self.config.routing
+        previous = self.config.routing.model_copy(update={"suspended": config.routing.suspended})
         self.config = config = _in_effect(config, self._started_with)
         if config.routing != previous:  # otherwise, keep what a learning policy has learned
             self.policy = loaded.policy
@@ -158,6 +159,7 @@ class Runtime:
         self.upstream.configure(config.timeouts)
         limits, count = config.limits, config.listen.workers
         self.admission.max_queued = worker_share(limits.max_queued, count)
+        self.admission.holding = _holds(config)
         for name, pool in self.pools.items():
             pool.configure(
                 worker_share(limits.max_in_flight_per_replica, count),
@@ -168,9 +170,12 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether this gateway replica should receive requests: it is not draining, and an engine has answered it."""
+        """Whether this gateway replica should receive requests: it is not draining, and an engine has answered it.
+
+        No engine is needed if requests wait for one, or if all of them are answered with an error that says why.
+        """
         seen = any(replica.seen_ready for pool in self.pools.values() for replica in pool.replicas.values())
-        return seen and not self.draining
+        return (seen or self.admission.holding or self.config.routing.suspended) and not self.draining
 
     def refresh_gauges(self) -> None:
         """Update the metrics that show current state."""
@@ -249,6 +254,11 @@ def worker_share(limit: int, workers: int) -> int:
     It is at least 1 unless the limit is 0, because a worker without a share could not serve any request.
     """
     return max(min(limit, 1), limit // workers)
+
+
+def _holds(config: GatewayConfig) -> bool:
+    """Whether requests wait while no engine is ready."""
+    return config.timeouts.wake_seconds is not None and not config.routing.suspended
 
 
 def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:

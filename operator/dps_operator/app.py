@@ -29,6 +29,7 @@ from dps_operator.observe import Observations
 from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
+from dps_operator.scale_to_zero.scaler import GatewayActivity, Scaler, Sleep
 from dps_operator.settings import (
     DEFAULT_GATEWAY_IMAGE,
     DEFAULT_LAB_IMAGE,
@@ -56,14 +57,15 @@ async def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     observations = Observations()
-    balance = Balance()
+    balance, sleep = Balance(), Sleep()
     gateways = aiohttp.ClientSession()
     metrics = GatewayMetrics(gateways)
     caches = CacheWatch(observations, metrics)
     mounts = MountWatch(cluster, observations)
-    reconciler = Reconciler(cluster, observations, settings, _now, balance, caches.service)
+    reconciler = Reconciler(cluster, observations, settings, _now, balance, caches.service, sleep)
     queue = WorkQueue(reconciler.reconcile)
     balancer = Balancer(observations, queue, GatewayDemand(metrics), balance, _now)
+    scaler = Scaler(observations, queue, GatewayActivity(metrics), sleep)
     resync = Resync(cluster, observations, queue, settings)
     lease: Lease | None = None
     if settings.lease:
@@ -136,7 +138,7 @@ async def run(settings: Settings) -> None:
         await leading.wait()
         await run()
 
-    functions: list[Callable[[], Awaitable[None]]] = [resync.run, watch_forever, balancer.run]
+    functions: list[Callable[[], Awaitable[None]]] = [resync.run, watch_forever, balancer.run, scaler.run]
     functions += [partial(caches.run, queue), partial(mounts.run, queue), *[queue.work] * settings.workers]
     parts = [asyncio.create_task(part) for part in (lead(), *map(while_leading, functions))]
     stopped = asyncio.create_task(stop.wait())

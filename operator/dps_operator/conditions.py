@@ -10,6 +10,7 @@ from dps_operator.api.types import to_wire
 from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
 from dps_operator.builders.runtime import pool_of
+from dps_operator.builders.scaling import has_autoscaler
 from dps_operator.builders.store import managed
 from dps_operator.calibration import ResultError, newest, read
 from dps_operator.diagnose import Problem, last_line, most_severe
@@ -18,6 +19,7 @@ from dps_operator.observe import Child, ChildKey, Pod, Replicas
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 from dps_operator.revisions import described, history
+from dps_operator.scale_to_zero.rules import pools_with_zero, serving
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Observed:
     """The result of the last calibration that has found one; None without calibrations."""
     unmeasured: str | None = None
     """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
+    asleep: Sequence[PoolName] = ()
+    """The idle pools that are scaled to zero until requests arrive for them."""
     cache_service: CacheService | None = None
     """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
 
@@ -82,6 +86,9 @@ def _serving(router: Router, observed: Observed, component: Component, type: Con
     if replicas.desired == 0 and router.spec.placement == "SharedGPU":
         message = "the engine starts when that of the greedy pool is ready, because both share a GPU"
         return Verdict(type, "False", "Starting", message)
+    if component in observed.asleep:
+        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
+        return Verdict(type, "False", "ScaledToZero", message)
     if replicas.desired == 0:
         message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
         return Verdict(type, "False", "ScaledToZero", message)
@@ -110,9 +117,7 @@ def _store(router: Router, observed: Observed) -> Verdict:
 
 def _autoscaling(router: Router, observed: Observed) -> list[Verdict]:
     """Whether the autoscalers work; empty if there are none. Without its metric, an autoscaler changes nothing."""
-    components: list[Component] = [
-        name for name in POOLS if pool_of(router.spec, name).autoscaling is not None
-    ]
+    components: list[Component] = [name for name in POOLS if has_autoscaler(pool_of(router.spec, name))]
     if router.spec.gateway.autoscaling is not None:
         components.append("gateway")
     if not components or router.spec.suspend:
@@ -175,18 +180,18 @@ def _cache_serving(found: CacheService | None) -> Verdict:
     return Verdict("PrefixCacheServing", "True", "StorageServing", "the engines fetch from the storage")
 
 
-def _demand(observed: Observed) -> list[Verdict]:
-    """Whether replicas can move between the pools; empty without a GPU budget. Ready does not depend on it."""
-    if observed.allocation is None:
+def _demand(router: Router, observed: Observed) -> list[Verdict]:
+    """Whether the demand of the pools is known; empty if they are not scaled by it. Ready does not depend on it."""
+    moves = observed.allocation is not None
+    if not moves and not pools_with_zero(router.spec):
         return []
+    effect = "replicas move between the pools" if moves else "pools are scaled to and from zero"
     if observed.unmeasured is None:
         return [Verdict("DemandMeasured", "Unknown", "NotMeasured", "the demand has not been measured yet")]
     if observed.unmeasured:
-        message = (
-            f"no replicas move between the pools, because their demand is unknown: {observed.unmeasured}"
-        )
+        message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
         return [Verdict("DemandMeasured", "False", "GatewaysUnreachable", message)]
-    return [Verdict("DemandMeasured", "True", "Measured", "replicas move to the pool with the higher load")]
+    return [Verdict("DemandMeasured", "True", "Measured", f"{effect} by their demand")]
 
 
 def _calibrated(router: Router, observed: Observed) -> list[Verdict]:
@@ -269,12 +274,12 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
     return Verdict("Progressing", "False", "Settled", message)
 
 
-def _summary(parts: Sequence[Verdict], warnings: Sequence[str]) -> Verdict:
+def _summary(parts: Sequence[Verdict], asleep: Sequence[PoolName], warnings: Sequence[str]) -> Verdict:
     """The condition Ready. warnings: what is wrong although requests are served."""
     for part in parts:
         if part.status != "True":
             return Verdict("Ready", "False", part.reason, part.message)
-    return Verdict("Ready", "True", "Serving", "; ".join(["requests are served by both pools", *warnings]))
+    return Verdict("Ready", "True", "Serving", "; ".join([serving(asleep), *warnings]))
 
 
 def verdicts(router: Router, observed: Observed) -> list[Verdict]:
@@ -290,14 +295,16 @@ def verdicts(router: Router, observed: Observed) -> list[Verdict]:
         _store(router, observed),
         _serving(router, observed, "gateway", "GatewayReady"),
     ]
-    required = [valid, *components] if observed.invalid else components
+    idle = {f"{pool.capitalize()}PoolReady" for pool in observed.asleep}
+    required = [valid] if observed.invalid else []
+    required += [part for part in components if part.type not in idle]
     impaired = [*_autoscaling(router, observed), *_monitored(router, observed)]
     warnings = [one.message for one in impaired if one.status == "False"]
-    summary = _summary(required, [*filter(None, [_stalled(router, observed)]), *warnings])
+    summary = _summary(required, observed.asleep, [*filter(None, [_stalled(router, observed)]), *warnings])
     additional = [
         *impaired,
         *_prefix_cache(router, observed),
-        *_demand(observed),
+        *_demand(router, observed),
         *_calibrated(router, observed),
     ]
     return [summary, _progressing(router, observed), valid, *components, *additional]

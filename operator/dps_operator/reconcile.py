@@ -41,6 +41,8 @@ from dps_operator.resources import (
 )
 from dps_operator.revisions import kept_pools, with_version
 from dps_operator.rollout import held_back, pool_on_hold
+from dps_operator.scale_to_zero.rules import pools_with_zero
+from dps_operator.scale_to_zero.scaler import Sleep
 from dps_operator.settings import Settings
 
 READY = Gauge(
@@ -95,12 +97,14 @@ class Reconciler:
         now: Callable[[], str],
         balance: Balance | None = None,
         cache_service: Callable[[Key], CacheService | None] = lambda _: None,
+        sleep: Sleep | None = None,
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
         self._balance = balance or Balance()
+        self._sleep = sleep or Sleep()
         self._cache_service = cache_service
         self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
         """Maps the owner's UID and a child to two digests: of the last applied manifest, and of the fields that the
@@ -112,6 +116,7 @@ class Reconciler:
         if body is None:
             self._observations.forget(key)
             self._balance.forget(key)
+            self._sleep.forget(key)
             READY.remove(*key)
             ROLLOUT_FAILED.remove(*key)
             await release(self._cluster, key)
@@ -132,7 +137,8 @@ class Reconciler:
         allocation = self._balance.allocation(key, spec, before)
         if allocation is not None:
             router = self._within_budget(router, key, allocation)
-        outcome = self._unchanged(router) if spec.paused else await self._converge(router, key)
+        asleep = [] if spec.suspend else self._sleep.asleep(key, spec, self._engines(router, key))
+        outcome = self._unchanged(router) if spec.paused else await self._converge(router, key, asleep)
         observed = conditions.Observed(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
@@ -143,7 +149,8 @@ class Reconciler:
             kept=outcome.kept,
             allocation=allocation,
             recommended=recommendation(spec, self._observations.pods(key), before),
-            unmeasured=self._balance.unmeasured.get(key),
+            unmeasured=(self._sleep if pools_with_zero(spec) else self._balance).unmeasured.get(key),
+            asleep=asleep,
             cache_service=self._cache_service(key),
         )
         await self._update_status(key, conditions.build_status(router, observed, before, self._now()))
@@ -166,7 +173,8 @@ class Reconciler:
             outcome.invalid.append(str(error))
         return outcome
 
-    async def _converge(self, router: Router, key: Key) -> _Outcome:
+    async def _converge(self, router: Router, key: Key, asleep: Sequence[PoolName]) -> _Outcome:
+        """Apply the children. asleep: the pools that are scaled to zero."""
         outcome = _Outcome()
         try:
             revisions = await credentials(self._cluster, router)
@@ -182,12 +190,13 @@ class Reconciler:
         engines = self._engines(router, key)
         outcome.kept = kept_pools(router.spec, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
-        if held_back(router.spec, engines):
-            name = child_name(router, "speculative")
-            (engine,) = [
-                one for one in desired if one["kind"] == "Deployment" and one["metadata"]["name"] == name
-            ]
-            engine["spec"]["replicas"] = 0
+        stopped = ["speculative"] if held_back(router.spec, engines) else asleep
+        for manifest in desired:
+            if (
+                manifest["kind"] == "Deployment"
+                and manifest["metadata"]["labels"][COMPONENT_LABEL] in stopped
+            ):
+                manifest["spec"]["replicas"] = 0
         for manifest in desired:
             held = manifest["metadata"]["labels"][COMPONENT_LABEL] in (outcome.waiting_pool, *outcome.kept)
             try:

@@ -343,3 +343,61 @@ async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to
     response = await waiting
     assert queued == int(response.headers["x-dps-prompt-tokens"])
     assert replica.prefill_tokens == 0
+
+
+async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[Site, str]:
+    """A gateway whose pools have no replica, and the URL of an engine that could be one."""
+    site = await start(engines(1), engines(1), "{wakeSeconds: 60, healthIntervalSeconds: 600}", policy)
+    (url,) = site.runtime.pools[Pool.SPECULATIVE].replicas
+    for pool in site.runtime.pools.values():
+        pool.set_endpoints([])
+    assert site.runtime.ready
+    return site, url
+
+
+async def queued(site: Site) -> None:
+    """Return when one request waits."""
+
+    async def waits() -> bool:
+        return len(site.runtime.admission) == 1
+
+    await wait_until(waits, "the request waits")
+
+
+@pytest.mark.parametrize("policy", ["DeltaPrefill", "AlwaysGreedy", "Adaptive"])
+@pytest.mark.parametrize("stopped", [[], ["http://127.0.0.1:1"]], ids=["no replica", "a stopped replica"])
+async def test_request_waits_for_an_engine_that_starts(start: Start, policy: str, stopped: list[str]) -> None:
+    site, url = await asleep(start, policy)
+    speculative = site.runtime.pools[Pool.SPECULATIVE]
+    speculative.set_endpoints(stopped)
+    waiting = asyncio.create_task(site.post())
+    await queued(site)
+    speculative.set_endpoints([url])
+    assert (await waiting).status == 200
+
+
+async def test_request_that_every_engine_has_rejected_does_not_wait(start: Start) -> None:
+    site = await start(engines(1, status=503), engines(1, status=503), "{wakeSeconds: 60}")
+    assert (await site.post()).status == 503
+    assert site.attempts == 2
+
+
+async def test_requests_without_a_ready_engine_in_their_pool_are_counted(start: Start) -> None:
+    site, url = await asleep(start)
+    site.runtime.pools[Pool.GREEDY].set_endpoints([url])
+    assert (await site.post()).headers["x-dps-pool"] == "greedy"
+    assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in site.runtime.metrics.render().decode()
+
+
+async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -> None:
+    site, _ = await asleep(start)
+    waiting = asyncio.create_task(site.post())
+    await queued(site)
+    config = site.runtime.config
+    routing = config.routing.model_copy(update={"suspended": True})
+    site.runtime.apply(config.model_copy(update={"routing": routing}))
+    for response in (await waiting, await site.post()):
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "suspended"
+    assert site.attempts == 0
+    assert site.runtime.ready

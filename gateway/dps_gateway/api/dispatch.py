@@ -9,7 +9,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
-from dps_gateway.api.errors import DeadlineExceeded
+from dps_gateway.api.errors import DeadlineExceeded, Suspended
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
@@ -109,13 +109,18 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
     """Send the request to one replica after another until one begins to answer.
 
     Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the other
-    pool. One deadline bounds all attempts together. Raises DeadlineExceeded if the client's time is over, else the last
-    failure: PoolFull, PoolEmpty or UpstreamFailed.
+    pool. One deadline bounds all attempts together. Raises DeadlineExceeded if the client's time is over, Suspended if
+    the engines are stopped, else the last failure: PoolFull, PoolEmpty or UpstreamFailed.
     """
+    runtime = call.runtime
+    if runtime.config.routing.suspended:
+        raise _suspended()
+    if not runtime.pools[decision.pool].ready:
+        runtime.metrics.pool_unavailable.labels(decision.pool.value).inc()
     deadline = Deadline.of(call)
     try:
         return await _dispatch(call, decision, outbound, deadline)
-    except (PoolFull, UpstreamFailed) as error:
+    except (PoolEmpty, PoolFull, UpstreamFailed) as error:
         if deadline.passed_for_client:
             raise DeadlineExceeded(
                 f"no engine answered within {deadline.seconds:g} s ({TIMEOUT_HEADER})"
@@ -131,17 +136,26 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
     failure: Exception | None = None
     while choices := _choices(runtime, decision, retries, attempts, outbound.replica):
         queued_at = time.perf_counter()
-        patience = min(timeouts.queue_seconds, deadline.at - time.monotonic())
+        left = max(0.0, deadline.at - time.monotonic())
+        patience = min(timeouts.queue_seconds, left)
+        wake_seconds = _wake_seconds(runtime, outbound, left)
+        if wake_seconds:
+            # A replica on which the request has failed is not ready again before a health check has succeeded.
+            choices = [Choice(choice.pool) for choice in choices]
         held = outbound.prompt.held if outbound.prompt is not None else {}
         applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency, held)
         try:
-            places, replica = await runtime.admission.acquire(applicant, patience)
+            places, replica = await runtime.admission.acquire(applicant, patience, wake_seconds)
         except PoolEmpty as error:
+            if runtime.config.routing.suspended:
+                raise _suspended() from error
+            if wake_seconds:
+                raise
             failure = failure or error
             if not any(
                 each.pool.usable(each.avoid)
                 for each in _choices(runtime, decision, retries, attempts, outbound.replica)
-            ):
+            ) and not _wake_seconds(runtime, outbound, deadline.at - time.monotonic()):
                 raise failure from None
             continue
         pool = runtime.pools[Pool(places.name)]
@@ -186,7 +200,8 @@ def _choices(
 
     Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
     request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
-    replica of the first is left. `replica` is the only one that may serve the request, if it is not None.
+    replica of the first is left, and if neither has one, the request waits for the first one of either pool. `replica`
+    is the only one that may serve the request, if it is not None.
     """
     choices = [
         Choice(runtime.pools[pool], retries.avoid(pool))
@@ -200,7 +215,18 @@ def _choices(
     if decision.reason is not Reason.FIXED:
         return choices
     usable = [choice for choice in choices if choice.pool.usable(choice.avoid)]
-    return (usable or choices)[:1]
+    return usable[:1] or choices
+
+
+def _wake_seconds(runtime: Runtime, outbound: Outbound, left_seconds: float) -> float:
+    """How long the request may wait for the first replica: 0 if one is ready, or if only a certain one can serve it."""
+    if outbound.replica is not None or any(pool.ready for pool in runtime.pools.values()):
+        return 0.0
+    return max(0.0, min(runtime.upstream.timeouts.wake_seconds or 0.0, left_seconds))
+
+
+def _suspended() -> Suspended:
+    return Suspended("the engines are stopped, because this router is suspended")
 
 
 def _reason(runtime: Runtime, decision: Decision, pool: EnginePool, attempts: Mapping[Pool, int]) -> Reason:

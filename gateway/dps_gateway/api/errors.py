@@ -47,6 +47,10 @@ class ResponseNotFound(Exception):
     """No engine holds the stored response that the request refers to."""
 
 
+class Suspended(Exception):
+    """The engines are stopped on purpose."""
+
+
 class DeadlineExceeded(Exception):
     """No engine has answered within the time that the client allows."""
 
@@ -81,6 +85,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     GatewayFull: _Problem(503, "server_error", "gateway_overloaded", retry=True),
     OutOfFiles: _Problem(503, "server_error", "gateway_overloaded", retry=True),
     PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
+    Suspended: _Problem(503, "server_error", "suspended", retry=True),
 }
 _UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")
 

@@ -108,6 +108,9 @@ class Metrics:
         )
         self.in_flight = gauge("dps_in_flight", "Requests in flight to engines", "livesum", "pool")
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")
+        self.pool_unavailable = counter(
+            "dps_pool_unavailable", "Requests while no replica of the pool chosen for them was ready", "pool"
+        )
         self.ready_replicas = gauge("dps_ready_replicas", "Ready engine replicas", "livemin", "pool")
         self.requests = counter("dps_requests", "Requests answered, by route and status", "route", "status")
         self.client_connections = self._plain_gauge(

@@ -76,6 +76,8 @@ class _Waiter:
     applicant: Applicant
     place: "asyncio.Future[Place | None]"
     """The replica that was assigned to the request, or None if no usable replica is left."""
+    holds: bool
+    """Whether it waits while no usable replica is left."""
 
 
 class Admission:
@@ -83,6 +85,8 @@ class Admission:
 
     def __init__(self, max_queued: int) -> None:
         self.max_queued = max_queued
+        self.holding = True
+        """Whether requests may wait while no replica is ready."""
         self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
         self._wanted: Counter[Places] = Counter()
         """The number of queued requests that each pool may serve."""
@@ -95,24 +99,25 @@ class Admission:
         """The number of queued requests whose first choice is this pool."""
         return self._preferred[pool]
 
-    async def acquire(self, applicant: Applicant, timeout_seconds: float) -> Place:
+    async def acquire(self, applicant: Applicant, timeout_seconds: float, wake_seconds: float = 0.0) -> Place:
         """A replica, which the caller must release. Waits in the queue while all are busy.
 
-        Raises PoolEmpty if none is ready, and PoolFull if the queue is full or the wait exceeds `timeout_seconds`.
-        From a full queue, the newest request of the tenant with the most queued requests is removed, among those of
-        the lowest priority, if the new request has a higher one or if its tenant has fewer requests.
+        Raises PoolEmpty if none becomes ready within `wake_seconds`, and PoolFull if the queue is full or the wait for
+        a busy one exceeds `timeout_seconds`. From a full queue, the newest request of the tenant with the most queued
+        requests is removed, among those of the lowest priority, if the new request has a higher one or if its tenant
+        has fewer requests.
         """
-        if not _usable(applicant):
+        holds = wake_seconds > 0
+        if not _usable(applicant) and not (holds and self.holding):
             raise _empty(applicant)
         place = _take(applicant)
         if place is not None:
             return place
         if len(self._waiting) >= self.max_queued:
             self._make_room(applicant)
-        waiter = _Waiter(applicant, asyncio.get_running_loop().create_future())
-        place = await self._wait(
-            Entry(applicant.tenant, applicant.session, waiter, applicant.urgency), timeout_seconds
-        )
+        waiter = _Waiter(applicant, asyncio.get_running_loop().create_future(), holds)
+        entry = Entry(applicant.tenant, applicant.session, waiter, applicant.urgency)
+        place = await self._wait(entry, timeout_seconds, wake_seconds)
         if place is None:
             raise _empty(applicant)
         return place
@@ -135,25 +140,30 @@ class Admission:
             if waiter.place.done():  # cancelled, and about to leave the queue
                 continue
             place = _take(waiter.applicant)
-            if place is None and _usable(waiter.applicant):
+            if place is None and ((waiter.holds and self.holding) or _usable(waiter.applicant)):
                 continue
             self._leave(entry, served=place is not None)
             waiter.place.set_result(place)
             return True
         return False
 
-    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float) -> Place | None:
+    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float) -> Place | None:
+        applicant, place = entry.item.applicant, entry.item.place
         self._join(entry)
-        place = entry.item.place
         try:
-            async with asyncio.timeout(timeout_seconds):
-                return await place
-        except TimeoutError:
-            if place.done() and not place.cancelled():  # assigned at the last moment
+            if not _usable(applicant):
+                await asyncio.wait([place], timeout=wake_seconds)
+                if not place.done() and not _usable(applicant):
+                    raise _empty(applicant, wake_seconds)
+            await asyncio.wait([place], timeout=timeout_seconds)
+            if place.done():
                 return place.result()
-            raise PoolFull(f"{_named(entry.item.applicant)} busy for {timeout_seconds:g} s") from None
+            if not _usable(applicant):
+                raise _empty(applicant, timeout_seconds)
+            raise PoolFull(f"{_named(applicant)} busy for {timeout_seconds:g} s")
         except asyncio.CancelledError:
-            assigned = place.done() and not place.cancelled() and place.exception() is None
+            place.cancel()
+            assigned = not place.cancelled() and place.exception() is None
             if assigned and (taken := place.result()) is not None:
                 pool, replica = taken
                 pool.release(replica)
@@ -206,6 +216,8 @@ def _named(applicant: Applicant) -> str:
     return f"the {applicant.choices[0].pool.name} pool was"
 
 
-def _empty(applicant: Applicant) -> PoolEmpty:
+def _empty(applicant: Applicant, waited_seconds: float = 0.0) -> PoolEmpty:
     pool = "either" if len(applicant.choices) > 1 else f"the {applicant.choices[0].pool.name}"
+    if waited_seconds:
+        return PoolEmpty(f"no replica of {pool} pool became ready within {waited_seconds:g} s")
     return PoolEmpty(f"no replica of {pool} pool is ready")

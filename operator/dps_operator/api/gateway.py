@@ -80,6 +80,7 @@ POSITIVE = (
     "idleSeconds",
     "totalSeconds",
     "queueSeconds",
+    "wakeSeconds",
     "silentSeconds",
     "healthIntervalSeconds",
 )
@@ -106,6 +107,10 @@ class GatewayTimeouts(APIObject):
     idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")
     total_seconds: float | None = _seconds("Time limit for a request")
     queue_seconds: float | None = _seconds("Time limit for waiting in the queue of a pool")
+    wake_seconds: float | None = _seconds(
+        "Time limit for waiting while no engine is ready, for example because both pools are scaled to zero; by "
+        "default 600 if a pool has autoscaling.minReplicas 0, and otherwise requests are answered with 503 at once"
+    )
     silent_seconds: float | None = _seconds(
         "Time without a token after which an engine's scheduler is checked"
     )

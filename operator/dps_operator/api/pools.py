@@ -73,8 +73,20 @@ class PoolAutoscaling(APIObject):
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
 
-    min_replicas: int = Field(default=1, ge=1, le=1000, description="Minimum number of replicas.")
+    min_replicas: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="Minimum number of replicas. With 0 the operator stops all engines of the pool when it has had no "
+        "requests for idleSeconds, and starts one when requests arrive for it.",
+    )
     max_replicas: int = Field(ge=1, le=1000, description="Maximum number of replicas.")
+    idle_seconds: int = Field(
+        default=900,
+        ge=10,
+        le=86_400,
+        description="Time in seconds without a request after which a pool with minReplicas 0 is scaled to zero.",
+    )
     target_in_flight_per_replica: int = Field(
         default=16, ge=1, le=100000, description="Target number of in-flight requests per replica."
     )

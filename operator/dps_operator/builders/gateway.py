@@ -25,6 +25,7 @@ from dps_operator.builders.sources import TOKENIZER_FILES, Target, model_path, s
 from dps_operator.builders.store import redis_url_source
 from dps_operator.errors import SpecError
 from dps_operator.resources import CONFIG_HASH, MODELS, Manifest, Router, child, child_name, digest, selector
+from dps_operator.scale_to_zero.rules import pools_with_zero
 from dps_operator.settings import Settings
 
 PORT = 8000
@@ -42,6 +43,8 @@ EXIT_SECONDS = 25
 """Time that a gateway has to exit after it has drained, before it is killed, in seconds."""
 SETTLE_SECONDS = 5
 """minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
+WAKE_SECONDS = 600
+"""Time that a request waits for an engine to start, if a pool may be scaled to zero. OpenAI's clients wait as long."""
 REDIS_TIMEOUT_SECONDS = 0.25
 """Longer than the gateway's default, so that the delays of a gateway with little CPU time do not count as a Redis
 outage."""
@@ -135,12 +138,18 @@ def gateway_config(router: Router) -> dict[str, Any]:
                 }
             },
         },
-        "timeouts": {"drainSeconds": spec.gateway.drain_seconds, **to_wire(spec.gateway.timeouts)},
+        "timeouts": {
+            "drainSeconds": spec.gateway.drain_seconds,
+            **({"wakeSeconds": WAKE_SECONDS} if pools_with_zero(spec) else {}),
+            **to_wire(spec.gateway.timeouts),
+        },
     }
     if spec.session_store.url_secret_ref is not None:
         config["session"]["redisUrlFile"] = REDIS_URL_FILE
         # Other routers may use the same Redis.
         config["session"]["scope"] = f"{router.namespace}/{router.name}"
+    if spec.suspend:
+        config["routing"]["suspended"] = True
     if launch_settings(spec) is not None:
         config["routing"]["commonPrefixCache"] = True
     if spec.routing.calibration is not None:

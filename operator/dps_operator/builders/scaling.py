@@ -2,6 +2,7 @@
 
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
+from dps_operator.api.pools import PoolSpec
 from dps_operator.builders.runtime import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
@@ -28,12 +29,19 @@ def _autoscaler(
     )
 
 
+def has_autoscaler(pool: PoolSpec) -> bool:
+    """Whether a HorizontalPodAutoscaler scales the pool, which is of no use if it has at most one replica."""
+    scaling = pool.autoscaling
+    return scaling is not None and (scaling.min_replicas > 0 or scaling.max_replicas > 1)
+
+
 def autoscalers(router: Router) -> list[Manifest]:
     """One HorizontalPodAutoscaler for each component with autoscaling."""
     manifests: list[Manifest] = []
     for name in POOLS:
-        scaling = pool_of(router.spec, name).autoscaling
-        if scaling is None:
+        pool = pool_of(router.spec, name)
+        scaling = pool.autoscaling
+        if scaling is None or not has_autoscaler(pool):
             continue
         # Requests in flight from all gateways to the pool, divided by the pool's replicas.
         metric = {
@@ -48,7 +56,8 @@ def autoscalers(router: Router) -> list[Manifest]:
                 "target": {"type": "AverageValue", "averageValue": str(scaling.target_in_flight_per_replica)},
             },
         }
-        bounds = (scaling.min_replicas, scaling.max_replicas)
+        # The operator itself scales to zero, as not every cluster lets an autoscaler do so.
+        bounds = (max(1, scaling.min_replicas), scaling.max_replicas)
         # Loading a model takes minutes, so replicas are removed only after a long period of low load.
         manifests.append(_autoscaler(router, name, bounds, metric, 900))
     gateway = router.spec.gateway.autoscaling
@@ -61,7 +70,7 @@ def autoscalers(router: Router) -> list[Manifest]:
 
 
 def min_replicas(router: Router, component: Component) -> int:
-    """The minimum number of replicas of a component; 1 for a pool that is scaled externally."""
+    """The minimum number of replicas of a component while it serves; 1 for a pool that is scaled externally."""
     if component == "gateway":
         gateway = router.spec.gateway
         return (
@@ -70,7 +79,7 @@ def min_replicas(router: Router, component: Component) -> int:
             else gateway.replicas or DEFAULT_GATEWAY_REPLICAS
         )
     pool = pool_of(router.spec, "speculative" if component == "speculative" else "greedy")
-    return pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas or 1
+    return (pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas) or 1
 
 
 def disruption_budgets(router: Router) -> list[Manifest]:

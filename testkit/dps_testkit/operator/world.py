@@ -10,6 +10,7 @@ from dps_operator.observe import Key, Observations
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.reconcile import Reconciler
 from dps_operator.resources import Manifest
+from dps_operator.scale_to_zero.scaler import Sleep
 from dps_operator.settings import Settings
 from dps_testkit.operator.fake_cluster import FakeCluster
 from dps_testkit.operator.routers import SETTINGS
@@ -30,10 +31,10 @@ class World:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         typed: Cluster = self.cluster
-        self.balance = Balance()
+        self.balance, self.sleep = Balance(), Sleep()
         self.cache_services: dict[Key, CacheService] = {}
         self.reconciler = Reconciler(
-            typed, self.seen, settings, lambda: NOW, self.balance, self.cache_services.get
+            typed, self.seen, settings, lambda: NOW, self.balance, self.cache_services.get, self.sleep
         )
 
     def edit(self, spec: dict[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""When a pool is scaled to zero and back: pure rules. `scaler.py` reads the gateways' metrics and applies them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dps_engines.pools import POOLS, PoolName, other_pool
+from dps_operator.api.spec import Spec
+
+SAMPLES: Final = {
+    "dps_in_flight": "present",
+    "dps_queued": "queued",
+    "dps_queue_seconds_count": "served",
+    "dps_pool_unavailable_total": "missed",
+}
+"""The gateway's samples from which each field of Activity is summed; queued requests count as present, too."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The requests for one pool, summed over gateways."""
+
+    present: float = 0.0
+    """Requests in flight and waiting."""
+    queued: float = 0.0
+    """Requests waiting."""
+    served: float = 0.0
+    """Requests that the pool has served since the gateways started."""
+    missed: float = 0.0
+    """Requests that should have been served by this pool while none of its engines was ready."""
+
+
+Activities = Mapping[PoolName, Activity]
+
+
+def activities(texts: Collection[str]) -> dict[PoolName, Activity]:
+    """The activity of both pools, from the /metrics of each gateway."""
+    sums: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                for pool in POOLS:
+                    if sample.name in SAMPLES and sample.labels.get("pool") == pool:
+                        name = SAMPLES[sample.name]
+                        sums[pool][name] = sums[pool].get(name, 0.0) + sample.value
+    return {
+        pool: Activity(**{**found, "present": found.get("present", 0.0) + found.get("queued", 0.0)})
+        for pool, found in sums.items()
+    }
+
+
+def pools_with_zero(spec: Spec) -> list[PoolName]:
+    """The pools that are scaled to zero while they are idle."""
+    return [pool for pool in POOLS if idle_seconds(spec, pool) is not None]
+
+
+def idle_seconds(spec: Spec, pool: PoolName) -> int | None:
+    """The time without a request after which the pool is scaled to zero; None if it never is."""
+    scaling = getattr(spec.pools, pool).autoscaling
+    return scaling.idle_seconds if scaling is not None and scaling.min_replicas == 0 else None
+
+
+def serving(asleep: Sequence[PoolName]) -> str:
+    """How a DPSRouter serves requests. asleep: its idle pools that are scaled to zero."""
+    if not asleep:
+        return "requests are served by both pools"
+    if len(asleep) == len(POOLS):
+        return "both pools are idle and scaled to zero; requests wait until an engine has started"
+    return f"requests are served by the {other_pool(asleep[0])} pool; the {asleep[0]} pool is idle and scaled to zero"
+
+
+def needed(pool: PoolName, now: Activities, before: Activities, ready: Collection[str]) -> bool:
+    """Whether there have been requests for the pool since the activity `before`.
+
+    ready: the pools with a ready engine. Requests that wait although the other pool serves need both pools.
+    """
+    other = other_pool(pool)
+    new = now[pool].served > before[pool].served or now[pool].missed > before[pool].missed
+    return now[pool].present > 0 or new or (other in ready and now[other].queued > 0)

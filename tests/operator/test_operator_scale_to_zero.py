@@ -1,0 +1,218 @@
+"""Pools that are scaled to zero while they are idle, and back when gateways report requests for them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_engines.pools import POOLS, PoolName
+from dps_operator.builders.children import children
+from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
+from dps_operator.scale_to_zero.scaler import Scaler
+from dps_operator.work_queue import WorkQueue
+from dps_testkit.operator.objects import pod
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.operator.world import KEY, World
+
+ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 60}
+SPECULATIVE = SMALLEST["pools"]["speculative"]
+BOTH = {"speculative": {**SPECULATIVE, "autoscaling": ZERO}, "greedy": {"autoscaling": ZERO}}
+GREEDY = {"speculative": SPECULATIVE, "greedy": {"autoscaling": ZERO}}
+METRICS = """\
+# TYPE dps_in_flight gauge
+dps_in_flight{pool="speculative"} 3.0
+dps_in_flight{pool="greedy"} 0.0
+# TYPE dps_queued gauge
+dps_queued{pool="speculative"} 2.0
+# TYPE dps_queue_seconds histogram
+dps_queue_seconds_bucket{le="+Inf",pool="speculative"} 7.0
+dps_queue_seconds_count{pool="speculative"} 7.0
+dps_queue_seconds_sum{pool="speculative"} 0.5
+# TYPE dps_pool_unavailable_total counter
+dps_pool_unavailable_total{pool="greedy"} 4.0
+"""
+
+
+class Gateways:
+    """Reports `activity`, or fails with `problem`."""
+
+    def __init__(self) -> None:
+        self.activity: dict[PoolName, Activity] = {pool: Activity() for pool in POOLS}
+        self.problem = ""
+
+    async def read(self, addresses: list[str]) -> Activities:
+        if self.problem:
+            raise GatewaysUnreachableError(self.problem)
+        assert addresses == ["10.0.0.1"]
+        return dict(self.activity)
+
+    def report(self, pool: PoolName, **changes: float) -> None:
+        self.activity[pool] = replace(self.activity[pool], **changes)
+
+
+class ScalingWorld(World):
+    """A DPSRouter whose pools have the replicas that their Deployments request."""
+
+    def __init__(self, pools: dict[str, Any]) -> None:
+        self.gateways, self.time = Gateways(), 0
+        super().__init__({**SMALLEST, "pools": pools})
+        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1")
+        self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
+
+    def start_scaler(self) -> None:
+        """Start the loop of a new operator process."""
+        self.scaler = Scaler(self.seen, WorkQueue(self.reconciler.reconcile), self.gateways, self.sleep)
+
+    async def settle(self) -> dict[str, int]:
+        """Reconcile and make the requested replicas ready; returns the replicas."""
+        for _ in range(3):
+            await self.reconcile()
+            for name in ("qwen-redis", "qwen-gateway"):
+                kind = "StatefulSet" if name == "qwen-redis" else "Deployment"
+                count = self.object(kind, name)["spec"]["replicas"]
+                self.object(kind, name)["status"] = dict.fromkeys(
+                    ("replicas", "availableReplicas", "updatedReplicas"), count
+                )
+            for pool in POOLS:
+                self.available(f"qwen-{pool}", self.replicas()[pool])
+        return self.replicas()
+
+    def replicas(self) -> dict[str, int]:
+        """The replicas that the Deployments request."""
+        return {pool: self.object("Deployment", f"qwen-{pool}")["spec"].get("replicas", 1) for pool in POOLS}
+
+    async def poll(self, seconds: int = 0) -> dict[str, int]:
+        """Read the activity once, `seconds` later, and reconcile."""
+        self.time += seconds
+        await self.scaler.once(self.time)
+        return await self.settle()
+
+
+async def world(pools: dict[str, Any]) -> ScalingWorld:
+    """A DPSRouter that serves, whose activity has been read once."""
+    made = ScalingWorld(pools)
+    made.start_scaler()
+    assert await made.settle() == {"speculative": 1, "greedy": 1}
+    await made.poll()
+    return made
+
+
+async def test_idle_pools_are_scaled_to_zero_and_back() -> None:
+    made = await world(BOTH)
+    assert await made.poll(59) == {"speculative": 1, "greedy": 1}
+    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
+    assert made.condition("Ready")["message"] == (
+        "both pools are idle and scaled to zero; requests wait until an engine has started"
+    )
+    assert (made.condition("Ready")["status"], made.condition("GreedyPoolReady")["reason"]) == (
+        "True",
+        "ScaledToZero",
+    )
+    made.gateways.report("greedy", present=1, queued=1, missed=1)
+    assert await made.poll(1) == {"speculative": 0, "greedy": 1}
+    assert made.condition("Ready")["message"] == (
+        "requests are served by the greedy pool; the speculative pool is idle and scaled to zero"
+    )
+    made.gateways.report("greedy", present=0, queued=0, served=1)
+    assert await made.poll(1) == {"speculative": 0, "greedy": 1}
+    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
+
+
+async def test_a_request_that_the_other_pool_served_instead_wakes_the_pool() -> None:
+    made = await world(GREEDY)
+    assert await made.poll(60) == {"speculative": 1, "greedy": 0}
+    made.gateways.report("speculative", present=5, served=5)
+    assert await made.poll(1) == {"speculative": 1, "greedy": 0}
+    made.gateways.report("greedy", missed=1)
+    assert await made.poll(1) == {"speculative": 1, "greedy": 1}
+
+
+async def test_requests_that_wait_for_busy_engines_of_the_other_pool_wake_the_pool() -> None:
+    made = await world(GREEDY)
+    await made.poll(60)
+    made.gateways.report("speculative", present=5, queued=1)
+    assert await made.poll(1) == {"speculative": 1, "greedy": 1}
+
+
+async def test_a_pool_that_starts_is_not_idle() -> None:
+    made = await world(BOTH)
+    await made.poll(60)
+    made.gateways.report("greedy", queued=1, present=1)
+    made.time += 1
+    await made.scaler.once(made.time)
+    made.gateways.report("greedy", queued=0, present=0)
+    await made.reconcile()  # the Deployment has no ready replica
+    made.time += 600
+    await made.scaler.once(made.time)
+    assert await made.settle() == {"speculative": 0, "greedy": 1}
+
+
+async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
+    made = await world(BOTH)
+    await made.poll(60)
+    made.restart()
+    made.start_scaler()
+    assert await made.settle() == {"speculative": 0, "greedy": 0}
+    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
+
+
+async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> None:
+    made = await world(BOTH)
+    made.gateways.problem = "no gateway is running"
+    assert await made.poll(600) == {"speculative": 1, "greedy": 1}
+    assert made.condition("DemandMeasured")["message"] == (
+        "no pools are scaled to and from zero, because their demand is unknown: no gateway is running"
+    )
+
+
+async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
+    made = await world(BOTH)
+    spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
+    made.edit({**spec, "suspend": True})
+    assert await made.settle() == {"speculative": 0, "greedy": 0}
+    await made.poll(1)
+    made.edit({**spec, "suspend": False})
+    assert await made.settle() == {"speculative": 0, "greedy": 0}
+    made.gateways.report("greedy", queued=1, present=1)
+    assert await made.poll(1) == {"speculative": 0, "greedy": 1}
+
+
+async def test_nothing_is_scaled_while_the_router_is_paused() -> None:
+    made = await world(BOTH)
+    made.edit({**made.cluster.objects["DPSRouter", *KEY]["spec"], "paused": True})
+    assert await made.poll(600) == {"speculative": 1, "greedy": 1}
+
+
+@pytest.mark.parametrize(("most", "autoscalers"), [(1, []), (3, [(1, 3)])])
+def test_autoscaler_never_scales_to_zero_itself(most: int, autoscalers: list[tuple[int, int]]) -> None:
+    greedy = {"autoscaling": {"minReplicas": 0, "maxReplicas": most}}
+    made = children(
+        router({**SMALLEST, "pools": {"speculative": SPECULATIVE, "greedy": greedy}}), SETTINGS, ""
+    )
+    found = [one["spec"] for one in made if one["kind"] == "HorizontalPodAutoscaler"]
+    assert [(one["minReplicas"], one["maxReplicas"]) for one in found] == autoscalers
+
+
+def test_activity_is_summed_over_gateways() -> None:
+    assert activities([METRICS, METRICS]) == {
+        "speculative": Activity(present=10, queued=4, served=14),
+        "greedy": Activity(missed=8),
+    }
+
+
+counts = st.integers(0, 5).map(float)
+any_activity = st.builds(Activity, present=counts, queued=counts, served=counts, missed=counts)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(POOLS, any_activity)), st.sets(st.sampled_from(POOLS)))
+def test_pools_are_needed_only_by_requests(now: dict[PoolName, Activity], ready: set[PoolName]) -> None:
+    idle = {pool: replace(now[pool], present=0.0, queued=0.0) for pool in POOLS}
+    for pool in POOLS:
+        assert not needed(pool, idle, now, ready)
+        if now[pool].present:
+            assert needed(pool, now, now, ready)
+        restarted = {name: Activity() for name in POOLS}
+        assert not needed(pool, restarted, now, ready)
