@@ -216,6 +216,34 @@ class TestMirrorEntries:
         mirror.put("k", b"v", None, 60, written=True)
         assert (mirror.unwritten("k"), mirror.unwritten("p")) == (None, b"w")
 
+    def test_unwritten_keys_are_found_without_a_scan_of_all_entries(self) -> None:
+        now, reads = 0.0, 0
+
+        def clock() -> float:
+            nonlocal reads
+            reads += 1
+            return now
+
+        mirror = Mirror(200, clock)
+        for number in range(200):
+            mirror.put(f"k{number}", b"v", None, ttl_seconds=60, written=number % 50 != 0)
+        mirror.put("k0", b"w", None, ttl_seconds=60, written=False)
+        reads = 0
+        assert mirror.unwritten_keys(limit=3) == ["k50", "k100", "k150"]
+        assert mirror.unwritten_keys(limit=10) == ["k50", "k100", "k150", "k0"]
+        assert reads == 7
+        now = 61.0
+        assert mirror.unwritten_keys(limit=10) == []
+        reads = 0
+        assert (mirror.unwritten_keys(limit=10), reads) == ([], 0)
+
+    def test_unwritten_entry_that_is_removed_is_no_longer_listed(self) -> None:
+        mirror = Mirror(2)
+        for key in ("a", "b", "c"):
+            mirror.put(key, b"v", None, ttl_seconds=60, written=False)
+        mirror.delete("b")
+        assert mirror.unwritten_keys(limit=10) == ["c"]
+
 
 class TestBreaker:
     def test_breaker_opens_after_consecutive_failures_and_allows_one_probe(self) -> None:

@@ -127,7 +127,7 @@ async def test_peers_are_not_queried_while_redis_is_available(fleet: Fleet) -> N
 async def test_invalid_entries_of_a_peer_are_ignored(fleet: Fleet) -> None:
     fleet.set_away(True)
     await fleet.commit(0, 1)
-    (key,) = [key for key in fleet.mirrors[0].unwritten_keys() if ":s:" in key]
+    (key,) = [key for key in fleet.mirrors[0].unwritten_keys(limit=10) if ":s:" in key]
     for mirror in fleet.mirrors:
         mirror.put(key, b"rubbish", None, 600, written=False)
     fleet.stores[1].accept({key: b"more of it"})

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class Mirror:
         self._max_entries = max_entries
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._unwritten = 0
+        self._unwritten: dict[str, None] = {}
+        """The keys of unwritten entries, least recently used first."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -37,10 +39,7 @@ class Mirror:
 
     def unwritten(self, key: str) -> bytes | None:
         """The value if it has not been written to the authoritative store yet, else None."""
-        if not self._unwritten:
-            return None
-        entry = self._entries.get(key)
-        return None if entry is None or entry.written or entry.expires < self._clock() else entry.value
+        return self.get(key) if key in self._unwritten else None
 
     def put(
         self, key: str, value: bytes, pointer: tuple[str, bytes] | None, ttl_seconds: int, *, written: bool
@@ -50,28 +49,26 @@ class Mirror:
         if pointer is not None:
             self._put(pointer[0], _Entry(pointer[1], expires, written))
 
-    def unwritten_keys(self) -> list[str]:
-        """Keys of values not yet written to the authoritative store, least recently used first."""
-        if not self._unwritten:
-            return []
-        return [key for key in self._entries if self.unwritten(key) is not None]
+    def unwritten_keys(self, limit: int) -> list[str]:
+        """At most `limit` keys of values not yet written to the authoritative store, least recently used first."""
+        keys = list(islice(self._unwritten, limit))
+        for key in keys:
+            if self.get(key) is None:  # expired
+                del self._unwritten[key]
+        return [key for key in keys if key in self._unwritten]
 
     def mark_written(self, key: str, value: bytes, ttl_seconds: int) -> None:
         """Record that `value` is now in the authoritative store."""
         self._put(key, _Entry(value, self._clock() + ttl_seconds, written=True))
 
     def delete(self, key: str) -> bool:
-        entry = self._entries.pop(key, None)
-        self._count(entry, -1)
-        return entry is not None
+        self._unwritten.pop(key, None)
+        return self._entries.pop(key, None) is not None
 
     def _put(self, key: str, entry: _Entry) -> None:
-        self._count(self._entries.pop(key, None), -1)
+        self.delete(key)
         self._entries[key] = entry
-        self._count(entry, +1)
+        if not entry.written:
+            self._unwritten[key] = None
         while len(self._entries) > self._max_entries:
-            self._count(self._entries.popitem(last=False)[1], -1)
-
-    def _count(self, entry: _Entry | None, change: int) -> None:
-        if entry is not None and not entry.written:
-            self._unwritten += change
+            self.delete(next(iter(self._entries)))

@@ -26,6 +26,9 @@ COMMIT_ATTEMPTS: Final = 8
 """Maximum number of compare-and-set attempts per commit. Each conflict means that another turn of the session was
 committed."""
 
+MAX_FLUSHED: Final = 1000
+"""Maximum number of entries per flush. During an outage flushes fail at once, and must not cost more than that."""
+
 
 class StateSource(StrEnum):
     """Where a turn's session state came from (response header `x-dps-state`)."""
@@ -216,14 +219,14 @@ class SessionStore:
         return StoredResponse.decode(value) if value else None
 
     async def flush(self) -> int:
-        """Write overdue commits to Redis until the first failure. Returns the number of entries written.
+        """Write at most MAX_FLUSHED overdue commits to Redis, until the first failure. Returns how many were written.
 
         An entry whose key holds a foreign value can never be written, and would block those behind it. It is dropped.
         """
         if self._backend is None:
             return 0
         flushed = 0
-        for key in self._mirror.unwritten_keys():
+        for key in self._mirror.unwritten_keys(MAX_FLUSHED):
             try:
                 flushed += await self._write(self._backend, key)
             except ForeignValue as error:
