@@ -1,14 +1,32 @@
-"""The pods of engines with a common prefix cache have the plugin, the secret and the cache directory."""
+"""The pods of engines with a common prefix cache: what they mount, and faults of the storage.
+
+The emulated engines do not use the plugin's storage. A process in each engine's container does: `fake_engine.py`.
+"""
 
 import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
-from dps_testkit.cluster.kube import Kube
+from dps_testkit.cluster.kube import BIN, Kube
 from dps_testkit.cluster.providers import Cluster
+from dps_testkit.waiting import eventually
+from e2e.node import fake_engine
 from e2e.node.conftest import READY_SECONDS, emulated
+from e2e.node.sessions import turns
 
+POOLS = ("speculative", "greedy")
+DISK = 24 * 2**20
+"""The size of the volume, about twice that of all pages."""
 CHECK = """
 import importlib.metadata, json, pathlib
 plugins = importlib.metadata.entry_points(group="sglang.srt.plugins")
@@ -23,31 +41,38 @@ print(json.dumps({
 """
 
 
-@pytest.fixture
-def directory(node: Cluster, tmp_path: Path) -> Path:
-    """A directory of the node that the engines' user can write to."""
+@pytest.fixture(scope="module")
+def directory(node: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small file system of the node, whose root the engines' user can write to."""
     if node.state is None:
         pytest.skip("the nodes of this cluster cannot mount this machine's folders")
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    pages.chmod(0o777)
-    return pages
+    pages = tmp_path_factory.mktemp("pages")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0777", "none", pages], check=True)
+    yield pages
+    subprocess.run(["umount", "-l", pages], check=True)
+
+
+@pytest.fixture(scope="module")
+def router(kube: Kube, directory: Path) -> Iterator[str]:
+    """The name of a DPSRouter whose pools have a common prefix cache."""
+    spec = emulated("sharing")
+    spec["spec"]["engine"]["env"] = [{"name": "PYTHONPATH", "value": "/opt/emulated"}]
+    spec["spec"]["prefixCache"] = {"mode": "Common", "file": {"hostPath": str(directory)}, "size": "1Gi"}
+    kube.apply(spec)
+    kube.until("sharing", READY_SECONDS, Ready="True", PrefixCacheShared="BothWays")
+    yield "sharing"
+    kube.kubectl("delete", "dpsrouter", "sharing")
+
+
+def in_engine(kube: Kube, router: str, pool: str, *command: str) -> str:
+    """Run a command in an engine's container, and return its output."""
+    return kube.kubectl("exec", f"deployment/{router}-{pool}", "-c", "engine", "--", *command)
 
 
 def test_engines_of_both_pools_have_the_plugin_the_same_secret_and_the_same_directory(
-    kube: Kube, directory: Path
+    kube: Kube, router: str, directory: Path
 ) -> None:
-    router = emulated("sharing")
-    router["spec"]["engine"]["env"] = [{"name": "PYTHONPATH", "value": "/opt/emulated"}]
-    router["spec"]["prefixCache"] = {"mode": "Common", "file": {"hostPath": str(directory)}, "size": "1Gi"}
-    kube.apply(router)
-    kube.until("sharing", READY_SECONDS, Ready="True", PrefixCacheShared="BothWays")
-    found = [
-        json.loads(
-            kube.kubectl("exec", f"deployment/sharing-{pool}", "-c", "engine", "--", "python3", "-c", CHECK)
-        )
-        for pool in ("speculative", "greedy")
-    ]
+    found = [json.loads(in_engine(kube, router, pool, "python3", "-c", CHECK)) for pool in POOLS]
     assert found[0] == found[1]
     assert len(found[0].pop("secret")) >= 32
     assert found[0] == {
@@ -56,4 +81,170 @@ def test_engines_of_both_pools_have_the_plugin_the_same_secret_and_the_same_dire
         "page": "page",
     }
     assert (directory / "page").read_text() == "page"
-    kube.kubectl("delete", "dpsrouter", "sharing")
+
+
+@dataclass
+class FakeEngine:
+    """A `fake_engine.py` in an engine's container, and what it has printed."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    @property
+    def rounds(self) -> list[int]:
+        """The pages fetched in each round."""
+        return [int(line) for line in self.lines[1:]]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition. Fails if the process ends, for example because of a wrong page."""
+
+        def check() -> None:
+            assert self.process.poll() is None, self.log.read_text()
+            assert condition()
+
+        eventually(check)
+
+    def continues(self) -> None:
+        """Wait until it has ended a round that began after this call."""
+        known = len(self.rounds)
+        self.until(lambda: len(self.rounds) >= known + 2)
+
+    def recovers(self) -> None:
+        """Wait until it fetches all pages of a prompt again."""
+        known = len(self.rounds)
+        self.until(lambda: fake_engine.PAGES in self.rounds[known + 1 :])
+
+
+@dataclass
+class Storage:
+    """The common prefix cache of a DPSRouter, and the fake engines that use it."""
+
+    kube: Kube
+    router: str
+    directory: Path
+    logs: Path
+
+    @contextmanager
+    def fake_engine(self, pool: str, *arguments: object) -> Iterator[FakeEngine]:
+        """Run one in the container of the pool's engine."""
+        command = ["kubectl", "--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.kube.namespace]
+        command += ["exec", "--stdin", f"deployment/{self.router}-{pool}", "-c", "engine", "--"]
+        command += ["python3", "-", *map(str, arguments)]
+        log = self.logs / "-".join(map(str, [pool, *arguments]))
+        environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        with Path(fake_engine.__file__).open() as script, log.open("w") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdin=script, stdout=output, stderr=subprocess.STDOUT
+            )
+        engine = FakeEngine(process, log)
+        try:
+            engine.until(lambda: bool(engine.lines))
+            yield engine
+        finally:
+            if engine.lines and process.poll() is None:
+                kill = f"import os; os.kill({engine.lines[0]}, 9)"
+                in_engine(self.kube, self.router, pool, "python3", "-c", kill)
+            process.wait(timeout=60)
+
+    def kill_in_mid(self, what: str) -> None:
+        """Kill an engine of each pool while it writes or fetches a page."""
+        for pool in POOLS:
+            with self.fake_engine(pool, 9, 64, what) as victim:
+                victim.until(partial(self._stopped, victim, what))
+
+    def _stopped(self, victim: FakeEngine, what: str) -> bool:
+        stopped = any("stopped" in line for line in victim.lines)
+        if what == "write" and not stopped:
+            self.delete()  # the other engines store all pages within seconds
+        return stopped
+
+    def delete(self) -> None:
+        """Delete everything in the directory."""
+        for folder in self.directory.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def damage(self, change: Callable[[Path, random.Random], None]) -> None:
+        """Change every third page, in place, as engines read it."""
+        chance = random.Random(0)
+        for page in self.directory.glob("*/*/*.page"):
+            if chance.random() < 0.3:
+                with suppress(FileNotFoundError):
+                    change(page, chance)
+
+
+def truncate(page: Path, chance: random.Random) -> None:
+    os.truncate(page, chance.randrange(fake_engine.PAGE_BYTES))
+
+
+def corrupt(page: Path, chance: random.Random) -> None:
+    with page.open("r+b") as file:
+        file.seek(chance.randrange(fake_engine.PAGE_BYTES))
+        file.write(chance.randbytes(chance.randrange(1, 64)))
+
+
+@contextmanager
+def sessions(url: str) -> Iterator[list[BaseException]]:
+    """Send sessions through the gateway until the block exits. Yields the failures."""
+    failures: list[BaseException] = []
+    ended = Event()
+
+    def send() -> None:
+        number = 0
+        while not ended.is_set():
+            try:
+                list(turns(url, "emulated", system=f"You are agent {number}."))
+            except Exception as error:
+                failures.append(error)
+            number += 1
+
+    thread = Thread(target=send)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_faults_of_the_storage_cause_no_wrong_page_and_no_failed_request(
+    node: Cluster, kube: Kube, router: str, directory: Path, tmp_path: Path
+) -> None:
+    storage = Storage(kube, router, directory, tmp_path)
+    with ExitStack() as stack:
+        url = stack.enter_context(node.reach(kube, f"{router}-gateway", 8000))
+        failures = stack.enter_context(sessions(url))
+        engines = [
+            stack.enter_context(storage.fake_engine(pool, number, 64)) for number, pool in enumerate(POOLS)
+        ]
+
+        def all_recover() -> None:
+            for engine in engines:
+                engine.recovers()
+
+        all_recover()
+        storage.damage(truncate)
+        all_recover()
+        storage.damage(corrupt)
+        all_recover()
+        storage.delete()
+        all_recover()
+        storage.kill_in_mid("fetch")
+        storage.kill_in_mid("write")
+        all_recover()
+        with storage.fake_engine("greedy", 3, 32) as other_geometry:
+            other_geometry.recovers()
+            all_recover()
+        storage.delete()
+        filler = directory / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(2**20))
+        for engine in engines:
+            engine.continues()
+        filler.unlink()
+        all_recover()
+    assert failures == []
