@@ -176,11 +176,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "common prefix cache without a directory": (
         {"prefixCache": {"mode": "Common", "size": "1Gi"}},
-        "mode Common requires prefixCache.file and prefixCache.size",
+        "mode Common with backend File requires prefixCache.file and prefixCache.size",
     ),
     "common prefix cache without a size": (
         {"prefixCache": {"mode": "Common", "file": {"hostPath": "/mnt/kv"}}},
-        "mode Common requires prefixCache.file and prefixCache.size",
+        "mode Common with backend File requires prefixCache.file and prefixCache.size",
     ),
     "prefix cache of size 0": (
         {"prefixCache": {"size": 0}},
@@ -202,7 +202,44 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prefixCache": {"file": {"hostPath": "mnt/kv"}}},
         "should match",
     ),
-    "unknown backend of the prefix cache": ({"prefixCache": {"backend": "Mooncake"}}, "Unsupported value"),
+    "unknown backend of the prefix cache": ({"prefixCache": {"backend": "NFS"}}, "Unsupported value"),
+    "Mooncake without settings": (
+        {"prefixCache": {"mode": "Common", "backend": "Mooncake"}},
+        "mode Common with backend Mooncake requires prefixCache.mooncake",
+    ),
+    "Mooncake in a directory": (
+        {"prefixCache": {"backend": "Mooncake", "file": {"hostPath": "/mnt/kv"}}},
+        "prefixCache.file and prefixCache.size require backend File",
+    ),
+    "Mooncake's settings for another backend": (
+        {"prefixCache": {"mooncake": {"segmentSize": "1Gi"}}},
+        "prefixCache.mooncake requires backend Mooncake",
+    ),
+    "Mooncake without a segment size": (
+        {"prefixCache": {"backend": "Mooncake", "mooncake": {}}},
+        "Required value",
+    ),
+    "Mooncake segments of size 0": (
+        {"prefixCache": {"backend": "Mooncake", "mooncake": {"segmentSize": 0}}},
+        "mooncake.segmentSize must be greater than 0",
+    ),
+    "two Mooncake masters": (
+        {
+            "prefixCache": {
+                "backend": "Mooncake",
+                "mooncake": {"segmentSize": "1Gi", "master": {}, "externalMaster": "m:50051"},
+            }
+        },
+        "set either mooncake.master or mooncake.externalMaster, not both",
+    ),
+    "Mooncake master without a port": (
+        {"prefixCache": {"backend": "Mooncake", "mooncake": {"segmentSize": "1Gi", "externalMaster": "m"}}},
+        "should match",
+    ),
+    "RDMA devices over TCP": (
+        {"prefixCache": {"backend": "Mooncake", "mooncake": {"segmentSize": "1Gi", "devices": ["mlx5_0"]}}},
+        "mooncake.devices requires protocol RDMA",
+    ),
     "timeout of zero": (
         {"gateway": {"timeouts": {"queueSeconds": 0}}},
         "timeouts.silentSeconds and timeouts.healthIntervalSeconds must be greater than 0",
@@ -266,6 +303,20 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         },
     },
     "caches of the engines": {"engine": {"cache": {"emptyDir": {"sizeLimit": "20Gi"}}}},
+    "common prefix cache in Mooncake": {
+        "prefixCache": {
+            "mode": "Common",
+            "backend": "Mooncake",
+            "mooncake": {"segmentSize": "64Gi", "protocol": "RDMA", "devices": ["mlx5_0"], "master": {}},
+        }
+    },
+    "external Mooncake master": {
+        "prefixCache": {
+            "mode": "Common",
+            "backend": "Mooncake",
+            "mooncake": {"segmentSize": 1073741824, "externalMaster": "mooncake.storage.svc:50051"},
+        }
+    },
     "separate prefix caches": {"prefixCache": {}},
     "minimal": {},
     "GPU budget": {"gpuBudget": {"gpus": 4}, "engine": {"tensorParallel": 2}},

@@ -12,8 +12,8 @@ import pytest
 
 from dps_engines.pools import POOLS, PoolName
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
-from dps_operator.api.spec import parse
 from dps_operator.builders.launch import engine_arguments
+from dps_testkit.operator.routers import router
 from e2e.real_sglang.local_sglang import HERE, PYTHON, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)
@@ -59,7 +59,7 @@ def operators(model: str) -> Iterator[Case]:
     """The command lines of both pools, for each speculation algorithm."""
     for name, (speculation, expected) in SPECULATIONS.items():
         drafting = {key: model if value == "MODEL" else value for key, value in speculation.items()}
-        spec = parse(
+        made = router(
             {
                 "model": {"name": model, "servedName": "served"},
                 "engine": {"tensorParallel": 2, "args": ["--mem-fraction-static", "0.8"]},
@@ -70,7 +70,7 @@ def operators(model: str) -> Iterator[Case]:
         for pool in POOLS:
             yield Case(
                 f"operator, {name}, {pool}",
-                [*engine_arguments(spec, pool), *ON_GPU],
+                [*engine_arguments(made, pool), *ON_GPU],
                 {
                     "model_path": model,
                     "served_model_name": "served",

@@ -69,7 +69,7 @@ class Traces:
 
 
 @dataclass(frozen=True)
-class PrefixCache:
+class FileCache:
     """A prefix cache that the engines of both pools share, in a directory.
 
     secret_file: file with the secret of all engines. max_bytes: size limit of all pages together. min_free_bytes: free
@@ -80,6 +80,29 @@ class PrefixCache:
     secret_file: str
     max_bytes: int
     min_free_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MooncakeCache:
+    """A prefix cache in the host memory of the engines of both pools, which Mooncake connects.
+
+    master: address of the Mooncake master, as host:port. segment_bytes: host memory that each engine contributes.
+    owner: identifies the deployment; deployments with the same master share no pages. version: of the engine.
+    weights: the source of the model's files if it is not the Hub. arguments: the user's; those that determine the bytes
+    of a page are equal in both pools. devices: RDMA devices; empty for all that Mooncake finds.
+    """
+
+    master: str
+    segment_bytes: int
+    owner: str
+    version: str
+    weights: str = ""
+    arguments: tuple[str, ...] = ()
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    devices: tuple[str, ...] = ()
+
+
+PrefixCache = FileCache | MooncakeCache
 
 
 @dataclass(frozen=True)

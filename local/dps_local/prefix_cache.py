@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 from typing import Literal
 
-from dps_engines.launch import PrefixCache
+from dps_engines.launch import FileCache
 from dps_sglang.install import install
 
 Sharing = Literal["separate", "common"]
@@ -13,9 +13,9 @@ MAX_BYTES = 64 * 2**30
 MIN_FREE_BYTES = 2**30
 
 
-def shared_cache(folder: Path) -> PrefixCache:
+def shared_cache(folder: Path) -> FileCache:
     """The cache of the stack with this folder."""
-    return PrefixCache(
+    return FileCache(
         directory=str(folder / "prefix-cache"),
         secret_file=str(folder / "prefix-cache-secret"),
         max_bytes=MAX_BYTES,

@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from dps_engines.launch import EngineError, PrefixCache
+from dps_engines.launch import EngineError, FileCache
 from dps_engines.pools import POOLS, PoolName
 from dps_engines.sglang.prefix_cache import arguments as prefix_cache_arguments
 from dps_local.gateway_config import gateway_config, write_gateway_config
@@ -252,7 +252,7 @@ def _endpoints(urls: Mapping[str, str], pools: Mapping[str, PoolName]) -> dict[P
     }
 
 
-def _emulated(options: StackOptions, pool: PoolName, port: int, cache: PrefixCache | None) -> list[str]:
+def _emulated(options: StackOptions, pool: PoolName, port: int, cache: FileCache | None) -> list[str]:
     command = [*options.command, "engine", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model-path", options.model, "--served-model-name", options.model]
     command += ["--tokenizer-path", str(options.tokenizer), "--seed", str(options.seed)]

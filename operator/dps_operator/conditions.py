@@ -7,6 +7,7 @@ from typing import Any
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.status import ConditionType, RecommendedRouting
 from dps_operator.api.types import to_wire
+from dps_operator.builders.mooncake import managed_master
 from dps_operator.builders.network import base_url
 from dps_operator.builders.prefix_cache import common, unshareable
 from dps_operator.builders.runtime import pool_of
@@ -16,20 +17,12 @@ from dps_operator.calibration import ResultError, newest, read
 from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
+from dps_operator.prefix_cache.condition import cache_serving, master_not_ready
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import Component, Manifest, Router, child_name, selector
 from dps_operator.revisions import described, history
 from dps_operator.scale_to_zero.rules import pools_with_zero, serving
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A condition without a transition time."""
-
-    type: ConditionType
-    status: str
-    reason: str
-    message: str
+from dps_operator.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,7 @@ NOUNS: dict[Component, str] = {
     "greedy": "greedy pool",
     "gateway": "gateway",
     "redis": "session store",
+    "mooncake": "Mooncake master",
 }
 
 
@@ -160,24 +154,12 @@ def _prefix_cache(router: Router, observed: Observed) -> list[Verdict]:
         message = f"each engine has its own prefix cache: {found.message}"
         return [Verdict("PrefixCacheShared", "False", found.reason, message)]
     message = "the engines of both pools can read each other's pages"
-    return [Verdict("PrefixCacheShared", "True", "BothWays", message), _cache_serving(observed.cache_service)]
-
-
-def _cache_serving(found: CacheService | None) -> Verdict:
-    """Whether the storage of the common prefix cache serves the pages that it should contain."""
-    if found is not None and found.unreachable:
-        return Verdict("PrefixCacheServing", "Unknown", "GatewaysUnreachable", found.unreachable)
-    if found is None or not found.judged:
-        message = "too few sessions have changed pools since the operator was started"
-        return Verdict("PrefixCacheServing", "Unknown", "NotMeasured", message)
-    if found.unserved:
-        pools = " and ".join(NOUNS[pool] for pool in POOLS if pool in found.unserved)
-        message = (
-            f"the engines of the {pools} fetch less than half of the tokens that the storage should contain; look for "
-            "lines with 'dps prefix cache' in their logs"
-        )
-        return Verdict("PrefixCacheServing", "False", "StorageNotServing", message)
-    return Verdict("PrefixCacheServing", "True", "StorageServing", "the engines fetch from the storage")
+    shared = Verdict("PrefixCacheShared", "True", "BothWays", message)
+    if managed_master(router) is not None:
+        master = _workload(observed, "Deployment", child_name(router, "mooncake"))
+        if master is None or master.ready == 0:
+            return [shared, master_not_ready(_problem(observed, "mooncake"))]
+    return [shared, cache_serving(observed.cache_service)]
 
 
 def _demand(router: Router, observed: Observed) -> list[Verdict]:
@@ -261,6 +243,8 @@ def _progressing(router: Router, observed: Observed) -> Verdict:
     components: list[Component] = [*POOLS, "gateway"]
     if managed(router) is not None:
         components.append("redis")
+    if managed_master(router) is not None:
+        components.append("mooncake")
     for component in components:
         kind = "StatefulSet" if component == "redis" else "Deployment"
         replicas = _workload(observed, kind, child_name(router, component))

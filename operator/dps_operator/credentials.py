@@ -22,7 +22,8 @@ ENTRIES: Mapping[Component, Callable[[str, str, str], dict[str, str]]] = {
 def _components(router: Router) -> Sequence[Component]:
     """The components that need a random value."""
     redis: list[Component] = ["redis"] if managed(router) is not None else []
-    return [*redis, "prefix-cache"] if common(router.spec) is not None else redis
+    cache = common(router.spec)
+    return [*redis, "prefix-cache"] if cache is not None and cache.file is not None else redis
 
 
 def _manager(name: str) -> str:

@@ -18,6 +18,7 @@ Component = Literal[
     "metrics",
     "prefix-cache",
     "engine-cache",
+    "mooncake",
     "calibration",
 ]
 

@@ -3,16 +3,25 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps_engines.launch import EngineError, Launch, PrefixCache, Speculation, Unshareable
+from dps_engines.launch import (
+    EngineError,
+    FileCache,
+    Launch,
+    MooncakeCache,
+    PrefixCache,
+    Speculation,
+    Unshareable,
+)
 from dps_engines.pools import PoolName
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.prefix_cache import GEOMETRY, MANAGED, SHARED
+from dps_engines.sglang.prefix_cache import GEOMETRY, MANAGED, SHARED, page_tag
 from dps_sglang.compatibility import VERSIONS
 from dps_sglang.settings import GIBIBYTE, Settings
 from dps_sglang.storage.store import Limits
@@ -20,7 +29,16 @@ from dps_sglang.storage.store import Limits
 ROOT = Path(__file__).parents[2]
 SGLANG = RUNTIMES["SGLang"]
 STANDALONE, NGRAM = Speculation("Standalone", "d"), Speculation("Ngram")
-CACHE = PrefixCache("/kv", "/etc/secret", max_bytes=200 * GIBIBYTE, min_free_bytes=GIBIBYTE // 2)
+CACHE = FileCache("/kv", "/etc/secret", max_bytes=200 * GIBIBYTE, min_free_bytes=GIBIBYTE // 2)
+MOONCAKE = MooncakeCache(
+    "qwen-mooncake.serving.svc:50051",
+    segment_bytes=64 * GIBIBYTE,
+    owner="serving/qwen",
+    version="0.5.23",
+    protocol="rdma",
+    devices=("mlx5_0", "mlx5_1"),
+)
+CACHES: dict[str, PrefixCache] = {"file": CACHE, "mooncake": MOONCAKE}
 NO_ARGUMENTS: list[str] = []
 
 
@@ -32,10 +50,10 @@ def options(version: str) -> dict[str, Any]:
     return recorded
 
 
-def added_flags() -> list[str]:
+def added_flags(cache: PrefixCache = CACHE) -> list[str]:
     """The part of the command line that the prefix cache adds."""
     without = SGLANG.arguments(Launch("m", "m", 30000))
-    line = SGLANG.arguments(Launch("m", "m", 30000, prefix_cache=CACHE))
+    line = SGLANG.arguments(Launch("m", "m", 30000, prefix_cache=cache))
     assert line[: len(without)] == without
     return line[len(without) :]
 
@@ -73,16 +91,70 @@ def test_drafts_of_ngram_are_a_chain_if_there_is_a_prefix_cache() -> None:
     assert flag not in {*line(STANDALONE, CACHE), *line(NGRAM, None)}
 
 
+def test_mooncake_adds_the_flags_of_hicache_and_sglangs_settings() -> None:
+    *flags, settings = added_flags(MOONCAKE)
+    assert flags == [
+        *("--page-size", "64"),
+        "--enable-hierarchical-cache",
+        *("--hicache-write-policy", "write_through"),
+        *("--hicache-storage-prefetch-policy", "timeout"),
+        *("--hicache-storage-backend", "mooncake"),
+        "--hicache-storage-backend-extra-config",
+    ]
+    assert json.loads(settings) == {
+        "master_server_address": "qwen-mooncake.serving.svc:50051",
+        "metadata_server": "P2PHANDSHAKE",
+        "protocol": "rdma",
+        "device_name": "mlx5_0,mlx5_1",
+        "global_segment_size": 64 * GIBIBYTE,
+        "extra_backend_tag": page_tag(Launch("m", "m", 30000), MOONCAKE),
+    }
+
+
+LAUNCH = Launch("m", "m", 30000)
+OTHER_TAGS: dict[str, tuple[Launch, MooncakeCache]] = {
+    "deployment": (LAUNCH, replace(MOONCAKE, owner="serving/other")),
+    "version": (LAUNCH, replace(MOONCAKE, version="0.5.24")),
+    "model": (replace(LAUNCH, model="other"), MOONCAKE),
+    "revision": (replace(LAUNCH, revision="v2"), MOONCAKE),
+    "source of the weights": (LAUNCH, replace(MOONCAKE, weights="s3://models/v2")),
+    "tensor parallelism": (replace(LAUNCH, tensor_parallel=2), MOONCAKE),
+    "data type": (LAUNCH, replace(MOONCAKE, arguments=("--dtype", "half"))),
+    "memory layout": (LAUNCH, replace(MOONCAKE, arguments=("--hicache-mem-layout=page_first_direct",))),
+}
+
+
+@pytest.mark.parametrize(("launch", "cache"), OTHER_TAGS.values(), ids=OTHER_TAGS.keys())
+def test_pages_of_other_geometries_have_another_tag(launch: Launch, cache: MooncakeCache) -> None:
+    assert page_tag(launch, cache) != page_tag(LAUNCH, MOONCAKE)
+
+
+SAME_TAG: dict[str, tuple[Launch, MooncakeCache]] = {
+    "other pool": (replace(LAUNCH, speculation=STANDALONE), MOONCAKE),
+    "other address": (LAUNCH, replace(MOONCAKE, master="other:50051", protocol="tcp", devices=())),
+    "other size": (LAUNCH, replace(MOONCAKE, segment_bytes=1)),
+    "argument that does not affect a page": (LAUNCH, replace(MOONCAKE, arguments=("--log-level", "debug"))),
+}
+
+
+@pytest.mark.parametrize(("launch", "cache"), SAME_TAG.values(), ids=SAME_TAG.keys())
+def test_engines_that_can_share_pages_have_the_same_tag(launch: Launch, cache: MooncakeCache) -> None:
+    assert page_tag(launch, cache) == page_tag(LAUNCH, MOONCAKE)
+
+
 def test_plugin_accepts_the_settings() -> None:
     assert Settings.parse(json.loads(added_flags()[-1])) == Settings(
         Path("/kv"), Path("/etc/secret"), Limits(200 * GIBIBYTE, GIBIBYTE // 2), None
     )
 
 
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES.keys())
 @pytest.mark.parametrize("version", sorted(VERSIONS))
-def test_flags_and_their_values_are_accepted_by_the_supported_version(version: str) -> None:
+def test_flags_and_their_values_are_accepted_by_the_supported_version(
+    version: str, cache: PrefixCache
+) -> None:
     recorded = options(version)
-    line = added_flags()
+    line = added_flags(cache)
     for flag, value in pairwise([*line, ""]):
         if flag.startswith("--"):
             choices = recorded[flag]["choices"]

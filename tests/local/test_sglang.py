@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dps_engines.launch import EngineError, PrefixCache
+from dps_engines.launch import EngineError, FileCache
 from dps_local.sglang import Placement, SGLangOptions, place, sglang_command
 
 OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
@@ -97,7 +97,7 @@ def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> N
         sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
 
 
-CACHE = PrefixCache("/stack/prefix-cache", "/stack/secret", 2**30)
+CACHE = FileCache("/stack/prefix-cache", "/stack/secret", 2**30)
 SHARED = replace(OPTIONS, version="0.5.23")
 
 

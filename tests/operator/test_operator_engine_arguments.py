@@ -15,7 +15,7 @@ from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router, smallest
 
 
 def test_spec_is_mapped_to_the_engines_command_line() -> None:
-    line = engine_arguments(router(EVERYTHING).spec, "speculative")
+    line = engine_arguments(router(EVERYTHING), "speculative")
     assert line == [
         *("--model-path", "meta-llama/Llama-3.1-8B-Instruct"),
         *("--served-model-name", "llama"),
@@ -46,16 +46,16 @@ def test_every_runtime_of_the_api_is_implemented() -> None:
 
 def test_arguments_of_the_engine_precede_those_of_the_pool() -> None:
     pools = {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}
-    spec = router({**SMALLEST, "engine": {"args": ["--log-level", "info"]}, "pools": pools}).spec
-    assert engine_arguments(spec, "greedy")[-4:] == ["--log-level", "info", "--log-level", "debug"]
+    made = router({**SMALLEST, "engine": {"args": ["--log-level", "info"]}, "pools": pools})
+    assert engine_arguments(made, "greedy")[-4:] == ["--log-level", "info", "--log-level", "debug"]
 
 
 def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
     # Any flag --speculative-* serves as the example, provided that no field of the API sets it.
-    spec = router({**SMALLEST, "engine": {"args": ["--speculative-attention-mode", "decode"]}}).spec
-    engine_arguments(spec, "speculative")
+    made = router({**SMALLEST, "engine": {"args": ["--speculative-attention-mode", "decode"]}})
+    engine_arguments(made, "speculative")
     with pytest.raises(SpecError, match="and only for the speculative pool"):
-        engine_arguments(spec, "greedy")
+        engine_arguments(made, "greedy")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
 )
 def test_refused_engine_is_reported_with_its_field(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as refused:
-        engine_arguments(router({**SMALLEST, **changed}).spec, "greedy")
+        engine_arguments(router({**SMALLEST, **changed}), "greedy")
     assert str(refused.value) == message
 
 
 def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
     model = {**SMALLEST["model"], "tokenizer": "org/tokenizer", "revision": "v2"}
-    line = engine_arguments(router({**SMALLEST, "model": model}).spec, "greedy")
+    line = engine_arguments(router({**SMALLEST, "model": model}), "greedy")
     assert line[line.index("--tokenizer-path") :][:4] == [
         "--tokenizer-path",
         "org/tokenizer",
@@ -96,12 +96,12 @@ def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
 
 def test_default_pair_leaves_memory_for_the_draft_only_on_gpus_of_known_size() -> None:
     fraction = ["--mem-fraction-static", "0.59"]
-    assert engine_arguments(router(SMALLEST).spec, "speculative")[-2:] == fraction
-    other = router({**SMALLEST, "nodePool": {"profile": "None"}}).spec
+    assert engine_arguments(router(SMALLEST), "speculative")[-2:] == fraction
+    other = router({**SMALLEST, "nodePool": {"profile": "None"}})
     assert "--mem-fraction-static" not in engine_arguments(other, "speculative")
     slices = {"limits": {"nvidia.com/gpu": 0, "nvidia.com/mig-3g.40gb": 1}}
     assert "--mem-fraction-static" not in engine_arguments(
-        smallest(speculative={**SMALLEST["pools"]["speculative"], "resources": slices}).spec, "speculative"
+        smallest(speculative={**SMALLEST["pools"]["speculative"], "resources": slices}), "speculative"
     )
 
 
@@ -110,5 +110,5 @@ def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(
         SpecError, match=r"^spec\.engine\.tensorParallel: 135\.4 GiB .* do not fit into 80\.0 GiB"
     ):
-        engine_arguments(router(large).spec, "greedy")
-    assert engine_arguments(router({**large, "engine": {"tensorParallel": 4}}).spec, "greedy")
+        engine_arguments(router(large), "greedy")
+    assert engine_arguments(router({**large, "engine": {"tensorParallel": 4}}), "greedy")

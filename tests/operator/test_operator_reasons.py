@@ -16,14 +16,15 @@ from dps_engines.sglang import prefix_cache
 from dps_engines.vllm import runtime
 from dps_operator import conditions, diagnose
 from dps_operator.errors import ClusterError, NotInstalledError
+from dps_operator.prefix_cache import condition
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import Component
 from dps_testkit.operator.objects import pod, waiting
-from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, VLLM
+from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SMALLEST, VLLM
 from dps_testkit.operator.world import KEY, World
 from dps_testkit.paths import ROOT
 
-SOURCES = (conditions, diagnose, prefix_cache, runtime)
+SOURCES = (conditions, condition, diagnose, prefix_cache, runtime)
 REASON_POSITION = {"Verdict": 2, "Problem": 0, "Unshareable": 0}
 """The position of the reason among the arguments of each class that has one."""
 
@@ -209,6 +210,7 @@ CASES = {
         },
     ),
     "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
+    "MasterNotReady": Case("PrefixCacheServing", MOONCAKE),
     "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),
     "NotMeasured": Case("DemandMeasured", BUDGET),
     "GatewaysUnreachable": Case("DemandMeasured", BUDGET, measured("no gateway is running")),

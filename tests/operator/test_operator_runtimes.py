@@ -78,9 +78,7 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
 
 def test_command_line_of_the_default_runtime_is_not_changed_by_the_other_pool() -> None:
     alone = with_greedy({}, {})
-    assert engine_arguments(router(MIXED).spec, "speculative") == engine_arguments(
-        router(alone).spec, "speculative"
-    )
+    assert engine_arguments(router(MIXED), "speculative") == engine_arguments(router(alone), "speculative")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -111,7 +109,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("spec", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_combination_that_does_not_exist_is_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as refused:
-        engine_arguments(router(spec).spec, "greedy")
+        engine_arguments(router(spec), "greedy")
     assert str(refused.value) == message
 
 
@@ -120,7 +118,7 @@ def test_suffix_decoding_is_refused_for_sglang() -> None:
     with pytest.raises(
         SpecError, match=r"^spec\.pools\.speculative\.speculation\.algorithm: SGLang has no suffix"
     ):
-        engine_arguments(router(spec).spec, "speculative")
+        engine_arguments(router(spec), "speculative")
 
 
 @pytest.mark.parametrize("pool", ["speculative", "greedy"])

@@ -61,7 +61,7 @@ PATHS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(("source", "engine", "gateway"), PATHS.values(), ids=PATHS.keys())
 def test_engines_and_gateway_read_the_source(source: dict[str, Any], engine: str, gateway: str) -> None:
     made = router(spec_of(source))
-    line = engine_arguments(made.spec, "greedy")
+    line = engine_arguments(made, "greedy")
     assert line[:4] == ["--model-path", engine, "--served-model-name", "Qwen/Qwen2.5-7B-Instruct"]
     assert "--tokenizer-path" not in line
     config = gateway_config(made)
@@ -72,14 +72,14 @@ def test_engines_and_gateway_read_the_source(source: dict[str, Any], engine: str
 def test_gateway_with_a_tokenizer_of_its_own_does_not_read_the_source() -> None:
     spec = spec_of({"oci": {"image": "i"}}, tokenizer="org/tokenizer")
     assert gateway_config(router(spec))["model"]["tokenizer"] == "org/tokenizer"
-    line = engine_arguments(router(spec).spec, "greedy")
+    line = engine_arguments(router(spec), "greedy")
     assert line[line.index("--tokenizer-path") + 1] == "org/tokenizer"
     assert gateway_pod(spec)["volumes"] == gateway_pod(SMALLEST)["volumes"]
 
 
 def test_only_the_speculative_pool_reads_the_draft() -> None:
     spec = spec_of({"pvc": {"claimName": "weights"}}, {"pvc": {"claimName": "drafts", "path": "1b"}})
-    line = engine_arguments(router(spec).spec, "speculative")
+    line = engine_arguments(router(spec), "speculative")
     assert line[line.index("--speculative-draft-model-path") + 1] == "/mnt/draft/1b"
     names = {
         pool: [volume["name"] for volume in engine_pod(spec, pool)["volumes"]]
@@ -94,11 +94,11 @@ def test_only_the_speculative_pool_reads_the_draft() -> None:
 def test_size_of_a_known_model_is_computed_for_every_source() -> None:
     """The names of the models determine the memory, wherever their files are."""
     spec = spec_of({"pvc": {"claimName": "w"}}, {"pvc": {"claimName": "w"}})
-    assert engine_arguments(router(spec).spec, "speculative")[-2:] == ["--mem-fraction-static", "0.59"]
+    assert engine_arguments(router(spec), "speculative")[-2:] == ["--mem-fraction-static", "0.59"]
 
 
 def test_path_of_the_draft_is_part_of_vllms_configuration() -> None:
-    line = engine_arguments(router(SOURCES_VLLM).spec, "speculative")
+    line = engine_arguments(router(SOURCES_VLLM), "speculative")
     assert line[line.index("--model") + 1] == "/mnt/model/llama/8b"
     assert '"model": "/models/gs/models/small"' in line[line.index("--speculative-config") + 1]
 

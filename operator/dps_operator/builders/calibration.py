@@ -5,7 +5,7 @@ from typing import Final
 from dps_operator.api.calibration import Calibration
 from dps_operator.builders.gateway import ADMIN_PORT
 from dps_operator.builders.pods import pod_template, pull_secrets, restricted
-from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.scaling import min_replicas
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest, Router, child, child_name
@@ -82,7 +82,7 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
         "workload": f"http://{host}:{ADMIN_PORT}/decisions",
         "fleet": fleet,
         "replicas": str(min_replicas(router, "gateway")),
-        "cache": "separate" if launch_settings(spec) is None else "common",
+        "cache": "separate" if shared(spec) is None else "common",
         "hardware": calibration.hardware,
         "algorithm": spec.pools.speculative.speculation.algorithm.upper(),
         "objective": calibration.objective,

@@ -10,6 +10,7 @@ from dps_operator.builders.gateway import (
     gateway_services,
 )
 from dps_operator.builders.monitoring import service_monitor
+from dps_operator.builders.mooncake import mooncake_master
 from dps_operator.builders.network import http_route, ingress, network_policies
 from dps_operator.builders.prefix_cache import cache_claim
 from dps_operator.builders.scaling import autoscalers, disruption_budgets
@@ -41,6 +42,7 @@ def children(
     ]
     if store is not None:
         objects += [redis_service(router), redis_stateful_set(router, settings, store, store_revision)]
+    objects += mooncake_master(router, settings)
     objects += [engine_deployment(router, pool, settings, cache_revision) for pool in POOLS]
     objects.append(gateway_deployment(router, settings, store_revision))
     return [

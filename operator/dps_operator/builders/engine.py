@@ -4,6 +4,7 @@ from typing import Any
 
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
+from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import engine_arguments
@@ -16,7 +17,7 @@ from dps_operator.builders.pods import (
     pull_secrets,
     spread,
 )
-from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions
+from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions, shared
 from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,
@@ -116,6 +117,14 @@ def models_claim(router: Router) -> list[Manifest]:
     return [child(router, "v1", "PersistentVolumeClaim", "models", spec=claim_spec(router))]
 
 
+def _memory_request(spec: Spec, gpus: int) -> str:
+    """The default memory request, with the memory that the engine contributes to a common prefix cache."""
+    cache = shared(spec)
+    if cache is None or cache.mooncake is None:
+        return f"{MEMORY_GIB_PER_GPU * gpus}Gi"
+    return f"{MEMORY_GIB_PER_GPU * gpus * 1024 + quantity_bytes(cache.mooncake.segment_size) // 2**20}Mi"
+
+
 def _container(router: Router, name: PoolName) -> Manifest:
     spec, runtime = router.spec, runtime_of(router.spec, name)
     pool, engine = pool_of(spec, name), engine_of(spec, name)
@@ -125,14 +134,14 @@ def _container(router: Router, name: PoolName) -> Manifest:
 
     gpus = engine.tensor_parallel
     defaults = {
-        "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_GIB_PER_GPU * gpus}Gi"},
+        "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": _memory_request(spec, gpus)},
         "limits": {"nvidia.com/gpu": str(gpus)},
     }
     return {
         "name": "engine",
         "image": runtime.image(engine.image, engine.version),
         "command": ["python3", "-m", runtime.module],
-        "args": engine_arguments(spec, name),
+        "args": engine_arguments(router, name),
         "env": _env(spec, name, child_name(router, name)),
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
         "resources": container_resources(defaults, pool.resources),
@@ -186,8 +195,11 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
         parts["neighbour"] = pool_of(spec, other_pool(name)).model_copy(update=NOT_IN_THE_TEMPLATE)
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
     cache = common(spec)
-    shared = [cache.model_dump(mode="json", exclude_defaults=True), cache_revision] if cache else []
-    return digest([fields, shared])
+    if cache is None:
+        return digest([fields, []])
+    master = {"mooncake": {"master"}}
+    settings = cache.model_dump(mode="json", exclude_defaults=True, exclude=master)
+    return digest([fields, [settings, cache_revision]])
 
 
 def _neighbour(router: Router, name: PoolName) -> dict[str, str] | None:
@@ -219,7 +231,7 @@ def engine_deployment(
         **service_account(router.spec, name),
     }
     plugin = pod_additions(router, name, settings)
-    revision = {SECRET_REVISION: cache_revision} if plugin else None
+    revision = {SECRET_REVISION: cache_revision} if plugin and cache_revision else None
     for additions in (
         source_additions(router.spec.model.source, "model", SOURCES, settings.loader_image),
         source_additions(draft_source(router.spec, name), "draft", SOURCES, settings.loader_image),

@@ -19,7 +19,7 @@ from dps_operator.builders.pods import (
     restricted,
     spread,
 )
-from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.runtime import runtime_of
 from dps_operator.builders.sources import TOKENIZER_FILES, Target, model_path, source_additions
 from dps_operator.builders.store import redis_url_source
@@ -150,7 +150,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
         config["session"]["scope"] = f"{router.namespace}/{router.name}"
     if spec.suspend:
         config["routing"]["suspended"] = True
-    if launch_settings(spec) is not None:
+    if shared(spec) is not None:
         config["routing"]["commonPrefixCache"] = True
     if spec.routing.calibration is not None:
         config["routing"]["decisionLog"] = DECISION_LOG

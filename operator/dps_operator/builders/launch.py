@@ -7,12 +7,12 @@ from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.builders.node_pool import GPU_BYTES
-from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.prefix_cache import launch_settings, shared
 from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of, runtime_of, version_of
 from dps_operator.builders.sources import model_path
 from dps_operator.builders.speculation import launch_speculation
 from dps_operator.errors import SpecError
-from dps_operator.resources import MODELS
+from dps_operator.resources import MODELS, Router
 
 
 def _speculation(pool: PoolSpec) -> Speculation | None:
@@ -31,7 +31,8 @@ def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
     return GPU_BYTES.get(spec.node_pool.profile)
 
 
-def _launch(spec: Spec, name: PoolName) -> Launch:
+def _launch(router: Router, name: PoolName) -> Launch:
+    spec = router.spec
     telemetry, pool = spec.telemetry, pool_of(spec, name)
     return Launch(
         model=spec.model.name,
@@ -43,35 +44,36 @@ def _launch(spec: Spec, name: PoolName) -> Launch:
         tensor_parallel=spec.engine.tensor_parallel,
         speculation=_speculation(pool),
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
-        prefix_cache=launch_settings(spec),
+        prefix_cache=launch_settings(router),
         gpu_bytes=_gpu_bytes(spec, pool),
     )
 
 
-def _placed_launch(spec: Spec, name: PoolName) -> Launch:
+def _placed_launch(router: Router, name: PoolName) -> Launch:
     """The engine of a pool, with the one that shares its GPU."""
-    launch = _launch(spec, name)
-    if spec.placement != "SharedGPU":
+    launch = _launch(router, name)
+    if router.spec.placement != "SharedGPU":
         return launch
-    return replace(launch, shares_gpu_with=_launch(spec, other_pool(name)))
+    return replace(launch, shares_gpu_with=_launch(router, other_pool(name)))
 
 
 def _checked(spec: Spec, name: PoolName, arguments: list[str], field: str) -> list[str]:
     try:
         runtime_of(spec, name).check_arguments(
-            arguments, _speculation(pool_of(spec, name)), prefix_cache=launch_settings(spec) is not None
+            arguments, _speculation(pool_of(spec, name)), prefix_cache=shared(spec) is not None
         )
     except EngineError as error:
         raise SpecError(f"{field}: {error}") from error
     return arguments
 
 
-def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
+def engine_arguments(router: Router, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
     Raises SpecError if the version is not supported, if the spec has an argument that the operator sets or that is
     not supported, if the engine does not support other parts of the spec, or if the models do not fit into the GPUs.
     """
+    spec = router.spec
     engine, runtime, version = engine_of(spec, name), runtime_of(spec, name), version_of(spec, name)
     pool = pool_of(spec, name)
     try:
@@ -87,7 +89,7 @@ def engine_arguments(spec: Spec, name: PoolName) -> list[str]:
         *_checked(spec, name, spec.engine.args, "spec.engine.args"),
         *_checked(spec, name, pool.args, f"spec.pools.{name}.args"),
     ]
-    launch = _placed_launch(spec, name)
+    launch = _placed_launch(router, name)
     try:
         runtime.check_launch(launch, engine.image, engine.version)
         memory = runtime.memory_arguments(launch, version, additional)

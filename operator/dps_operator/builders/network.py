@@ -2,8 +2,9 @@
 
 from dps_engines.pools import POOLS
 from dps_operator.api.types import to_wire
-from dps_operator.builders import store
+from dps_operator.builders import mooncake, store
 from dps_operator.builders.gateway import ADMIN_PORT, PORT
+from dps_operator.builders.prefix_cache import MASTER_PORT, shared
 from dps_operator.builders.runtime import runtime_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
@@ -66,7 +67,8 @@ def network_policies(router: Router) -> list[Manifest]:
     """Network policies; empty if the spec has none.
 
     Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines and the admin port, to which
-    calibrations connect as well, and only `clients` to the gateway's HTTP port.
+    calibrations connect as well, and only `clients` to the gateway's HTTP port. With Mooncake, engines connect to each
+    other, on ports that they choose, and to the master, whose metrics `monitoring` reads.
     """
     settings = router.spec.network_policy
     if settings is None:
@@ -79,10 +81,18 @@ def network_policies(router: Router) -> list[Manifest]:
     admin = {"from": readers, "ports": _tcp(ADMIN_PORT)}
     policies = [_policy(router, "gateway", [clients, admin])]
     peers = {"from": [gateway, *settings.monitoring]}
+    engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
+    cache = shared(router.spec)
+    transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
     policies += [
-        _policy(router, pool, [{**peers, "ports": _tcp(runtime_of(router.spec, pool).port)}])
+        _policy(router, pool, [{**peers, "ports": _tcp(runtime_of(router.spec, pool).port)}, *transfers])
         for pool in POOLS
     ]
+    if mooncake.managed_master(router) is not None:
+        rules: list[Manifest] = [{"from": engines, "ports": _tcp(MASTER_PORT)}]
+        if settings.monitoring:
+            rules.append({"from": settings.monitoring, "ports": _tcp(mooncake.HTTP_PORT)})
+        policies.append(_policy(router, "mooncake", rules, egress=False))
     if store.managed(router) is not None:
         policies.append(
             _policy(router, "redis", [{"from": [gateway], "ports": _tcp(store.PORT)}], egress=False)

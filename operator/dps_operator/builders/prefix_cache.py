@@ -3,15 +3,15 @@
 from dps_engines import launch
 from dps_engines.launch import Unshareable
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.prefix_cache import PrefixCache, quantity_bytes
+from dps_operator.api.prefix_cache import FileBackend, MooncakeBackend, PrefixCache, quantity_bytes
 from dps_operator.api.spec import Spec
 from dps_operator.builders.credentials import CREDENTIALS, entry
-from dps_operator.builders.pods import CONTAINER_SECURITY
+from dps_operator.builders.pods import CONTAINER_SECURITY, overlay
 from dps_operator.builders.runtime import runtime_of, version_of
 from dps_operator.builders.speculation import launch_speculation
 from dps_operator.builders.volumes import shared_claim, shared_volume
 from dps_operator.errors import SpecError
-from dps_operator.resources import Manifest, Router
+from dps_operator.resources import Manifest, Router, child_name
 from dps_operator.settings import Settings
 
 CACHE_DIR = "/prefix-cache"
@@ -20,9 +20,11 @@ SECRET_DIR = "/etc/dps-prefix-cache"
 SECRET_KEY = "secret"
 SECRET_REVISION = "dpsrouter.io/prefix-cache-secret"
 PLUGIN_PATH = "PYTHONPATH"
+MASTER_PORT = 50051
 USER = 65532
 """UID of the operator's image."""
 RESOURCES: Manifest = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+_PLUGIN_MOUNT: Manifest = {"name": "prefix-cache-plugin", "mountPath": PLUGIN_DIR}
 
 
 def common(spec: Spec) -> PrefixCache | None:
@@ -48,12 +50,38 @@ def unshareable(spec: Spec) -> Unshareable | None:
     return next(filter(None, found), None)
 
 
-def launch_settings(spec: Spec) -> launch.PrefixCache | None:
-    """Settings of the engines' command lines; None if the engines do not share a prefix cache."""
+def shared(spec: Spec) -> PrefixCache | None:
+    """Settings of the prefix cache that the engines share; None if they share none."""
     cache = common(spec)
-    if cache is None or unshareable(spec) is not None:
+    return None if cache is None or unshareable(spec) is not None else cache
+
+
+def master_address(router: Router, mooncake: MooncakeBackend) -> str:
+    """The address of the Mooncake master, as host:port."""
+    managed = f"{child_name(router, 'mooncake')}.{router.namespace}.svc:{MASTER_PORT}"
+    return mooncake.external_master or managed
+
+
+def launch_settings(router: Router) -> launch.PrefixCache | None:
+    """Settings of the engines' command lines; None if the engines do not share a prefix cache."""
+    spec = router.spec
+    cache = shared(spec)
+    if cache is None:
         return None
-    return launch.PrefixCache(
+    if cache.mooncake is not None:
+        return launch.MooncakeCache(
+            master=master_address(router, cache.mooncake),
+            segment_bytes=quantity_bytes(cache.mooncake.segment_size),
+            owner=f"{router.namespace}/{router.name}",
+            version=version_of(spec, "greedy"),
+            weights=""
+            if spec.model.source is None
+            else spec.model.source.model_dump_json(exclude_defaults=True),
+            arguments=tuple(_pool_arguments(spec)["greedy"]),
+            protocol="rdma" if cache.mooncake.protocol == "RDMA" else "tcp",
+            devices=tuple(cache.mooncake.devices),
+        )
+    return launch.FileCache(
         directory=CACHE_DIR,
         secret_file=f"{SECRET_DIR}/{SECRET_KEY}",
         max_bytes=quantity_bytes(cache.size or "0"),
@@ -83,54 +111,76 @@ def _python_path(spec: Spec, pool: PoolName) -> str:
     return f"{PLUGIN_DIR}:{values[-1].value or ''}".rstrip(":")
 
 
+def _plugin_container(settings: Settings) -> Manifest:
+    """Copies the plugin from the operator's image to a volume, so that it works with any engine image."""
+    return {
+        "name": "prefix-cache-plugin",
+        "image": settings.plugin_image,
+        "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
+        "resources": RESOURCES,
+        "securityContext": CONTAINER_SECURITY
+        | {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": USER},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [_PLUGIN_MOUNT],
+    }
+
+
+def _file_additions(router: Router, file: FileBackend) -> Manifest:
+    """The volumes of backend File. The Secret is readable by every user, because the engine's is that of its image."""
+    items = [{"key": entry(router.name, "prefix-cache", SECRET_KEY), "path": SECRET_KEY}]
+    secret = {"secretName": CREDENTIALS, "items": items, "defaultMode": 0o444}
+    mounts = [
+        {"name": "prefix-cache-secret", "mountPath": SECRET_DIR, "readOnly": True},
+        {"name": "prefix-cache", "mountPath": CACHE_DIR},
+    ]
+    return {
+        "containers": [{"name": "engine", "volumeMounts": mounts}],
+        "volumes": [
+            {"name": "prefix-cache-secret", "secret": secret},
+            {
+                "name": "prefix-cache",
+                **shared_volume(router, "prefix-cache", file.host_path, file.existing_claim),
+            },
+        ],
+    }
+
+
+def _mooncake_additions(mooncake: MooncakeBackend) -> Manifest:
+    """What backend Mooncake needs: an address at which other engines reach this one, and memory that RDMA can pin."""
+    engine: Manifest = {
+        "name": "engine",
+        "env": [
+            {"name": "MOONCAKE_LOCAL_HOSTNAME", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        ],
+    }
+    if mooncake.protocol == "RDMA":
+        engine["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    return {"containers": [engine]}
+
+
 def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifest:
     """What to merge into the pod spec of a pool's engines; empty if the engines do not share a prefix cache.
 
-    An init container copies the plugin from the operator's image to a volume, so that it works with any engine image.
-    The Secret is readable by every user, because the engine's user is that of its image. Raises SpecError if the
-    spec's PYTHONPATH cannot be extended.
+    Raises SpecError if the spec's PYTHONPATH cannot be extended.
     """
-    cache = common(router.spec)
-    if cache is None or cache.file is None or launch_settings(router.spec) is None:
+    cache = shared(router.spec)
+    if cache is None:
         return {}
-    plugin = {"name": "prefix-cache-plugin", "mountPath": PLUGIN_DIR}
-    return {
-        "initContainers": [
-            {
-                "name": "prefix-cache-plugin",
-                "image": settings.plugin_image,
-                "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
-                "resources": RESOURCES,
-                "securityContext": CONTAINER_SECURITY
-                | {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": USER},
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [plugin],
-            }
-        ],
+    plugin: Manifest = {
+        "initContainers": [_plugin_container(settings)],
         "containers": [
             {
                 "name": "engine",
                 "env": [{"name": PLUGIN_PATH, "value": _python_path(router.spec, pool)}],
-                "volumeMounts": [
-                    plugin | {"readOnly": True},
-                    {"name": "prefix-cache-secret", "mountPath": SECRET_DIR, "readOnly": True},
-                    {"name": "prefix-cache", "mountPath": CACHE_DIR},
-                ],
+                "volumeMounts": [_PLUGIN_MOUNT | {"readOnly": True}],
             }
         ],
-        "volumes": [
-            {"name": "prefix-cache-plugin", "emptyDir": {}},
-            {
-                "name": "prefix-cache-secret",
-                "secret": {
-                    "secretName": CREDENTIALS,
-                    "items": [{"key": entry(router.name, "prefix-cache", SECRET_KEY), "path": SECRET_KEY}],
-                    "defaultMode": 0o444,
-                },
-            },
-            {
-                "name": "prefix-cache",
-                **shared_volume(router, "prefix-cache", cache.file.host_path, cache.file.existing_claim),
-            },
-        ],
+        "volumes": [{"name": "prefix-cache-plugin", "emptyDir": {}}],
     }
+    storage: Manifest = {}
+    if cache.mooncake is not None:
+        storage = _mooncake_additions(cache.mooncake)
+    elif cache.file is not None:
+        storage = _file_additions(router, cache.file)
+    merged: Manifest = overlay(plugin, storage)
+    return merged

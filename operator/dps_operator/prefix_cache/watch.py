@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from dps_operator.api.spec import parse
-from dps_operator.builders.prefix_cache import launch_settings
+from dps_operator.builders.prefix_cache import shared
 from dps_operator.errors import GatewaysUnreachableError, SpecError
 from dps_operator.gateway_metrics import gateway_addresses
 from dps_operator.observe import Key, Observations
@@ -68,6 +68,6 @@ def _shares(body: Mapping[str, Any]) -> bool:
     if "prefixCache" not in body:
         return False
     try:
-        return launch_settings(parse(body)) is not None
+        return shared(parse(body)) is not None
     except SpecError:
         return False

@@ -11,6 +11,7 @@ import yaml
 from dps_operator.builders.children import children
 from dps_testkit.operator.routers import (
     EVERYTHING,
+    MOONCAKE,
     PREFIX_CACHE,
     SETTINGS,
     SMALLEST,
@@ -26,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "smallest": SMALLEST,
     "everything": EVERYTHING,
     "prefix-cache": PREFIX_CACHE,
+    "mooncake": MOONCAKE,
     "vllm": VLLM,
     "sources": SOURCES,
     "sources-vllm": SOURCES_VLLM,

@@ -145,6 +145,21 @@ SOURCES_VLLM: dict[str, Any] = {
         }
     },
 }
+MOONCAKE: dict[str, Any] = {
+    **SMALLEST,
+    "engine": {"version": "0.5.23", "args": ["--kv-cache-dtype", "fp8_e5m2"]},
+    "prefixCache": {
+        "mode": "Common",
+        "backend": "Mooncake",
+        "mooncake": {
+            "segmentSize": "64Gi",
+            "protocol": "RDMA",
+            "devices": ["mlx5_0", "mlx5_1"],
+            "master": {"podTemplate": {"spec": {"nodeSelector": {"pool": "cpu"}}}},
+        },
+    },
+    "networkPolicy": {"monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+}
 VLLM: dict[str, Any] = {
     "model": SMALLEST["model"],
     "engine": {"runtime": "VLLM", "image": "registry.example.com/vllm-suffix:v0.32.0"},
