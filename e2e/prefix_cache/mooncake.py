@@ -1,7 +1,6 @@
 """A Mooncake master, and the settings with which SGLang servers on the CPU use it over TCP."""
 
 import ctypes.util
-import json
 import os
 import shutil
 import subprocess
@@ -9,8 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from dps_engines.launch import MooncakeCache
 from dps_local.processes import Child
+from dps_operator.builders.mooncake import ARGUMENTS, COMMAND, HTTP_PORT
+from dps_operator.builders.prefix_cache import MASTER_PORT
 from dps_testkit.http import status_of
+from e2e.prefix_cache.shared_servers import SGLANG_VERSION
 from e2e.real_sglang.local_sglang import VENV
 from e2e.real_sglang.local_sglang import install as install_sglang
 
@@ -18,9 +21,10 @@ PACKAGE = VENV / "mooncake"
 INSTALL_SECONDS = 600.0
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
-RPC_PORT, HTTP_PORT = 50051, 9003
-SEGMENT_BYTES = 256 * 2**20
-TAG = "dps-0123456789abcdef"
+CACHE = MooncakeCache(
+    f"127.0.0.1:{MASTER_PORT}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION
+)
+"""The servers' settings, from which their flags are derived as the operator derives them."""
 
 ENVIRONMENT: Mapping[str, str] = {"MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1", "PYTHONPATH": str(PACKAGE)}
 """Of each server: the address at which the others reach it, which is that of its pod in a cluster, and the package."""
@@ -43,34 +47,15 @@ def install() -> None:
     )
 
 
-def arguments() -> list[str]:
-    """Arguments that make a server store its pages in Mooncake."""
-    settings = {
-        "master_server_address": f"127.0.0.1:{RPC_PORT}",
-        "metadata_server": "P2PHANDSHAKE",
-        "protocol": "tcp",
-        "device_name": "",
-        "global_segment_size": SEGMENT_BYTES,
-        "extra_backend_tag": TAG,
-    }
-    return [
-        *("--hicache-storage-backend", "mooncake"),
-        *("--hicache-storage-backend-extra-config", json.dumps(settings)),
-    ]
-
-
 @asynccontextmanager
 async def mooncake_master(folder: Path) -> AsyncIterator[None]:
-    """Start a master with the arguments of the operator's Deployment, and wait for its readiness probe."""
-    command = [
-        str(PACKAGE / "mooncake/mooncake_master"),
-        *(f"--rpc_port={RPC_PORT}", f"--metrics_port={HTTP_PORT}"),
-    ]
+    """Start a master with the command line of the operator's Deployment, and wait until it is ready."""
+    name, *options = (*COMMAND, *ARGUMENTS)
 
     async def ready() -> bool:
         return await status_of(f"http://127.0.0.1:{HTTP_PORT}/health") == 200
 
-    master = Child("mooncake", command, folder / "mooncake.log", ready)
+    master = Child("mooncake", [str(PACKAGE / "mooncake" / name), *options], folder / "mooncake.log", ready)
     master.start()
     try:
         await master.wait_ready(START_SECONDS)

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm
+from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm, PrefixCache
 from dps_engines.pools import PoolName
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import plugin_folder, prepare, shared_cache
@@ -41,16 +41,18 @@ async def shared_servers(
     folder: Path,
     page_tokens: int = PAGE_TOKENS,
     kinds: Iterable[str] = SERVERS,
-    arguments: Sequence[str] = (),
+    cache: PrefixCache | None = None,
     environment: Mapping[str, str] = NO_ENVIRONMENT,
 ) -> AsyncIterator[Mapping[str, Engine]]:
-    """Start a server of each kind with pages of this size. The pages and the logs are in the folder.
+    """Start a server of each kind with pages of this size. The logs are in the folder.
 
-    arguments: appended to the command lines. environment: added to the servers' environment; a PYTHONPATH is appended.
+    cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
+    appended.
     """
     _install()
     prepare(folder)
-    servers = {kind: _server(folder, kind, page_tokens, arguments, environment) for kind in kinds}
+    cache = cache or shared_cache(folder)
+    servers = {kind: _server(folder, kind, page_tokens, cache, environment) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -66,7 +68,7 @@ def _install() -> None:
 
 
 def _server(
-    folder: Path, kind: str, page_tokens: int, arguments: Sequence[str], environment: Mapping[str, str]
+    folder: Path, kind: str, page_tokens: int, cache: PrefixCache, environment: Mapping[str, str]
 ) -> Engine:
     model, port = str(tiny_model()), free_ports(1)[0]
     pool, algorithm = SERVERS[kind]
@@ -82,7 +84,7 @@ def _server(
         Placement(()),
         port=port,
         served_name=MODEL,
-        prefix_cache=shared_cache(folder),
+        prefix_cache=cache,
         plugin=plugin_folder(folder),
     )
     # The last value of a flag applies. A busy machine may exceed the time limit of the policy `timeout`, and other
@@ -94,7 +96,6 @@ def _server(
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--mem-fraction-static", "0.8"),
         *("--speculative-ngram-capacity", "100000"),
-        *arguments,
     ]
     path = os.pathsep.join(
         each["PYTHONPATH"] for each in (start.environment, environment) if "PYTHONPATH" in each

@@ -26,7 +26,7 @@ async def test_alternating_sessions_equal_sessions_that_never_moved(tmp_path: Pa
         shared_servers(
             tmp_path,
             kinds=("greedy", "STANDALONE"),
-            arguments=mooncake.arguments(),
+            cache=mooncake.CACHE,
             environment=mooncake.ENVIRONMENT,
         ) as servers,
         Site(tmp_path, tiny_model()) as site,
