@@ -9,10 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dps_engines.gpu_budget import Demand
 from dps_operator.cluster import Cluster
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.allocation import Allocation, Demand
+from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.gpu_budget.balancer import Balance, Balancer
 from dps_operator.gpu_budget.demand import GatewayDemand, demand
 from dps_operator.observe import Observations

@@ -1,7 +1,7 @@
 """A simulated fleet: which engines there are, which GPUs they run on, and which caches they share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from dps_engines.sglang.prefix_cache import GREEDY, SHARED
@@ -25,9 +25,21 @@ class FleetError(ValueError):
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Replicas move between the pools by their demand, as with the operator's `spec.gpuBudget`. Times are in seconds.
+
+    start_seconds: from the end of the last request of the engine that stops until the new one serves.
+    """
+
+    cooldown_seconds: float = 600.0
+    start_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
 class FleetSpec:
     """A fleet, described by the number of engines of each pool. Rates are in bytes per second.
 
+    budget: how replicas move between the pools; None if they do not.
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
     emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
     measured: the passes of each pool's engines, if they were measured.
@@ -47,6 +59,7 @@ class FleetSpec:
     steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
     emulated: bool = False
     measured: Mapping[Pool, PassTimes] | None = None
+    budget: Budget | None = None
 
     @property
     def gpus(self) -> int:
@@ -100,7 +113,7 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
             ]
         )
     if spec.cache == "common":
-        _share(spec, [engine for group in engines for engine in group])
+        share(spec, [engine for group in engines for engine in group])
     return engines
 
 
@@ -112,6 +125,14 @@ def _timing(spec: FleetSpec, pool: Pool) -> EngineTiming:
         return MeasuredTiming(spec.hardware, chosen, efficiency, passes=spec.measured[pool])
     kind = EmulatedTiming if spec.emulated else EngineTiming
     return kind(spec.hardware, chosen, efficiency)
+
+
+def additional_engine(spec: FleetSpec, pool: Pool, number: int) -> VirtualEngine:
+    """One more engine of a pool, on GPUs of its own. number: differs from those of the pool's other engines."""
+    one = replace(spec, engines={pool: 1, pool.other: 0}, one_gpu=False, cache="separate", adaptive=0)
+    ((engine,),) = build_engines(one)
+    engine.url = f"{pool}-{number}"
+    return engine
 
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
@@ -133,10 +154,11 @@ def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capa
     )
 
 
-def _share(spec: FleetSpec, engines: list[VirtualEngine]) -> None:
+def share(spec: FleetSpec, engines: Sequence[VirtualEngine]) -> None:
     """Link each engine to the engines whose cached prefixes it can fetch according to SHARED."""
     seconds = spec.hardware.target.kv_bytes_per_token / spec.transfer_bytes_per_second
     for reader in engines:
+        reader.links.clear()
         for writer in engines:
             if writer is not reader and (_algorithm(writer), _algorithm(reader)) in SHARED:
                 refill = reader.timing.uses_draft_model and not writer.timing.uses_draft_model

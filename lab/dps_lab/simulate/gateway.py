@@ -73,6 +73,7 @@ class VirtualGateway:
         self._policies = [copy.deepcopy(policy) for _ in range(replicas)]
         self._engines = {engine.url: engine for engine in engines}
         self._pools = [{pool: _pool(pool, engines) for pool in Pool} for _ in range(replicas)]
+        self._demand = dict.fromkeys(Pool, 0)
         self._seed = seed
         self._next_exchange = EXCHANGE_SECONDS
 
@@ -103,6 +104,7 @@ class VirtualGateway:
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1
+        self._demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
         moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
@@ -115,6 +117,32 @@ class VirtualGateway:
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""
         placement.replica.in_flight -= 1
+        self._demand[placement.decision.pool] -= 1
+
+    @property
+    def demand(self) -> dict[Pool, int]:
+        """Requests in flight of each pool, including those on engines that are being stopped."""
+        return dict(self._demand)
+
+    @property
+    def engines(self) -> list[VirtualEngine]:
+        """The engines that receive requests."""
+        return list(self._engines.values())
+
+    def add(self, engine: VirtualEngine) -> None:
+        """Send requests to one more engine."""
+        self._engines[engine.url] = engine
+        self._update(engine.pool)
+
+    def remove(self, engine: VirtualEngine) -> None:
+        """Send no more requests to an engine. Those in flight are completed."""
+        del self._engines[engine.url]
+        self._update(engine.pool)
+
+    def _update(self, name: Pool) -> None:
+        urls = [url for url, engine in self._engines.items() if engine.pool is name]
+        for pools in self._pools:
+            pools[name].set_endpoints(urls)
 
     def poll(self) -> None:
         """Report the load of every engine to every gateway replica."""

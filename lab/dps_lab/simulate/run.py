@@ -12,8 +12,9 @@ from itertools import count
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation
-from dps_gateway.upstream.load import INTERVAL_SECONDS
+from dps_gateway.upstream.load import INTERVAL_SECONDS as LOAD_SECONDS
 from dps_lab.simulate.arrivals import Pattern, arrival_times
+from dps_lab.simulate.budget import INTERVAL_SECONDS, Balancer
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
@@ -142,6 +143,8 @@ class _Simulation:
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
         self._request_seconds = scenario.fleet.efficiency.request_seconds
+        fleet = scenario.fleet
+        self._balancer = None if fleet.budget is None else Balancer(fleet, fleet.budget, self._gateway)
         self._sessions = plan_sessions(sessions, first_prompts)
         self._load = scenario.load
         self._seed = scenario.seed
@@ -154,6 +157,8 @@ class _Simulation:
     def run(self) -> list[TurnResult]:
         """Process events until none is left."""
         self._at(0.0, self._poll)
+        if self._balancer is not None:
+            self._at(INTERVAL_SECONDS, partial(self._balance, self._balancer))
         self._schedule_arrivals()
         while self._events and self._events[0][0] <= self._until:
             now = self._events[0][0]
@@ -194,8 +199,21 @@ class _Simulation:
     def _poll(self, now: float) -> None:
         """Report the engines' load to the gateway, and again after an interval if the simulation has not ended."""
         self._gateway.poll()
-        if self._events:
-            self._at(now + INTERVAL_SECONDS, self._poll)
+        if self._unfinished():
+            self._at(now + LOAD_SECONDS, self._poll)
+
+    def _balance(self, balancer: Balancer, now: float) -> None:
+        """Let the balancer measure, and again after an interval if the simulation has not ended."""
+        engine = balancer.measure(now)
+        if engine is not None:
+            self._engines.append(engine)
+            self._gpus.append(SharedGpu([engine]))
+        if self._unfinished():
+            self._at(now + INTERVAL_SECONDS, partial(self._balance, balancer))
+
+    def _unfinished(self) -> bool:
+        """Whether anything but a periodic event will happen."""
+        return len(self._events) > (self._balancer is not None)
 
     def _apply(self, change: Change, now: float) -> None:
         if change.concurrency is not None:

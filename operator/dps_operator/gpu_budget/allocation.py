@@ -2,21 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.gpu_budget import Counts, Demand, receiver
+from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
-
-HYSTERESIS: Final = 1.25
-"""A replica moves only if the load per replica that it relieves exceeds this multiple of the one it leaves behind."""
-MIN_LOAD: Final = 1.0
-"""A replica moves only to a pool with at least this number of requests per replica."""
-
-Counts = Mapping[PoolName, int]
-"""Replicas of each pool."""
-Demand = Mapping[PoolName, float]
-"""Requests in flight and waiting of each pool, averaged over time."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +51,14 @@ def current_allocation(spec: Spec, status: Mapping[str, Any]) -> Allocation | No
 
 
 def moved(current: Allocation, demand: Demand, now: str) -> Allocation | None:
-    """The allocation after moving one replica to the pool with the higher load; None if none should be moved.
-
-    A move lowers the higher load per replica, and each pool keeps a replica. At constant demand, no move is undone.
-    """
+    """The allocation after moving one replica to the pool with the higher load; None if none should be moved."""
     counts = current.counts
-    for receiver, donor in (POOLS, POOLS[::-1]):
-        if counts[donor] < 2:
-            continue
-        relieved = demand[receiver] / counts[receiver]
-        left_behind = demand[donor] / (counts[donor] - 1)
-        if relieved >= MIN_LOAD and relieved > HYSTERESIS * left_behind:
-            counts[receiver] += 1
-            counts[donor] -= 1
-            return Allocation(counts["speculative"], counts["greedy"], now)
-    return None
+    pool = receiver(counts, demand)
+    if pool is None:
+        return None
+    counts[pool] += 1
+    counts[other_pool(pool)] -= 1
+    return Allocation(counts["speculative"], counts["greedy"], now)
 
 
 def granted(

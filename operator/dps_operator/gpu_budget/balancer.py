@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from dps_engines.pools import POOLS, PoolName
+from dps_engines.gpu_budget import Demand, averaged
+from dps_engines.pools import PoolName
 from dps_operator.api.spec import Spec, parse
 from dps_operator.errors import GatewaysUnreachableError, SpecError
 from dps_operator.gateway_metrics import gateway_addresses
-from dps_operator.gpu_budget.allocation import Allocation, Demand, current_allocation, moved
+from dps_operator.gpu_budget.allocation import Allocation, current_allocation, moved
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 5.0
-HALF_LIVES_PER_COOLDOWN: Final = 4
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,9 @@ class Average:
     updated: float
     demand: dict[PoolName, float]
 
-    def update(self, sample: Demand, now: float, half_life: float) -> None:
-        """Include a sample. half_life: seconds after which a sample's weight has halved."""
-        weight = 1 - 2 ** (-(now - self.updated) / half_life)
-        for pool in POOLS:
-            self.demand[pool] += weight * (sample[pool] - self.demand[pool])
+    def update(self, sample: Demand, now: float, cooldown_seconds: float) -> None:
+        """Include a sample."""
+        self.demand = averaged(self.demand, sample, now - self.updated, cooldown_seconds)
         self.updated = now
 
 
@@ -114,7 +112,7 @@ class Balancer:
         average = self._averages.setdefault(key, Average(monotonic, monotonic, dict(sample)))
         assert spec.gpu_budget is not None
         cooldown = spec.gpu_budget.cooldown_seconds
-        average.update(sample, monotonic, cooldown / HALF_LIVES_PER_COOLDOWN)
+        average.update(sample, monotonic, cooldown)
         body = self._observations.routers.get(key)
         if body is None or spec.paused or monotonic - average.since < cooldown:
             return

@@ -4,9 +4,9 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from dps_engines.gpu_budget import Demand
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.allocation import Demand
 
 METRICS: Final = ("dps_in_flight", "dps_queued")
 

@@ -1,0 +1,111 @@
+"""`python -m dps_lab.simulate.budget_day`: a GPU budget against fixed splits, on a day whose mix of sessions changes.
+
+Sessions with short turns, which are decoded speculatively, arrive mostly by day; sessions with long turns, which are
+not, mostly by night. docs/simulate.md has the results.
+"""
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.policies import DeltaPrefill
+from dps_lab.simulate.arrivals import DAILY_SWING
+from dps_lab.simulate.fleet import Budget, FleetSpec
+from dps_lab.simulate.report import Spread, session_seconds
+from dps_lab.simulate.run import Load, Scenario, TurnResult, simulate
+from dps_lab.simulate.trace import SessionTrace
+from dps_lab.simulate.workloads import load_workload
+
+GPUS: Final = 4
+THRESHOLD: Final = 128
+BUDGET: Final = Budget(cooldown_seconds=120.0, start_seconds=60.0)
+"""For a day of an hour; they are scaled to the length of the day."""
+
+
+def day(
+    by_day: Sequence[SessionTrace],
+    by_night: Sequence[SessionTrace],
+    rates: tuple[float, float],
+    seconds: float,
+    seed: int = 0,
+) -> list[SessionTrace]:
+    """Sessions of both workloads, drawn at random. The day begins and ends at midnight.
+
+    rates: mean arrivals per second of each workload, which vary by the factor DAILY_SWING in opposite directions.
+    """
+    rng = random.Random(seed)
+    sessions: list[SessionTrace] = []
+    for name, source, rate, sign in (("day", by_day, rates[0], -1), ("night", by_night, rates[1], 1)):
+        for number, arrival in enumerate(_arrivals(rate, sign, seconds, rng)):
+            changes = {"id": f"{name}-{number}", "arrival_seconds": arrival}
+            sessions.append(rng.choice(source).model_copy(update=changes))
+    return sorted(sessions, key=lambda session: session.arrival_seconds or 0.0)
+
+
+def _arrivals(rate: float, sign: int, seconds: float, rng: random.Random) -> Iterator[float]:
+    """An inhomogeneous Poisson process: arrivals at the highest rate, of which a part is kept."""
+    highest = rate * (1 + DAILY_SWING)
+    now = rng.expovariate(highest)
+    while now < seconds:
+        if rng.random() * highest < rate * (1 + sign * DAILY_SWING * math.cos(2 * math.pi * now / seconds)):
+            yield now
+        now += rng.expovariate(highest)
+
+
+def fleets() -> Iterator[tuple[str, FleetSpec]]:
+    """Each fixed split of the GPUs, and the budget, which begins with an equal split."""
+    for speculative in range(1, GPUS):
+        engines = {Pool.SPECULATIVE: speculative, Pool.GREEDY: GPUS - speculative}
+        yield f"{speculative} + {GPUS - speculative}", FleetSpec(engines)
+    half = {Pool.SPECULATIVE: GPUS // 2, Pool.GREEDY: GPUS - GPUS // 2}
+    yield "budget", FleetSpec(half, budget=BUDGET)
+
+
+def run(sessions: Sequence[SessionTrace], fleet: FleetSpec) -> list[TurnResult]:
+    """All turns of the day."""
+    return simulate(sessions, Scenario(fleet, DeltaPrefill(THRESHOLD), Load()))
+
+
+def main(argv: list[str]) -> int:
+    """Print the table. Returns 0."""
+    parser = argparse.ArgumentParser(prog="python -m dps_lab.simulate.budget_day", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0, help="length of the day (default: 300)")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs=2,
+        default=(11.0, 5.0),
+        metavar=("DAY", "NIGHT"),
+        help="mean arrivals per second of bfcl and of toolbench (default: 11 and 5)",
+    )
+    options = parser.parse_args(argv)
+    rates = (options.rates[0], options.rates[1])
+    sessions = day(load_workload("bfcl"), load_workload("toolbench"), rates, options.seconds)
+    table = Table(box=box.SIMPLE_HEAD, title=f"{len(sessions):,} sessions", title_justify="left")
+    for column in ("speculative + greedy", "session, median", "p95", "first token, median", "p95"):
+        table.add_column(column, justify="right")
+    scale = options.seconds / 3600.0
+    for name, fleet in fleets():
+        if fleet.budget is not None:
+            budget = Budget(scale * BUDGET.cooldown_seconds, scale * BUDGET.start_seconds)
+            fleet = replace(fleet, budget=budget)
+        results = run(sessions, fleet)
+        latencies = Spread.of(session_seconds(results))
+        first = Spread.of(result.first_token - result.sent for result in results)
+        values = (latencies.median, latencies.p95, first.median, first.p95)
+        table.add_row(name, *(f"{value:.2f} s" for value in values))
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
