@@ -1,6 +1,7 @@
-"""Sessions that change pools on every turn, on real SGLang servers that share a prefix cache.
+"""Sessions that change pools on every turn, and tenants, on real SGLang servers that share a prefix cache.
 
-They have the answers of a single greedy server, and almost all of the cached tokens of sessions that never moved.
+The sessions have the answers of a single greedy server, and almost all of the cached tokens of sessions that never
+moved. No tenant reads what another's requests cached.
 """
 
 import asyncio
@@ -17,6 +18,13 @@ from dps_testkit.processes import Engine, Gateway, Site
 from e2e.prefix_cache.alternation import KINDS, LONG, SHORT, check, gateway, sessions
 from e2e.prefix_cache.sessions import Session, play, stored_tokens, until_stored
 from e2e.prefix_cache.shared_servers import shared_servers
+from e2e.prefix_cache.tenants import (
+    ENDPOINTS,
+    TEMPLATE_TOKENS,
+    WORDS,
+    cached_tokens,
+    tenants_gateway,
+)
 from e2e.real_sglang.local_sglang import tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -36,6 +44,8 @@ class Shared:
     page_tokens: int
     servers: Mapping[str, Engine]
     gateways: Mapping[str, Gateway]
+    tenants: Mapping[str, Gateway]
+    """By kind of server, a gateway with API keys in front of that server alone."""
     unmoved: list[Session]
 
 
@@ -48,9 +58,12 @@ async def shared(
     async with shared_servers(folder, page_tokens) as servers, Site(folder, tiny_model()) as site:
         greedy = servers["greedy"]
         gateways = {algorithm: await gateway(site, servers[algorithm], greedy) for algorithm in ALGORITHMS}
+        tenants = {
+            kind: await tenants_gateway(site, folder, servers[kind]) for kind in ("greedy", "STANDALONE")
+        }
         unmoved = sessions("unmoved")
         await play(unmoved, f"{greedy.url}/v1", {"": greedy}, page_tokens)
-        yield Shared(page_tokens, servers, gateways, unmoved)
+        yield Shared(page_tokens, servers, gateways, tenants, unmoved)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -112,3 +125,19 @@ async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Sha
 def accepted(answer: dict[str, Any]) -> tuple[list[int], int]:
     """The tokens of an answer, and in how many verification steps they were accepted."""
     return answer["output_ids"], answer["meta_info"]["spec_verify_ct"]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
+    shared: Shared, path: str
+) -> None:
+    """The greedy server has a tenant's prompt in memory and in the storage, from which the other server reads."""
+    greedy, reader = shared.tenants["greedy"], shared.tenants["STANDALONE"]
+    before = await stored_tokens(shared.servers["greedy"])
+    assert await cached_tokens(greedy, path, "alpha") < TEMPLATE_TOKENS
+    await until_stored(shared.servers["greedy"], before + WORDS)
+
+    assert await cached_tokens(greedy, path, "beta") < TEMPLATE_TOKENS
+    assert await cached_tokens(reader, path, "gamma") < TEMPLATE_TOKENS
+    assert await cached_tokens(reader, path, "alpha") >= WORDS
+    assert await cached_tokens(greedy, path, "alpha") >= WORDS

@@ -19,8 +19,7 @@ HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
 BUILD_SIDECARS = f"{UNIFIED_CACHE}._build_sidecar_transfers"
 DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
 
-CHAT_MODULE = "sglang.srt.entrypoints.openai.serving_chat"
-CHAT_CONVERSION = f"{CHAT_MODULE}.OpenAIServingChat._convert_to_internal_request"
+CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request"
 
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),

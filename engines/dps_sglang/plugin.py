@@ -1,7 +1,7 @@
 """The plugin's entry point for SGLang: installs its hooks if this SGLang is supported."""
 
 import logging
-import sys
+import multiprocessing
 from collections.abc import Mapping
 from importlib.metadata import version
 
@@ -18,10 +18,9 @@ def register() -> None:
 
         _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
         _wrap(compatibility.DRAFT_PREFILL, refill)
-    # Only the process that serves HTTP has imported this module, which is expensive to import.
-    if compatibility.CHAT_MODULE in sys.modules and _supported(
-        "the tenants of /v1/messages are not separated", compatibility.SALT_SIGNATURES
-    ):
+    # HTTP is served by the main process. The others do not need the module, which is expensive to import.
+    serves = multiprocessing.parent_process() is None
+    if serves and _supported("tenants share prefixes of /v1/messages", compatibility.SALT_SIGNATURES):
         _wrap(compatibility.CHAT_CONVERSION, salted)
 
 

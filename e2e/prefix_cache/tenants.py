@@ -1,0 +1,56 @@
+"""Requests of three tenants to real SGLang servers, on every routed endpoint whose prompts SGLang caches."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from dps_local.stack import MODEL
+from dps_testkit.processes import Engine, Gateway, Site
+
+KEYS = {"alpha": "sk-alpha", "beta": "sk-beta", "gamma": "sk-gamma"}
+"""Each tenant's API key."""
+WORDS = 600
+TEMPLATE_TOKENS = 64
+"""More than the tokens with which the chat template begins every prompt, so that they are the same on all endpoints."""
+ENDPOINTS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 1},
+    "/v1/completions": {"max_tokens": 1},
+    "/v1/responses": {"max_output_tokens": 16, "store": False},
+    "/v1/messages": {"max_tokens": 1},
+    "/generate": {"sampling_params": {"max_new_tokens": 1}},
+}
+
+
+async def tenants_gateway(site: Site, folder: Path, engine: Engine) -> Gateway:
+    """A gateway with the tenants' keys, all of whose requests are served by this engine."""
+    keys = folder / "keys"
+    keys.write_text("".join(f"{tenant}:{key}\n" for tenant, key in KEYS.items()))
+    settings: Mapping[str, Mapping[str, Any]] = {
+        "auth": {"keysFile": str(keys)},
+        "routing": {"commonPrefixCache": True},
+    }
+    return await site.gateway([engine], [engine], settings)
+
+
+async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:
+    """The cached tokens of a prompt that is the same for all tenants, but differs between endpoints."""
+    text = f"{path} " + " ".join(f"word{number}" for number in range(WORDS))
+    prompt = {
+        "/v1/completions": {"prompt": text},
+        "/v1/responses": {"input": text},
+        "/generate": {"text": text},
+    }.get(path, {"messages": [{"role": "user", "content": text}]})
+    body = {"model": MODEL, **prompt, **ENDPOINTS[path]}
+    headers = {"Authorization": f"Bearer {KEYS[tenant]}"}
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(gateway.url + path, json=body, headers=headers) as response,
+    ):
+        answer = await response.json()
+    if path == "/generate":
+        return int(answer["meta_info"]["cached_tokens"])
+    usage = answer["usage"]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return int(usage.get("cache_read_input_tokens") or details.get("cached_tokens") or 0)
