@@ -13,6 +13,7 @@ import aiohttp
 
 from dps_local.assets import bundled_tokenizer
 from dps_local.stack import MODEL
+from dps_testkit.plane import common_cache
 from dps_testkit.processes import Engine, Gateway, RedisServer, Site
 from e2e.metrics.prometheus import Target
 
@@ -20,6 +21,7 @@ NAMESPACE = "llm"
 HEALTHY, FAULTY = "healthy", "faulty"
 SPEED = ("--emulate-speed", "200")
 REJECTED_DRAFTS = ("--emulate-acceptance-length", "1")
+PAGES = ("--page-size", "64")
 SLOW_STORAGE = ("--emulate-storage-tokens-per-second", "2000")
 """The emulated engines prefill 11,000 tokens/s."""
 
@@ -89,9 +91,10 @@ async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalR
     gateway's.
     """
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
+        healthy, faulty = ([*common_cache(folder / name), *PAGES] for name in (HEALTHY, FAULTY))
         yield await asyncio.gather(
-            _router(HEALTHY, site, site, _storage(folder, HEALTHY), ()),
-            _router(FAULTY, site, other, [*_storage(folder, FAULTY), *SLOW_STORAGE], REJECTED_DRAFTS),
+            _router(HEALTHY, site, site, healthy, ()),
+            _router(FAULTY, site, other, [*faulty, *SLOW_STORAGE], REJECTED_DRAFTS),
         )
 
 
@@ -122,26 +125,6 @@ def other_template(folder: Path) -> Path:
     settings: dict[str, Any] = json.loads(file.read_text())
     file.write_text(json.dumps(settings | {"chat_template": settings["chat_template"] + "Well, "}))
     return folder
-
-
-def _storage(folder: Path, router: str) -> list[str]:
-    """The options of engines with a common prefix cache."""
-    secret = folder / "prefix-cache-secret"
-    secret.write_text("a secret of thirty-two bytes....")
-    settings = {
-        "backend_name": "dps",
-        "module_path": "dps_sglang.adapter",
-        "class_name": "SharedPrefixCache",
-        "interface_v1": 1,
-        "directory": str(folder / f"{router}-pages"),
-        "secret_file": str(secret),
-        "max_gib": 1,
-    }
-    return [
-        *("--page-size", "64", "--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
-        *("--hicache-storage-backend", "dynamic"),
-        *("--hicache-storage-backend-extra-config", json.dumps(settings)),
-    ]
 
 
 async def _router(

@@ -30,7 +30,8 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def common_cache(folder: Path) -> list[str]:
-    """The flags of engines that share a prefix cache in this folder through the plugin dps_sglang."""
+    """The flags of engines that share a prefix cache in this folder, which is created, through the plugin dps_sglang."""
+    folder.mkdir(exist_ok=True)
     secret = folder / "secret"
     secret.write_text("a secret of thirty-two bytes....")
     settings = {
@@ -43,8 +44,8 @@ def common_cache(folder: Path) -> list[str]:
         "max_gib": 1,
     }
     return [
-        *("--emulate-speed", "200", "--enable-hierarchical-cache"),
-        *("--hicache-write-policy", "write_through", "--hicache-storage-backend", "dynamic"),
+        *("--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
+        *("--hicache-storage-backend", "dynamic"),
         *("--hicache-storage-backend-extra-config", json.dumps(settings)),
     ]
 

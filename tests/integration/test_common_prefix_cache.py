@@ -21,7 +21,7 @@ ASKING = {"return_cached_tokens_details": True}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("common")
-    flags = [*common_cache(folder), "--page-size", str(PAGE_TOKENS)]
+    flags = [*common_cache(folder), "--page-size", str(PAGE_TOKENS), "--emulate-speed", "200"]
     async with Site(folder) as site:
         speculative, greedy = await site.engines("speculative", "greedy", arguments=flags)
         routing = {"commonPrefixCache": True, "decisionLog": str(folder / "decisions.jsonl")}

@@ -33,7 +33,8 @@ async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
     (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
     settings = {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}}
     async with Site(folder) as site:
-        speculative, greedy = await site.engines("speculative", "greedy", arguments=common_cache(folder))
+        flags = [*common_cache(folder), "--emulate-speed", "200"]
+        speculative, greedy = await site.engines("speculative", "greedy", arguments=flags)
         yield await site.gateway([speculative], [greedy], settings), greedy
 
 
