@@ -30,7 +30,7 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def common_cache(folder: Path) -> list[str]:
-    """The flags of engines that share a prefix cache in this folder, which is created, through the plugin dps_sglang."""
+    """The flags of engines that share a prefix cache in this folder through the plugin dps_sglang. Creates the folder."""
     folder.mkdir(exist_ok=True)
     secret = folder / "secret"
     secret.write_text("a secret of thirty-two bytes....")
