@@ -30,7 +30,7 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def common_cache(folder: Path) -> list[str]:
-    """The flags of engines that share a prefix cache in this folder through the plugin dps_sglang. Creates the folder."""
+    """The flags of engines that share a prefix cache in this folder through the plugin. Creates the folder."""
     folder.mkdir(exist_ok=True)
     secret = folder / "secret"
     secret.write_text("a secret of thirty-two bytes....")
