@@ -1,6 +1,6 @@
 """Sessions of an unmodified OpenAI client, with the routing decision of each turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from openai import OpenAI
@@ -22,14 +22,23 @@ class Turn:
     cached_tokens: int
 
 
+def alternating(count: int) -> list[str]:
+    """Questions of which every second one is short."""
+    return [SHORT if number % 2 else LONG for number in range(count)]
+
+
 def turns(
-    url: str, model: str, count: int = 4, answer_tokens: int = 16, system: str = "You are brief."
+    url: str,
+    model: str,
+    questions: Sequence[str] = tuple(alternating(4)),
+    answer_tokens: int = 16,
+    system: str = "You are brief.",
 ) -> Iterator[Turn]:
-    """Send a session without a session id; every second turn is short. Sessions differ if `system` does."""
+    """Send a session without a session id. Sessions with the same questions differ if `system` does."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": system}]
-    for number in range(count):
-        messages.append({"role": "user", "content": f"{number}. {SHORT if number % 2 else LONG}"})
+    for number, question in enumerate(questions):
+        messages.append({"role": "user", "content": f"{number}. {question}"})
         raw = client.chat.completions.with_raw_response.create(
             model=model, messages=messages, max_tokens=answer_tokens, temperature=0
         )

@@ -9,7 +9,7 @@ from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually
 from e2e.node.commands import run_documented
 from e2e.node.conftest import READY_SECONDS, emulated
-from e2e.node.sessions import turns
+from e2e.node.sessions import alternating, turns
 
 CALIBRATION_SECONDS = 300.0
 SESSIONS = 12
@@ -25,7 +25,7 @@ def test_the_documented_commands_calibrate_and_the_gateways_apply_the_result(
     with node.reach(kube, "qwen-gateway", 8000) as url:
         for number in range(SESSIONS):
             system = f"You are assistant {number}."
-            assert len(list(turns(url, "emulated", count=3, answer_tokens=20, system=system))) == 3
+            assert len(list(turns(url, "emulated", alternating(3), answer_tokens=20, system=system))) == 3
 
     run_documented(Path(__file__), kube, CALIBRATION_SECONDS)
 

@@ -1,41 +1,49 @@
-"""A GPU budget on a real node: under load of one pool, a replica of the other one moves to it."""
+"""A GPU budget on a real node: over a day whose mix of turns changes, a replica follows the load between the pools."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually
 from e2e.node.conftest import READY_SECONDS, emulated
-from e2e.node.sessions import turns
+from e2e.node.sessions import LONG, SHORT, turns
 
 CLIENTS = 8
 ANSWER_TOKENS = 400
+DAY = (
+    (LONG, {"speculative": 1, "greedy": 2}),
+    (SHORT, {"speculative": 2, "greedy": 1}),
+    (LONG, {"speculative": 1, "greedy": 2}),
+)
+"""Night, noon and the next night: the question of all turns, which determines their pool, and the replicas of each pool
+that follow from it."""
 
 
-def test_a_replica_moves_to_the_loaded_pool_and_no_request_fails(node: Cluster, kube: Kube) -> None:
+def test_replicas_follow_the_load_over_a_day_and_no_request_fails(node: Cluster, kube: Kube) -> None:
     router = emulated("budget")
-    router["spec"] |= {
-        "gpuBudget": {"gpus": 3, "cooldownSeconds": 10},
-        "routing": {"policy": "AlwaysGreedy"},
-    }
+    router["spec"]["gpuBudget"] = {"gpus": 3, "cooldownSeconds": 10}
     router["spec"]["gateway"]["replicas"] = 1
     kube.apply(router)
     kube.until("budget", READY_SECONDS, Ready="True", Progressing="Settled", DemandMeasured="Measured")
     assert replicas(kube) == {"speculative": 2, "greedy": 1}
     stopped = Event()
+    question = LONG
     with node.reach(kube, "budget-gateway", 8000) as url, ThreadPoolExecutor(CLIENTS) as clients:
 
         def load() -> int:
             """Sessions one after the other; the number of answers. Raises if a request fails."""
             answered = 0
             while not stopped.is_set():
-                answered += len(list(turns(url, "emulated", count=2, answer_tokens=ANSWER_TOKENS)))
+                session = turns(url, "emulated", questions=[question] * 2, answer_tokens=ANSWER_TOKENS)
+                answered += len(list(session))
             return answered
 
         running = [clients.submit(load) for _ in range(CLIENTS)]
         try:
-            eventually(lambda: moved(kube), READY_SECONDS)
+            for question, expected in DAY:  # noqa: B007, `load` uses the question
+                eventually(partial(moved, kube, expected), READY_SECONDS)
         finally:
             stopped.set()
         assert sum(one.result() for one in running) > 0
@@ -49,7 +57,7 @@ def replicas(kube: Kube) -> dict[str, int]:
     return {name: pool["readyReplicas"] for name, pool in pools.items()}
 
 
-def moved(kube: Kube) -> None:
+def moved(kube: Kube, expected: dict[str, int]) -> None:
     """The replica has moved, and is ready."""
-    assert replicas(kube) == {"speculative": 1, "greedy": 2}
+    assert replicas(kube) == expected
     assert kube.get("dpsrouter", "budget")["status"]["gpuBudget"]["lastMoveTime"]

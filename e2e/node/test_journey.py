@@ -11,7 +11,7 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually
 from e2e.node.conftest import A100, LEFTOVER_KINDS, READY_SECONDS, RELEASE, emulated
-from e2e.node.sessions import turns
+from e2e.node.sessions import alternating, turns
 
 
 def labels(name: str) -> str:
@@ -50,7 +50,7 @@ def test_first_request_to_a_ready_router_is_answered(node: Cluster, kube: Kube) 
         kube.apply(router)
         kube.kubectl("wait", "dpsrouter/eager", "--for=condition=Ready", "--timeout=110s")
         with node.reach(kube, "eager-gateway", 8000) as url:
-            assert [turn.number for turn in turns(url, "emulated", count=1)] == [1]
+            assert [turn.number for turn in turns(url, "emulated", alternating(1))] == [1]
     kube.kubectl("delete", "dpsrouter", "eager")
 
 
@@ -64,7 +64,7 @@ def test_turns_sent_through_the_service_are_routed_by_their_growth(
     node: Cluster, kube: Kube, router: str
 ) -> None:
     with node.reach(kube, f"{router}-gateway", 8000) as url:
-        session = list(turns(url, "emulated", count=6))
+        session = list(turns(url, "emulated", alternating(6)))
     assert [(turn.number, turn.pool, turn.reason) for turn in session] == [
         (1, "greedy", "over_threshold"),
         (2, "speculative", "within_threshold"),

@@ -9,7 +9,7 @@ from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually
 from e2e.node.conftest import READY_SECONDS, emulated
-from e2e.node.sessions import turns
+from e2e.node.sessions import alternating, turns
 
 CLIENTS = 6
 ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 10}
@@ -51,7 +51,9 @@ def test_requests_wait_while_pools_start_from_zero_and_none_fails(
     with node.reach(kube, f"{router}-gateway", 8000) as url, ThreadPoolExecutor(CLIENTS) as clients:
         for _ in range(2):
             eventually(lambda: all_stopped(kube), READY_SECONDS)
-            sessions = [clients.submit(lambda: list(turns(url, "emulated", count=3))) for _ in range(CLIENTS)]
+            sessions = [
+                clients.submit(lambda: list(turns(url, "emulated", alternating(3)))) for _ in range(CLIENTS)
+            ]
             answered = [turn for session in sessions for turn in session.result()]
             assert len(answered) == 3 * CLIENTS
         eventually(lambda: all_stopped(kube), READY_SECONDS)

@@ -14,7 +14,7 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.paths import ROOT
 from e2e.node.conftest import A100
-from e2e.node.sessions import Turn, turns
+from e2e.node.sessions import Turn, alternating, turns
 from e2e.real_sglang.local_sglang import HERE, VENV, install, tiny_model
 
 pytestmark = pytest.mark.timeout(2400)
@@ -114,7 +114,7 @@ def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
     kube.apply(sglang(tiny_model()))
     kube.until("real", LOAD_SECONDS, Ready="True")
     with node.reach(kube, "real-gateway", 8000) as url:
-        yield list(turns(url, "tiny", count=6))
+        yield list(turns(url, "tiny", alternating(6)))
     kube.kubectl("delete", "dpsrouter", "real")
 
 
