@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from threading import Event
 
 from dps_testkit.cluster.kube import Kube
@@ -30,13 +31,16 @@ def test_replicas_follow_the_load_over_a_day_and_no_request_fails(node: Cluster,
     assert replicas(kube) == {"speculative": 2, "greedy": 1}
     stopped = Event()
     question = LONG
+    agents = count()
     with node.reach(kube, "budget-gateway", 8000) as url, ThreadPoolExecutor(CLIENTS) as clients:
 
         def load() -> int:
             """Sessions one after the other; the number of answers. Raises if a request fails."""
             answered = 0
             while not stopped.is_set():
-                session = turns(url, "emulated", questions=[question] * 2, answer_tokens=ANSWER_TOKENS)
+                # A prompt that was sent before has not grown, so each session has one of its own.
+                agent = f"You are agent {next(agents)}."
+                session = turns(url, "emulated", [question] * 2, ANSWER_TOKENS, agent)
                 answered += len(list(session))
             return answered
 
