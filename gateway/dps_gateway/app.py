@@ -70,7 +70,13 @@ async def serve(
             await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
             tls = runtime.tls.context if runtime.tls is not None else None
             await Site(
-                public, listen.host, listen.port, backlog=BACKLOG, reuse_port=reuse_port, tls=tls
+                public,
+                listen.host,
+                listen.port,
+                backlog=BACKLOG,
+                reuse_port=reuse_port,
+                tls=tls,
+                burst=lambda: runtime.clients.burst,
             ).start()
             log.info("listening on %s:%d, admin on :%d", listen.host, listen.port, listen.admin_port)
             await stop.wait()

@@ -55,6 +55,11 @@ class ClientConnections:
     def __len__(self) -> int:
         return len(self._reading) + len(self._idle) + len(self._busy)
 
+    @property
+    def burst(self) -> int:
+        """How many connections may be opened at once, so that one whose request is arriving is not closed for them."""
+        return max(1, self._max_connections() // 4)
+
     def opened(self, connection: Connection) -> bool:
         """Record a new connection. Returns False if it must be refused.
 

@@ -81,6 +81,21 @@ def test_burst_of_connections_is_accepted_in_few_iterations(
     run(burst())
 
 
+def test_no_more_connections_are_accepted_at_once_than_the_server_can_take(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
+) -> None:
+    async def burst() -> None:
+        clients = Clients()
+        listening = await Listener.listen(clients, "127.0.0.1", 0, backlog=CONNECTIONS, burst=lambda: 1)
+        connect(opened, listening, CONNECTIONS)
+        assert not await until(lambda: len(clients.transports) == CONNECTIONS, iterations=CONNECTIONS // 4)
+        listening.close()
+        await asyncio.sleep(0.05)
+        clients.close()
+
+    run(burst())
+
+
 def test_closed_listener_refuses_connections(
     run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
 ) -> None:
@@ -131,7 +146,7 @@ def test_connection_that_could_not_be_accepted_is_accepted_later(
         full.bind(("127.0.0.1", 0))
         full.listen()
         full.setblocking(False)
-        listening = Listener([full], clients, None)
+        listening = Listener([full], clients, None, lambda: 1)
         connect(opened, listening)
         async with asyncio.timeout(30):
             await clients.connected.wait()

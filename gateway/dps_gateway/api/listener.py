@@ -29,11 +29,16 @@ class Listener:
     """The listening sockets of one port, and the connections that are being accepted."""
 
     def __init__(
-        self, sockets: list[socket.socket], protocols: Protocols, tls: ssl.SSLContext | None
+        self,
+        sockets: list[socket.socket],
+        protocols: Protocols,
+        tls: ssl.SSLContext | None,
+        burst: Callable[[], int],
     ) -> None:
         self.sockets = sockets
         self._protocols = protocols
         self._tls = tls
+        self._burst = burst
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         for each in sockets:
@@ -49,8 +54,12 @@ class Listener:
         backlog: int,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        burst: Callable[[], int] = lambda: MAX_ACCEPTED,
     ) -> Self:
-        """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError."""
+        """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError.
+
+        burst: the connections that the server can take at once; at most MAX_ACCEPTED are accepted at once.
+        """
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -64,7 +73,7 @@ class Listener:
                 listening.setblocking(False)
                 sockets.append(listening)
             opened.pop_all()
-        return cls(sockets, protocols, tls)
+        return cls(sockets, protocols, tls, burst)
 
     def close(self) -> None:
         """Stop listening. Connections that have been accepted stay open."""
@@ -78,8 +87,8 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept the connections that wait, up to MAX_ACCEPTED."""
-        for _ in range(MAX_ACCEPTED):
+        """Accept the connections that wait, up to a limit."""
+        for _ in range(min(MAX_ACCEPTED, self._burst())):
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -113,11 +122,13 @@ class Site(web.BaseSite):
         backlog: int,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        burst: Callable[[], int] = lambda: MAX_ACCEPTED,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
+        self._burst = burst
 
     @property
     def name(self) -> str:
@@ -134,6 +145,7 @@ class Site(web.BaseSite):
             backlog=self._backlog,
             reuse_port=self._reuse_port,
             tls=self._ssl_context,
+            burst=self._burst,
         )
         # A cast, because the base class uses only `close` and `sockets` of a server.
         self._server = cast(asyncio.AbstractServer, listener)

@@ -37,9 +37,14 @@ class _Connection(web.RequestHandler):
             self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        if self._server.clients is not None:
-            self._server.clients.received(self)
+        clients = self._server.clients
+        if clients is not None:
+            clients.received(self)
         super().data_received(data)
+        if clients is not None and self._messages:
+            # The request is handled in a later iteration of the event loop. The connection must not be closed in favour
+            # of a new one until then.
+            clients.began(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._server.clients is not None:
