@@ -1,7 +1,9 @@
 """A gateway with few file descriptors, and clients that open many connections without sending a request."""
 
 import asyncio
+import os
 import resource
+import signal
 from pathlib import Path
 
 import aiohttp
@@ -41,3 +43,27 @@ async def status(http: aiohttp.ClientSession, gateway: Gateway) -> int:
     async with http.post(gateway.url + CHAT, json=chat()) as response:
         await response.read()
         return response.status
+
+
+async def test_burst_of_silent_connections_does_not_close_those_with_requests(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """The connections wait until the gateway accepts them, because it is stopped meanwhile."""
+    async with Site(tmp_path) as site:
+        gateway = await site.gateway([engines[0]], [engines[1]])
+        resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        port = int(gateway.url.rpartition(":")[2])
+        async with aiohttp.ClientSession() as connected:
+            assert await status(connected, gateway) == 200
+            os.kill(gateway.child.pid, signal.SIGSTOP)
+            try:
+                silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * FILES)]
+                request = asyncio.create_task(status(connected, gateway))
+                await asyncio.sleep(0.1)
+            finally:
+                os.kill(gateway.child.pid, signal.SIGCONT)
+            assert await request == 200
+            for _ in range(5):
+                assert await status(connected, gateway) == 200
+        for _, writer in silent:
+            writer.close()
