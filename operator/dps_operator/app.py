@@ -19,7 +19,7 @@ from aiohttp import web
 from dps_operator.cluster import KubernetesCluster
 from dps_operator.errors import ClusterError, LeadershipLostError
 from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.balancer import Balance, Balancer
+from dps_operator.gpu_budget.balancer import Allocations, Balancer
 from dps_operator.gpu_budget.demand import GatewayDemand
 from dps_operator.handlers import kopf_settings, registry
 from dps_operator.health import application
@@ -29,7 +29,7 @@ from dps_operator.observe import Observations
 from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
-from dps_operator.scale_to_zero.scaler import GatewayActivity, Scaler, Sleep
+from dps_operator.scale_to_zero.scaler import GatewayActivity, IdlePools, Scaler
 from dps_operator.settings import (
     DEFAULT_GATEWAY_IMAGE,
     DEFAULT_LAB_IMAGE,
@@ -57,15 +57,15 @@ async def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     observations = Observations()
-    balance, sleep = Balance(), Sleep()
+    allocations, idle_pools = Allocations(), IdlePools()
     gateways = aiohttp.ClientSession()
     metrics = GatewayMetrics(gateways)
     caches = CacheWatch(observations, metrics)
     mounts = MountWatch(cluster, observations)
-    reconciler = Reconciler(cluster, observations, settings, _now, balance, caches.service, sleep)
+    reconciler = Reconciler(cluster, observations, settings, _now, allocations, caches.service, idle_pools)
     queue = WorkQueue(reconciler.reconcile)
-    balancer = Balancer(observations, queue, GatewayDemand(metrics), balance, _now)
-    scaler = Scaler(observations, queue, GatewayActivity(metrics), sleep)
+    balancer = Balancer(observations, queue, GatewayDemand(metrics), allocations, _now)
+    scaler = Scaler(observations, queue, GatewayActivity(metrics), idle_pools)
     resync = Resync(cluster, observations, queue, settings)
     lease: Lease | None = None
     if settings.lease:

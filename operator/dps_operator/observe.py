@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dps_operator.diagnose import Problem, creating, problem, unmounted
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import (
     COMPONENT_LABEL,
@@ -15,6 +14,7 @@ from dps_operator.resources import (
     Manifest,
     digest,
 )
+from dps_operator.status.diagnose import Problem, creating, problem, unmounted
 
 Key = tuple[str, str]
 """Namespace and name of a DPSRouter."""

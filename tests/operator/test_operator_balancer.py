@@ -14,7 +14,7 @@ from dps_operator.cluster import Cluster
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gpu_budget.allocation import Allocation
-from dps_operator.gpu_budget.balancer import Balance, Balancer
+from dps_operator.gpu_budget.balancer import Allocations, Balancer
 from dps_operator.gpu_budget.demand import GatewayDemand, demand
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
@@ -57,12 +57,12 @@ class World:
 
     def __init__(self, spec: Mapping[str, Any] = SPEC) -> None:
         self.cluster = FakeCluster()
-        self.seen, self.balance, self.gateways = Observations(), Balance(), Gateways()
+        self.seen, self.allocations, self.gateways = Observations(), Allocations(), Gateways()
         self.time = 0
         typed: Cluster = self.cluster
-        self.reconciler = Reconciler(typed, self.seen, SETTINGS, self.now, self.balance)
+        self.reconciler = Reconciler(typed, self.seen, SETTINGS, self.now, self.allocations)
         queue = WorkQueue(self.reconciler.reconcile)
-        self.balancer = Balancer(self.seen, queue, self.gateways, self.balance, self.now)
+        self.allocationsr = Balancer(self.seen, queue, self.gateways, self.allocations, self.now)
         body = {"apiVersion": "dpsrouter.io/v1alpha1", "kind": "DPSRouter", "spec": dict(spec)}
         self.cluster.store({**body, "metadata": {"name": KEY[1], "namespace": KEY[0], "generation": 1}})
         self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
@@ -97,7 +97,7 @@ class World:
         """Measure every 10 s for this long."""
         for _ in range(0, seconds, 10):
             self.time += 10
-            await self.balancer.once(self.time)
+            await self.allocationsr.once(self.time)
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.cluster.objects["DPSRouter", *KEY]["status"]
@@ -133,7 +133,7 @@ async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
     await world.settle()
     await world.measure(110)
     await world.settle()
-    world.balance.forget(KEY)
+    world.allocations.forget(KEY)
     assert await world.settle() == {"speculative": 1, "greedy": 3}
 
 
@@ -145,7 +145,7 @@ async def test_no_replica_moves_while_one_is_not_ready() -> None:
     assert found.replicas is not None
     world.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
     await world.measure(300)
-    assert world.balance.decided == {}
+    assert world.allocations.decided == {}
 
 
 @pytest.mark.parametrize("change", [{"paused": True}, {"suspend": True}])
@@ -156,7 +156,7 @@ async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str
     if "suspend" in change:
         await world.settle()
     await world.measure(300)
-    assert world.balance.decided == {}
+    assert world.allocations.decided == {}
 
 
 async def test_a_short_burst_moves_nothing() -> None:
@@ -168,7 +168,7 @@ async def test_a_short_burst_moves_nothing() -> None:
     await world.measure(10)
     world.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
     await world.measure(200)
-    assert world.balance.decided == {}
+    assert world.allocations.decided == {}
 
 
 async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -> None:
@@ -200,7 +200,7 @@ async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
 async def test_a_changed_budget_applies_to_a_decision_that_is_not_in_the_status_yet() -> None:
     world = World()
     await world.settle()
-    world.balance.decided[KEY] = Allocation(1, 3, world.now())
+    world.allocations.decided[KEY] = Allocation(1, 3, world.now())
     world.seen.routers[KEY]["spec"]["gpuBudget"] = {"gpus": 2}
     assert await world.settle() == {"speculative": 1, "greedy": 1}
 

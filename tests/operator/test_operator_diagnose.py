@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dps_operator.diagnose import Problem, most_severe, problem
+from dps_operator.status.diagnose import Problem, most_severe, problem
 from dps_testkit.operator.objects import Manifest, pod, waiting
 
 

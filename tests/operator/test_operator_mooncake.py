@@ -9,8 +9,9 @@ import yaml
 from dps_engines.pools import POOLS
 from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.conditions import Observed, verdicts
 from dps_operator.resources import Manifest
+from dps_operator.status.conditions import conditions
+from dps_operator.status.observed import Observed
 from dps_testkit.operator.objects import replicas, workload
 from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SETTINGS, SMALLEST, router
 from dps_testkit.operator.world import World
@@ -162,7 +163,7 @@ def observed(ready: int) -> Observed:
 def test_master_that_is_not_ready_is_reported_and_does_not_affect_ready(
     ready: int, expected: tuple[str, str, str, str]
 ) -> None:
-    found = {one.type: one for one in verdicts(router(MOONCAKE), observed(ready))}
+    found = {one.type: one for one in conditions(router(MOONCAKE), observed(ready))}
     serving, progressing = found["PrefixCacheServing"], found["Progressing"]
     assert (serving.status, serving.reason, progressing.status, progressing.reason) == expected
     assert found["PrefixCacheShared"].status == found["Ready"].status == "True"

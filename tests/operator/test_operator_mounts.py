@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dps_operator.diagnose import Problem
 from dps_operator.errors import ClusterError
 from dps_operator.mounts import MountWatch
+from dps_operator.status.diagnose import Problem
 from dps_testkit.operator.objects import Manifest, pod
 from dps_testkit.operator.routers import SMALLEST
 from dps_testkit.operator.world import KEY, World

@@ -1,7 +1,6 @@
 """Every condition reason is reported in a case below, and explained in docs/troubleshooting.md."""
 
 import ast
-import inspect
 import json
 import re
 from collections.abc import Callable
@@ -12,27 +11,29 @@ from typing import Any
 import pytest
 
 from dps_engines.pools import POOLS, PoolName
-from dps_engines.sglang import prefix_cache
-from dps_engines.vllm import runtime
-from dps_operator import conditions, diagnose
 from dps_operator.errors import ClusterError, NotInstalledError
-from dps_operator.prefix_cache import condition
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import Component
+from dps_operator.status.diagnose import SEVERITY
 from dps_testkit.operator.objects import pod, waiting
 from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SMALLEST, VLLM
 from dps_testkit.operator.world import KEY, World
 from dps_testkit.paths import ROOT
 
-SOURCES = (conditions, condition, diagnose, prefix_cache, runtime)
-REASON_POSITION = {"Verdict": 2, "Problem": 0, "Unshareable": 0}
+SOURCES = (
+    *(ROOT / "operator/dps_operator/status").glob("*.py"),
+    ROOT / "engines/dps_engines/sglang/prefix_cache.py",
+    ROOT / "engines/dps_engines/vllm/runtime.py",
+)
+"""The modules that contain reasons."""
+REASON_POSITION = {"Condition": 2, "Problem": 0, "Unshareable": 0}
 """The position of the reason among the arguments of each class that has one."""
 
 
 def reasons() -> set[str]:
-    found = set(diagnose.SEVERITY)
-    for module in SOURCES:
-        for node in ast.walk(ast.parse(inspect.getsource(module))):
+    found = set(SEVERITY)
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -128,7 +129,7 @@ def missing(kind: str, name: str, error: ClusterError) -> Callable[[World], None
 
 def measured(problem: str) -> Callable[[World], None]:
     def change(world: World) -> None:
-        world.balance.unmeasured[KEY] = problem
+        world.allocations.unmeasured[KEY] = problem
 
     return change
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dps_operator.apply import HANDOVER
 from dps_operator.credentials import release
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
-from dps_operator.reconcile import HANDOVER
 from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SMALLEST
 from dps_testkit.operator.world import KEY, NOW, World
 

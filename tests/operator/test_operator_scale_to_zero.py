@@ -64,7 +64,7 @@ class ScalingWorld(World):
 
     def start_scaler(self) -> None:
         """Start the loop of a new operator process."""
-        self.scaler = Scaler(self.seen, WorkQueue(self.reconciler.reconcile), self.gateways, self.sleep)
+        self.scaler = Scaler(self.seen, WorkQueue(self.reconciler.reconcile), self.gateways, self.idle_pools)
 
     async def settle(self) -> dict[str, int]:
         """Reconcile and make the requested replicas ready; returns the replicas."""

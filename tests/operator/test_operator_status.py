@@ -7,13 +7,15 @@ import pytest
 
 from dps_engines.pools import POOLS
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.conditions import Observed, build_status, invalid_spec_status, verdicts
-from dps_operator.diagnose import Problem
-from dps_operator.events import events
 from dps_operator.observe import Child, child
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import pool_on_hold
+from dps_operator.status.build import build_status, invalid_spec_status
+from dps_operator.status.conditions import conditions
+from dps_operator.status.diagnose import Problem
+from dps_operator.status.events import events
+from dps_operator.status.observed import Observed
 from dps_testkit.operator.objects import remembered_pod, replicas, workload
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router, smallest
 
@@ -34,7 +36,7 @@ HEALTHY = Observed(children=family())
 
 
 def condition_reasons(seen: Observed, **spec: Any) -> dict[str, tuple[str, str]]:
-    found = verdicts(router({**SMALLEST, **spec}), seen)
+    found = conditions(router({**SMALLEST, **spec}), seen)
     return {one.type: (one.status, one.reason) for one in found}
 
 
@@ -78,7 +80,9 @@ def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> N
 def test_storage_that_serves_too_little_is_a_condition_of_which_ready_is_independent(
     service: CacheService | None, expected: tuple[str, str]
 ) -> None:
-    found = {one.type: one for one in verdicts(router(PREFIX_CACHE), replace(HEALTHY, cache_service=service))}
+    found = {
+        one.type: one for one in conditions(router(PREFIX_CACHE), replace(HEALTHY, cache_service=service))
+    }
     one = found["PrefixCacheServing"]
     assert (one.status, one.reason) == expected
     assert found["Ready"].status == "True"
@@ -87,7 +91,7 @@ def test_storage_that_serves_too_little_is_a_condition_of_which_ready_is_indepen
 
 def test_prefix_cache_that_is_not_shared_is_reported_with_what_to_change() -> None:
     eagle = {"speculation": {"algorithm": "Eagle", "draftModel": "m"}}
-    found = verdicts(router({**PREFIX_CACHE, "pools": {"speculative": eagle}}), HEALTHY)
+    found = conditions(router({**PREFIX_CACHE, "pools": {"speculative": eagle}}), HEALTHY)
     assert found[-1].message == (
         "each engine has its own prefix cache: Eagle engines share KV with no other engine; set "
         "spec.pools.speculative.speculation.algorithm to Standalone or Ngram, or spec.prefixCache.mode to Separate"
@@ -223,7 +227,7 @@ def test_autoscaler_without_its_metric_is_reported(seen: Observed, wanted: tuple
 def test_message_of_ready_names_what_does_not_work() -> None:
     seen = replace(AUTOSCALERS["metric missing"][0], unmonitored="ServiceMonitor is not installed")
     spec = {**SMALLEST, "pools": SCALED, "telemetry": {"serviceMonitor": {}}}
-    found = {item.type: item for item in verdicts(router(spec), seen)}
+    found = {item.type: item for item in conditions(router(spec), seen)}
     assert found["Monitored"].reason == "CRDNotInstalled"
     assert found["Ready"].message == (
         "requests are served by both pools; the autoscaler of the greedy pool does not work: "
@@ -241,7 +245,7 @@ def test_autoscaler_that_does_not_work_causes_a_warning() -> None:
 
 def test_failed_rollout_is_reported_with_its_cause() -> None:
     cause = "the rollout of the speculative pool has failed: " + CRASH.message
-    found = {item.type: item.message for item in verdicts(router(SMALLEST), CASES["failed rollout"][0])}
+    found = {item.type: item.message for item in conditions(router(SMALLEST), CASES["failed rollout"][0])}
     assert found["Progressing"] == cause
     assert found["Ready"] == f"requests are served by both pools; {cause}"
 
@@ -249,7 +253,7 @@ def test_failed_rollout_is_reported_with_its_cause() -> None:
 def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
     found = {
         item.type: item.message
-        for item in verdicts(router(SMALLEST), CASES["one of three replicas ready"][0])
+        for item in conditions(router(SMALLEST), CASES["one of three replicas ready"][0])
     }
     assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
 
@@ -281,7 +285,7 @@ def test_suspension_is_not_a_warning() -> None:
 
 def test_pool_on_hold_is_reported_with_the_problem_of_the_other_pool() -> None:
     seen = replace(HEALTHY, waiting_pool="greedy", pods=[remembered_pod("speculative", CRASH)])
-    found = {item.type: item.message for item in verdicts(router(SMALLEST), seen)}
+    found = {item.type: item.message for item in conditions(router(SMALLEST), seen)}
     assert found["Progressing"] == (
         f"the rollout of the greedy pool starts after that of the speculative pool: {CRASH.message}"
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,9 +9,8 @@ from typing import Any, Final, Protocol
 
 from dps_engines.gpu_budget import Demand, averaged
 from dps_engines.pools import PoolName
-from dps_operator.api.spec import Spec, parse
-from dps_operator.errors import GatewaysUnreachableError, SpecError
-from dps_operator.gateway_metrics import gateway_addresses
+from dps_operator.api.spec import Spec
+from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.gpu_budget.allocation import Allocation, current_allocation, moved
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
@@ -44,8 +42,8 @@ class Average:
 
 
 @dataclass
-class Balance:
-    """What the balancer has decided and found, for the reconciler."""
+class Allocations:
+    """The balancer's decisions about each DPSRouter with a GPU budget, which the reconciler applies."""
 
     decided: dict[Key, Allocation] = field(default_factory=dict)
     """Allocations that are newer than those in the status."""
@@ -71,44 +69,34 @@ class Balancer:
         observations: Observations,
         queue: WorkQueue,
         reader: DemandReader,
-        balance: Balance,
+        allocations: Allocations,
         now: Callable[[], str],
     ) -> None:
         self._observations = observations
         self._queue = queue
-        self._reader = reader
-        self._balance = balance
+        self._gateways = GatewayPoll(observations, queue, reader.read, allocations.unmeasured)
+        self._allocations = allocations
         self._now = now
         self._averages: dict[Key, Average] = {}
 
     async def run(self) -> None:
         """Measure and decide until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            await self.once(time.monotonic())
+        await at_intervals(POLL_SECONDS, self.once)
 
     async def once(self, monotonic: float) -> None:
         """Measure and decide once for each DPSRouter. `monotonic`: the time in seconds."""
-        budgets = {}
-        for key, body in self._observations.routers.items():
-            if "gpuBudget" in body["spec"]:
-                try:
-                    budgets[key] = parse(body["spec"])
-                except SpecError:
-                    continue  # The reconciler reports it.
-        for key in set(self._averages) - set(budgets):
+        specs = specs_with(self._observations, lambda spec: "gpuBudget" in spec)
+        for key in set(self._averages) - set(specs):
             del self._averages[key]
-            self._balance.forget(key)
-        await asyncio.gather(*(self._balance_one(key, spec, monotonic) for key, spec in budgets.items()))
+            self._allocations.forget(key)
+        await asyncio.gather(*(self._balance(key, spec, monotonic) for key, spec in specs.items()))
 
-    async def _balance_one(self, key: Key, spec: Spec, monotonic: float) -> None:
-        try:
-            sample = await self._reader.read(gateway_addresses(self._observations.pods(key)))
-        except GatewaysUnreachableError as error:
+    async def _balance(self, key: Key, spec: Spec, monotonic: float) -> None:
+        """Measure the demand of one DPSRouter, and move a replica if one should be moved."""
+        sample = await self._gateways.sample(key)
+        if sample is None:
             self._averages.pop(key, None)
-            self._report(key, str(error))
             return
-        self._report(key, "")
         average = self._averages.setdefault(key, Average(monotonic, monotonic, dict(sample)))
         assert spec.gpu_budget is not None
         cooldown = spec.gpu_budget.cooldown_seconds
@@ -116,18 +104,13 @@ class Balancer:
         body = self._observations.routers.get(key)
         if body is None or spec.paused or monotonic - average.since < cooldown:
             return
-        current = self._balance.allocation(key, spec, body["status"])
+        current = self._allocations.allocation(key, spec, body["status"])
         if current is None or not self._serves_as_allocated(key, current) or self._cooling(current, cooldown):
             return
         after = moved(current, average.demand, self._now())
         if after is not None:
             log.info("%s/%s: moving a replica: %s, then %s", *key, current.counts, after.counts)
-            self._balance.decided[key] = after
-            self._queue.add(key)
-
-    def _report(self, key: Key, problem: str) -> None:
-        if self._balance.unmeasured.get(key) != problem:
-            self._balance.unmeasured[key] = problem
+            self._allocations.decided[key] = after
             self._queue.add(key)
 
     def _serves_as_allocated(self, key: Key, current: Allocation) -> bool:
@@ -142,6 +125,7 @@ class Balancer:
         return True
 
     def _cooling(self, current: Allocation, cooldown: float) -> bool:
+        """Whether the last move was less than `cooldown` seconds ago."""
         if current.moved_at is None:
             return False
         passed = datetime.fromisoformat(self._now()) - datetime.fromisoformat(current.moved_at)

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from dps_operator.api.spec import parse
+from dps_operator.api.spec import Spec
 from dps_operator.builders.prefix_cache import shared
 from dps_operator.errors import GatewaysUnreachableError, SpecError
 from dps_operator.gateway_metrics import gateway_addresses
+from dps_operator.gateway_poll import specs_with
 from dps_operator.observe import Key, Observations
 from dps_operator.prefix_cache.service import CacheService, Tally, counters
 from dps_operator.work_queue import WorkQueue
@@ -45,7 +45,8 @@ class CacheWatch:
 
     async def once(self, now: float) -> list[Key]:
         """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
-        sharing = [key for key, body in self._observations.routers.items() if _shares(body["spec"])]
+        specs = specs_with(self._observations, lambda spec: "prefixCache" in spec)
+        sharing = [key for key, spec in specs.items() if _shares(spec)]
         for key in set(self._tallies) - set(sharing):
             del self._tallies[key]
         before = {key: self.service(key) for key in sharing}
@@ -63,11 +64,9 @@ class CacheWatch:
             tally.add(dict(zip(addresses, map(counters, texts), strict=True)), now)
 
 
-def _shares(body: Mapping[str, Any]) -> bool:
-    """Whether the engines of this spec share a prefix cache. An invalid spec is reported by the reconciler."""
-    if "prefixCache" not in body:
-        return False
+def _shares(spec: Spec) -> bool:
+    """Whether the engines share a prefix cache. The reconciler reports a spec for which this cannot be determined."""
     try:
-        return shared(parse(body)) is not None
+        return shared(spec) is not None
     except SpecError:
         return False

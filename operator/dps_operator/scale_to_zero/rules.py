@@ -62,13 +62,14 @@ def idle_seconds(spec: Spec, pool: PoolName) -> int | None:
     return scaling.idle_seconds if scaling is not None and scaling.min_replicas == 0 else None
 
 
-def serving(asleep: Sequence[PoolName]) -> str:
-    """How a DPSRouter serves requests. asleep: its idle pools that are scaled to zero."""
-    if not asleep:
+def serving(scaled_to_zero: Sequence[PoolName]) -> str:
+    """How a DPSRouter serves requests. scaled_to_zero: its idle pools."""
+    if not scaled_to_zero:
         return "requests are served by both pools"
-    if len(asleep) == len(POOLS):
+    if len(scaled_to_zero) == len(POOLS):
         return "both pools are idle and scaled to zero; requests wait until an engine has started"
-    return f"requests are served by the {other_pool(asleep[0])} pool; the {asleep[0]} pool is idle and scaled to zero"
+    (idle,) = scaled_to_zero
+    return f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
 
 
 def needed(pool: PoolName, now: Activities, before: Activities, ready: Collection[str]) -> bool:

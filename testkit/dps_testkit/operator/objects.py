@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from dps_operator.diagnose import Problem
 from dps_operator.observe import Child, Pod, Replicas
 from dps_operator.resources import Component, labels
+from dps_operator.status.diagnose import Problem
 from dps_testkit.operator.routers import SMALLEST, router
 
 Manifest = dict[str, Any]

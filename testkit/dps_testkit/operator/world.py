@@ -4,13 +4,13 @@ import copy
 from typing import Any
 
 from dps_operator.cluster import Cluster
-from dps_operator.gpu_budget.balancer import Balance
+from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Key, Observations
 from dps_operator.prefix_cache.service import CacheService
 from dps_operator.reconcile import Reconciler
 from dps_operator.resources import Manifest
-from dps_operator.scale_to_zero.scaler import Sleep
+from dps_operator.scale_to_zero.scaler import IdlePools
 from dps_operator.settings import Settings
 from dps_testkit.operator.fake_cluster import FakeCluster
 from dps_testkit.operator.routers import SETTINGS
@@ -31,10 +31,16 @@ class World:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         typed: Cluster = self.cluster
-        self.balance, self.sleep = Balance(), Sleep()
+        self.allocations, self.idle_pools = Allocations(), IdlePools()
         self.cache_services: dict[Key, CacheService] = {}
         self.reconciler = Reconciler(
-            typed, self.seen, settings, lambda: NOW, self.balance, self.cache_services.get, self.sleep
+            typed,
+            self.seen,
+            settings,
+            lambda: NOW,
+            self.allocations,
+            self.cache_services.get,
+            self.idle_pools,
         )
 
     def edit(self, spec: dict[str, Any]) -> None:

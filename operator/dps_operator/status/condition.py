@@ -6,7 +6,7 @@ from dps_operator.api.status import ConditionType
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Condition:
     """A condition without a transition time."""
 
     type: ConditionType

@@ -1,0 +1,53 @@
+"""All conditions of a DPSRouter, from its spec and its observed children."""
+
+from collections.abc import Sequence
+
+from dps_engines.pools import PoolName
+from dps_operator.resources import Router
+from dps_operator.scale_to_zero.rules import serving
+from dps_operator.status.components import component_conditions
+from dps_operator.status.condition import Condition
+from dps_operator.status.features import autoscaling, demand_measured, monitored, routing_calibrated
+from dps_operator.status.observed import Observed
+from dps_operator.status.prefix_cache import prefix_cache_conditions
+from dps_operator.status.progress import failed_rollouts, progressing
+
+
+def conditions(router: Router, observed: Observed) -> list[Condition]:
+    """All conditions of a DPSRouter with a parsable spec; Ready first."""
+    valid = spec_valid(observed.invalid)
+    components = component_conditions(router, observed)
+    idle = {f"{pool.capitalize()}PoolReady" for pool in observed.scaled_to_zero}
+    required = [valid, *(component for component in components if component.type not in idle)]
+    impaired = [*autoscaling(router, observed), *monitored(router, observed)]
+    warnings = [condition.message for condition in impaired if condition.status == "False"]
+    if failed := failed_rollouts(router, observed):
+        warnings.insert(0, failed)
+    return [
+        _ready(required, observed.scaled_to_zero, warnings),
+        progressing(router, observed),
+        valid,
+        *components,
+        *impaired,
+        *prefix_cache_conditions(router, observed),
+        *demand_measured(router, observed),
+        *routing_calibrated(router, observed),
+    ]
+
+
+def spec_valid(problem: str) -> Condition:
+    """Whether the spec can be applied. problem: why it cannot; empty if it can."""
+    if problem:
+        message = f"{problem}; running workloads are not changed"
+        return Condition("SpecValid", "False", "InvalidSpec", message)
+    return Condition("SpecValid", "True", "Accepted", "the spec is valid")
+
+
+def _ready(
+    required: Sequence[Condition], scaled_to_zero: Sequence[PoolName], warnings: Sequence[str]
+) -> Condition:
+    """Whether requests are served. warnings: what is wrong although they are."""
+    for condition in required:
+        if condition.status != "True":
+            return Condition("Ready", "False", condition.reason, condition.message)
+    return Condition("Ready", "True", "Serving", "; ".join([serving(scaled_to_zero), *warnings]))
