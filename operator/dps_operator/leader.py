@@ -5,7 +5,10 @@ Only the replica that holds the Lease reconciles. A replica that cannot renew it
 
 import asyncio
 import logging
+import secrets
+import socket
 import time
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -140,3 +143,43 @@ class Lease:
             "metadata": {"namespace": self._namespace, "name": self._name},
             "spec": self._held() | {"acquireTime": _now(), "leaseTransitions": 0},
         }
+
+
+class Leadership:
+    """Whether this replica reconciles: while it holds the Lease, or always if there is no Lease."""
+
+    def __init__(self, lease: Lease | None) -> None:
+        self._lease = lease
+        self.leading = asyncio.Event()
+        """Set once this replica reconciles."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, name: str) -> "Leadership":
+        """The leadership of a new process. name: NAMESPACE/NAME of the Lease; empty for none."""
+        if not name:
+            return cls(None)
+        namespace, _, name = name.partition("/")
+        return cls(Lease(cluster, namespace, name, f"{socket.gethostname()}-{secrets.token_hex(4)}"))
+
+    async def run(self) -> None:
+        """Lead, after acquiring the Lease if there is one. Returns when this replica must stop reconciling."""
+        if self._lease is None:
+            self.leading.set()
+            await asyncio.Event().wait()
+            return
+        await self._lease.acquire()
+        self.leading.set()
+        try:
+            await self._lease.hold()
+        except LeadershipLostError as error:
+            log.error("this replica stops: %s", error)
+
+    async def once_leading(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task once this replica leads."""
+        await self.leading.wait()
+        await task()
+
+    async def release(self) -> None:
+        """Give the Lease up at shutdown, if this replica holds one."""
+        if self._lease is not None and self.leading.is_set():
+            await self._lease.release()

@@ -6,7 +6,7 @@ import pytest
 
 from dps_operator import leader
 from dps_operator.errors import ClusterError, LeadershipLostError
-from dps_operator.leader import DURATION_SECONDS, RENEW_DEADLINE_SECONDS, Lease
+from dps_operator.leader import DURATION_SECONDS, RENEW_DEADLINE_SECONDS, Leadership, Lease
 from dps_testkit.operator.fake_cluster import FakeCluster
 
 NAME = ("Lease", "system", "dps")
@@ -83,3 +83,40 @@ async def test_a_leader_that_cannot_renew_gives_up_before_its_lease_may_be_taken
     cluster.fail["get", "Lease"] = ClusterError("unavailable", 503)
     with pytest.raises(LeadershipLostError, match="could not be renewed in time"):
         await a.hold()
+
+
+async def test_a_replica_without_a_lease_leads_at_once(cluster: FakeCluster) -> None:
+    leadership = Leadership.of(cluster, "")
+    task = asyncio.create_task(leadership.run())
+    await asyncio.wait_for(leadership.leading.wait(), 5)
+    assert not task.done()
+    task.cancel()
+
+
+async def test_a_task_of_the_operator_starts_when_the_lease_is_held(cluster: FakeCluster) -> None:
+    started = asyncio.Event()
+
+    async def task() -> None:
+        started.set()
+
+    leadership = Leadership.of(cluster, "system/dps")
+    waiting = asyncio.create_task(leadership.once_leading(task))
+    await asyncio.sleep(0)
+    assert not started.is_set()
+    leading = asyncio.create_task(leadership.run())
+    await asyncio.wait_for(waiting, 5)
+    assert started.is_set()
+    leading.cancel()
+    await leadership.release()
+    assert holder(cluster) == ""
+
+
+async def test_a_replica_stops_when_it_loses_the_lease(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "RENEW_SECONDS", 0.01)
+    leadership = Leadership.of(cluster, "system/dps")
+    leading = asyncio.create_task(leadership.run())
+    await asyncio.wait_for(leadership.leading.wait(), 5)
+    cluster.objects[NAME]["spec"]["holderIdentity"] = "b"
+    await asyncio.wait_for(leading, 5)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dps_operator.app import settings_from
 from dps_operator.cluster import error_from
 from dps_operator.errors import (
     AlreadyExistsError,
@@ -20,6 +19,7 @@ from dps_operator.errors import (
 from dps_operator.health import stuck_reason
 from dps_operator.kinds import CHILDREN, POD, Kind
 from dps_operator.observe import Key, Observations
+from dps_operator.options import parse_options
 from dps_operator.resources import Manifest
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
@@ -234,6 +234,6 @@ def test_settings_are_read_from_environment_and_command_line(monkeypatch: pytest
     monkeypatch.setenv("DPS_OPERATOR_NAMESPACES", "a,b")
     monkeypatch.setenv("DPS_OPERATOR_GATEWAY_IMAGE", "gateway:9")
     monkeypatch.setenv("DPS_OPERATOR_PULL_SECRETS", "mirror,")
-    made = settings_from(["--workers", "3"])
+    made = parse_options(["--workers", "3"]).settings
     assert made.pull_secrets == ("mirror",)
     assert (made.namespaces, made.gateway_image, made.workers) == (("a", "b"), "gateway:9", 3)
