@@ -66,8 +66,8 @@ release: $(INSTALLED) images ## write images, chart, manifests, wheel, SBOMs and
 generate: $(INSTALLED) ## write every generated file: the CRD, its reference, install.yaml, test fixtures
 	@$(BIN)/python -m dps_tools.generate
 
-lock: ## regenerate requirements.lock from pyproject.toml
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
+lock: ## write requirements.lock with the newest versions that pyproject.toml allows
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
 		--extra dev pyproject.toml --output-file requirements.lock
 
 clean: ## remove the virtual environment

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dps_tools.audit import AuditSkipped, Found, Result, failures, ignored, result_of
+from dps_tools.audit import AuditSkipped, Found, Result, failures, ignored, locked, result_of, with_newest
 
 VULNERABILITY = {"id": "PYSEC-1", "fix_versions": ["2.0"], "aliases": ["CVE-1"], "description": "It is slow."}
 FOUND = Found("b", "1.0", "PYSEC-1", frozenset({"CVE-1"}), ("2.0",))
@@ -25,21 +25,32 @@ def test_report_is_read() -> None:
     ) == Result(checked=2, skipped=("c",), found=(FOUND,))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("ERROR: no network", "pip-audit has written no report"),
-        (
-            report({"name": "c", "skip_reason": "not found"}),
-            "the registry has no data about vulnerabilities of these versions",
-        ),
-    ],
-    ids=["no report", "no data"],
-)
-def test_audit_without_data_is_skipped(text: str, reason: str) -> None:
-    with pytest.raises(AuditSkipped) as skipped:
-        result_of(text)
-    assert str(skipped.value) == reason
+def test_audit_without_a_report_is_skipped() -> None:
+    with pytest.raises(AuditSkipped, match="pip-audit has written no report"):
+        result_of("ERROR: no network")
+
+
+def test_lock_file_has_the_versions_of_this_machine() -> None:
+    lock = "a==1.0\nb==1.0 ; python_version < '3'\nb==2.0 ; python_version >= '3'\nc==1.0 ; sys_platform == 'none'\n"
+    assert locked(lock) == {"a": "1.0", "b": "2.0"}
+
+
+def described(version: str, *vulnerabilities: dict[str, Any]) -> dict[str, Any]:
+    """The registry's description of a package."""
+    return {"info": {"version": version}, "vulnerabilities": vulnerabilities}
+
+
+def test_packages_without_data_are_checked_if_the_newest_version_is_locked() -> None:
+    known = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fixed_in": ["2.0"], "withdrawn": None}
+    withdrawn = known | {"id": "PYSEC-2", "withdrawn": "2026-01-01T00:00:00Z"}
+    documents = {
+        "b": described("1.0", known, withdrawn),
+        "newest": described("1.0"),
+        "older": described("1.1"),
+    }
+    versions = dict.fromkeys(("a", "b", "newest", "older", "unknown"), "1.0")
+    result = Result(checked=1, skipped=("b", "newest", "older", "unknown"), found=())
+    assert with_newest(result, versions, documents) == Result(3, ("older", "unknown"), (FOUND,))
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,31 @@
 python -m dps_tools.audit
 
 Exits with 1 if a vulnerability is found that `[tool.dps-audit.ignored]` in `pyproject.toml` does not list, or if a
-listed one is not found any more. What cannot be checked, because the registry fails or has no data, is reported as
-skipped.
+listed one is not found any more. Some mirrors of PyPI describe the newest version of a package only: packages about
+which pip-audit finds no data are checked with that description if the lock file has this version. Other packages are
+reported as not checked.
 """
 
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = "requirements.lock"
 TOOL: Final = "pip-audit>=2.10,<3"
 SECONDS: Final = 300
-"""Longest time for the audit, including the installation of the tool."""
+"""Longest time for pip-audit, including its installation."""
+REGISTRY: Final = "https://pypi.org/pypi"
+REQUEST_SECONDS: Final = 20.0
 
 
 class AuditSkipped(Exception):
@@ -53,7 +60,7 @@ class Result:
 
     checked: int
     skipped: tuple[str, ...]
-    """The packages for which the registry had no data."""
+    """The packages about which there is no data."""
     found: tuple[Found, ...]
 
 
@@ -70,14 +77,12 @@ def ignored(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def result_of(report: str) -> Result:
-    """Parse pip-audit's report in JSON. Raises AuditSkipped if it is not one, or if no package could be checked."""
+    """Parse pip-audit's report in JSON. Raises AuditSkipped if it is not one."""
     try:
         packages = json.loads(report)["dependencies"]
     except ValueError:
         raise AuditSkipped("pip-audit has written no report") from None
     checked = [each for each in packages if "vulns" in each]
-    if not checked:
-        raise AuditSkipped("the registry has no data about vulnerabilities of these versions")
     return Result(
         checked=len(checked),
         skipped=tuple(each["name"] for each in packages if "vulns" not in each),
@@ -91,6 +96,41 @@ def result_of(report: str) -> Result:
             )
             for each in checked
             for vuln in each["vulns"]
+        ),
+    )
+
+
+def locked(lock: str) -> dict[str, str]:
+    """The version of each package of a lock file that is installed on this machine."""
+    requirements = [Requirement(line) for line in lock.splitlines()]
+    return {
+        each.name: next(iter(each.specifier)).version
+        for each in requirements
+        if each.marker is None or each.marker.evaluate()
+    }
+
+
+def with_newest(
+    result: Result, versions: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]]
+) -> Result:
+    """The result with the skipped packages that are locked at their newest version.
+
+    versions: the locked ones. documents: the registry's descriptions of the newest versions. Both are by package.
+    """
+    current = [
+        name
+        for name in result.skipped
+        if name in documents and documents[name]["info"]["version"] == versions[name]
+    ]
+    return Result(
+        checked=result.checked + len(current),
+        skipped=tuple(name for name in result.skipped if name not in current),
+        found=result.found
+        + tuple(
+            Found(name, versions[name], vuln["id"], frozenset(vuln["aliases"]), tuple(vuln["fixed_in"]))
+            for name in current
+            for vuln in documents[name]["vulnerabilities"]
+            if not vuln["withdrawn"]
         ),
     )
 
@@ -121,19 +161,39 @@ def run_tool(lock: Path) -> str:
     return done.stdout
 
 
+def newest(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The registry's descriptions of the newest versions, by package. Packages that cannot be read are left out."""
+
+    def read(name: str) -> dict[str, Any] | None:
+        try:
+            with urllib.request.urlopen(f"{REGISTRY}/{name}/json", timeout=REQUEST_SECONDS) as answer:
+                document: dict[str, Any] = json.load(answer)
+        except (OSError, ValueError):
+            return None
+        return document
+
+    wanted = list(names)
+    with ThreadPoolExecutor(8) as threads:
+        read_documents = zip(wanted, threads.map(read, wanted), strict=True)
+        return {name: document for name, document in read_documents if document is not None}
+
+
 def main() -> int:
     """Audit the lock file and print the result. Returns the exit status."""
     reasons = ignored(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    versions = locked((ROOT / LOCK).read_text(encoding="utf-8"))
     try:
         result = result_of(run_tool(ROOT / LOCK))
     except AuditSkipped as reason:
         print(f"audit skipped: {reason}")
         return 0
+    result = with_newest(result, versions, newest(result.skipped))
     for line in (problems := failures(result, reasons)):
         print(line)
-    print(
-        f"{result.checked} packages checked, {len(result.skipped)} skipped {' '.join(result.skipped)}".rstrip()
-    )
+    print(f"{result.checked} packages checked")
+    if result.skipped:
+        unchecked = ", ".join(f"{name} {versions[name]}" for name in result.skipped)
+        print(f"{len(result.skipped)} packages not checked, because the registry has no data: {unchecked}")
     return 1 if problems else 0
 
 
