@@ -1,0 +1,73 @@
+"""The gateway, routing, the session store and telemetry."""
+
+from e2e.control_plane.rule_cases.kinds import Accepted, Immutable, Refused
+
+REFUSED: Refused = {
+    "replicas and autoscaling of the gateway": (
+        {"gateway": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}},
+        "set either replicas or autoscaling, not both",
+    ),
+    "default minReplicas of the gateway above maxReplicas": (
+        {"gateway": {"autoscaling": {"maxReplicas": 1}}},
+        "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
+    ),
+    "two session stores": (
+        {"sessionStore": {"managed": {}, "urlSecretRef": {"name": "redis", "key": "url"}}},
+        "set either sessionStore.managed or sessionStore.urlSecretRef, not both",
+    ),
+    "authorities of a managed store": (
+        {"sessionStore": {"caSecretRef": {"name": "ca", "key": "ca.crt"}}},
+        "sessionStore.caSecretRef requires sessionStore.urlSecretRef",
+    ),
+    "timeout of zero": (
+        {"gateway": {"timeouts": {"queueSeconds": 0}}},
+        "timeouts.silentSeconds and timeouts.healthIntervalSeconds must be greater than 0",
+    ),
+    "no requests in flight": (
+        {"gateway": {"limits": {"maxInFlightPerReplica": 0}}},
+        "should be greater than or equal to 1",
+    ),
+    "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
+    "negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
+    "malformed session key": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
+    "credential as session key": (
+        {"routing": {"sessionKeys": ["header:x-session-id", "header:Authorization"]}},
+        "sessionKeys must not contain headers with credentials",
+    ),
+    "sample ratio above 1": ({"telemetry": {"sampleRatio": 2}}, "should be less than or equal to 1"),
+    "endpoint without scheme": ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "should match"),
+    "malformed size": ({"sessionStore": {"managed": {"size": "big"}}}, "should match"),
+    "unknown field name": ({"routing": {"treshold": 1}}, "unknown field"),
+}
+
+ACCEPTED: Accepted = {
+    "null threshold": {"routing": {"thresholdTokens": None}},
+    "size as an integer": {"sessionStore": {"managed": {"size": 1073741824}}},
+    "gateway limits and timeouts": {
+        "gateway": {
+            "limits": {"maxQueued": 0},
+            "timeouts": {"queueSeconds": 2.5, "totalSeconds": 60},
+            "workers": 2,
+            "drainSeconds": 30,
+        }
+    },
+    "sample ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},
+}
+
+IMMUTABLE: Immutable = {
+    "size of the managed store": (
+        {"sessionStore": {"managed": {"size": "1Gi"}}},
+        {"sessionStore": {"managed": {"size": "2Gi"}}},
+        "sessionStore.managed.size cannot be changed",
+    ),
+    "size of the managed store that was unset": (
+        {},
+        {"sessionStore": {"managed": {"size": "2Gi"}}},
+        "sessionStore.managed.size cannot be changed",
+    ),
+    "storage class of the managed store": (
+        {"sessionStore": {"managed": {}}},
+        {"sessionStore": {"managed": {"storageClassName": "fast"}}},
+        "sessionStore.managed.storageClassName cannot be changed",
+    ),
+}

@@ -1,0 +1,105 @@
+"""The pools: speculation, scaling, placement, rollouts."""
+
+from e2e.cluster.routers import REMOVED, speculation
+from e2e.control_plane.rule_cases.kinds import Accepted, Refused
+
+REFUSED: Refused = {
+    "missing draft model": (
+        speculation(algorithm="Eagle"),
+        "Standalone, Eagle and Eagle3 require speculation.draftModel; set it, or choose Ngram or Suffix",
+    ),
+    "draft model with Ngram": (
+        speculation(algorithm="Ngram", draftModel="m"),
+        "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
+    ),
+    "draft model with Suffix": (
+        speculation(algorithm="Suffix", draftModel="m"),
+        "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
+    ),
+    "steps with Ngram": (
+        speculation(algorithm="Ngram", steps=3),
+        "speculation.steps and speculation.topK must not be set with algorithms Ngram and Suffix",
+    ),
+    "draftTokens do not match steps": (
+        speculation(algorithm="Standalone", draftModel="m", steps=3, draftTokens=8),
+        "speculation.draftTokens must be steps + 1 if topK is 1; change or remove speculation.draftTokens",
+    ),
+    "more draftTokens than the draft tree has": (
+        speculation(algorithm="Eagle", draftModel="m", steps=2, topK=2, draftTokens=8),
+        "speculation.draftTokens must not exceed the size of the draft tree, 1 + topK + (steps - 1) * topK^2",
+    ),
+    "replicas and autoscaling of the greedy pool": (
+        {"pools": {"greedy": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
+        "set either replicas or autoscaling, not both",
+    ),
+    "replicas and autoscaling of the speculative pool": (
+        {"pools": {"speculative": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
+        "set either replicas or autoscaling, not both",
+    ),
+    "replicas with external scaling": (
+        {"pools": {"greedy": {"scaling": "External", "replicas": 2}}},
+        "replicas and autoscaling must not be set with scaling External",
+    ),
+    "replicas with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"replicas": 2}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "autoscaling with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"speculative": {"autoscaling": {"maxReplicas": 2}}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "external scaling with a GPU budget": (
+        {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"scaling": "External"}}},
+        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
+    ),
+    "GPU budget for less than two replicas": (
+        {"gpuBudget": {"gpus": 3}, "engine": {"tensorParallel": 2}},
+        "gpuBudget.gpus must be at least 2 * engine.tensorParallel",
+    ),
+    "two replicas on a shared GPU": (
+        {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 2}}},
+        "with placement SharedGPU each pool has one replica on one GPU",
+    ),
+    "tensor parallelism on a shared GPU": (
+        {"placement": "SharedGPU", "engine": {"tensorParallel": 2}},
+        "with placement SharedGPU each pool has one replica on one GPU",
+    ),
+    "surge with Recreate": (
+        {"pools": {"greedy": {"strategy": {"type": "Recreate", "maxSurge": 1}}}},
+        "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",
+    ),
+    "neither surge nor unavailable replicas": (
+        {"pools": {"speculative": {"strategy": {"maxSurge": "0%", "maxUnavailable": 0}}}},
+        "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
+    ),
+    "no surge with the default of maxUnavailable": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": 0}}}},
+        "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
+    ),
+    "negative surge": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": -1}}}},
+        "should be greater than or equal to 0",
+    ),
+    "surge that is not a percentage": (
+        {"pools": {"greedy": {"strategy": {"maxSurge": "two"}}}},
+        "should match",
+    ),
+    "minReplicas above maxReplicas": (
+        {"pools": {"greedy": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}}},
+        "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
+    ),
+    "zero replicas": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
+    "missing speculation": ({"pools": {"speculative": {"speculation": REMOVED}}}, "Required value"),
+}
+
+ACCEPTED: Accepted = {
+    "GPU budget": {"gpuBudget": {"gpus": 4}, "engine": {"tensorParallel": 2}},
+    "shared GPU": {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 1}}},
+    "Ngram": speculation(algorithm="Ngram", draftTokens=8),
+    "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
+    "strategy without surge": {"pools": {"greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": "50%"}}}},
+    "Recreate": {"pools": {"greedy": {"strategy": {"type": "Recreate"}}}},
+    "external scaling": {"pools": {"speculative": {"scaling": "External"}}},
+    "resources as numbers": {"pools": {"greedy": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}}}},
+    "minimal": {},
+}
