@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from dps_operator.api.types import APIObject, Name, PodTemplate, Quantity, Resources, rules
-from dps_operator.api.volumes import HOST_PATH, SharedClaim
+from dps_operator.api.types import APIObject, PodTemplate, Quantity, Resources, rules
+from dps_operator.api.volumes import SharedVolume
 
 _UNITS = {
     "m": Decimal("0.001"),
@@ -21,7 +21,7 @@ def quantity_bytes(quantity: str) -> int:
     return int(Decimal(number) * _UNITS[quantity[len(number) :]])
 
 
-class FileBackend(APIObject):
+class FileBackend(SharedVolume):
     """A directory that every engine mounts."""
 
     model_config = ConfigDict(
@@ -31,22 +31,6 @@ class FileBackend(APIObject):
                 "set exactly one of file.hostPath, file.existingClaim and file.claim",
             )
         )
-    )
-
-    host_path: str | None = Field(
-        default=None,
-        pattern=HOST_PATH,
-        max_length=4096,
-        description="Directory of the node, created if it does not exist. Only engines on the same node share it, "
-        "unless it is on a network file system.",
-    )
-    existing_claim: Name | None = Field(
-        default=None,
-        description="An existing PersistentVolumeClaim. Engines on different nodes require the access mode "
-        "ReadWriteMany.",
-    )
-    claim: SharedClaim | None = Field(
-        default=None, description="A ReadWriteMany volume that the operator creates."
     )
 
 

@@ -31,13 +31,33 @@ class SharedClaim(APIObject):
     )
 
 
+class SharedVolume(APIObject):
+    """A volume that the engines share: one of its fields is set, which a rule of each subclass requires."""
+
+    host_path: str | None = Field(
+        default=None,
+        pattern=HOST_PATH,
+        max_length=4096,
+        description="Directory of the node, created if it does not exist. Only engines on the same node share it, "
+        "unless it is on a network file system.",
+    )
+    existing_claim: Name | None = Field(
+        default=None,
+        description="An existing PersistentVolumeClaim. Engines on different nodes require the access mode "
+        "ReadWriteMany.",
+    )
+    claim: SharedClaim | None = Field(
+        default=None, description="A ReadWriteMany volume that the operator creates."
+    )
+
+
 class EmptyDirectory(APIObject):
     """A directory of the node's disk that is deleted with the pod."""
 
     size_limit: Quantity | None = Field(default=None, description="Maximum size; unlimited if unset.")
 
 
-class EngineCache(APIObject):
+class EngineCache(SharedVolume):
     """A volume for what engines compile, so that they do not compile it at every start."""
 
     model_config = ConfigDict(
@@ -50,20 +70,6 @@ class EngineCache(APIObject):
         )
     )
 
-    host_path: str | None = Field(
-        default=None,
-        pattern=HOST_PATH,
-        max_length=4096,
-        description="Directory of the node, created if it does not exist. The engines of a node share it.",
-    )
-    existing_claim: Name | None = Field(
-        default=None,
-        description="An existing PersistentVolumeClaim. Engines on different nodes require the access mode "
-        "ReadWriteMany.",
-    )
-    claim: SharedClaim | None = Field(
-        default=None, description="A ReadWriteMany volume that the operator creates."
-    )
     empty_dir: EmptyDirectory | None = Field(
         default=None, description="A directory of each pod, which only outlives a restart of its containers."
     )

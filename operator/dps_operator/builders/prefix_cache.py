@@ -139,7 +139,7 @@ def _file_additions(router: Router, file: FileBackend) -> Manifest:
             {"name": "prefix-cache-secret", "secret": secret},
             {
                 "name": "prefix-cache",
-                **shared_volume(router, "prefix-cache", file.host_path, file.existing_claim),
+                **shared_volume(router, "prefix-cache", file),
             },
         ],
     }

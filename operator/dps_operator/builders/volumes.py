@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import plain_env
-from dps_operator.api.volumes import SharedClaim
+from dps_operator.api.volumes import SharedClaim, SharedVolume
 from dps_operator.resources import Component, Manifest, Router, child, child_name
 
 ENGINE_CACHE = "/engine-cache"
@@ -23,13 +23,11 @@ def shared_claim(router: Router, component: Component, claim: SharedClaim | None
     return [child(router, "v1", "PersistentVolumeClaim", component, spec=spec)]
 
 
-def shared_volume(
-    router: Router, component: Component, host_path: str | None, existing_claim: str | None
-) -> Manifest:
+def shared_volume(router: Router, component: Component, volume: SharedVolume) -> Manifest:
     """The source of a volume: a directory of the node, an existing claim, or otherwise the component's own claim."""
-    if host_path is not None:
-        return {"hostPath": {"path": host_path, "type": "DirectoryOrCreate"}}
-    return {"persistentVolumeClaim": {"claimName": existing_claim or child_name(router, component)}}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path, "type": "DirectoryOrCreate"}}
+    return {"persistentVolumeClaim": {"claimName": volume.existing_claim or child_name(router, component)}}
 
 
 def engine_cache_claim(router: Router) -> list[Manifest]:
@@ -54,7 +52,7 @@ def engine_cache(router: Router) -> Manifest:
         limit = cache.empty_dir.size_limit
         source: Manifest = {"emptyDir": {"sizeLimit": limit} if limit else {}}
     else:
-        source = shared_volume(router, "engine-cache", cache.host_path, cache.existing_claim)
+        source = shared_volume(router, "engine-cache", cache)
     mount = {"name": "engine-cache", "mountPath": ENGINE_CACHE}
     return {
         "containers": [{"name": "engine", "volumeMounts": [mount]}],
