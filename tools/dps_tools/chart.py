@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from dps_testkit.operator.golden import NoAliasDumper
+
 ACTION = re.compile(r"\{\{(-\s)?\s*(.*?)\s*(\s-)?\}\}", re.DOTALL)
 TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|:=|[|()]|[^\s|()"]+)')
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -72,9 +74,8 @@ def parse(source: str) -> list[Node]:
     return root.body
 
 
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+class _Dumper(NoAliasDumper):
+    """Writes strings as Go's encoder does."""
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

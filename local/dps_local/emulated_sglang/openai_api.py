@@ -163,12 +163,7 @@ class OpenAIEndpoints:
                     sent[index] = len(output.text)
         for index, output in last.items():
             await send(rid, index, {}, _ending(output))
-        if extension := self._extension(last[0], request):
-            chunk = _envelope(rid, "chat.completion.chunk", created, request, [])
-            await stream.send(chunk | {"usage": None} | extension)
-        if request.include_usage:
-            await self._send_usage(stream, last, request, "chat.completion.chunk", created, rid)
-        return await stream.close()
+        return await self._finish(stream, last, request, "chat.completion.chunk", created, rid)
 
     async def _stream_completions(
         self,
@@ -196,14 +191,9 @@ class OpenAIEndpoints:
                 await stream.send(
                     chunk | {"usage": self._usage([output]) if request.continuous_usage else None}
                 )
-        if extension := self._extension(last[0], request):
-            chunk = _envelope(rid, "text_completion", created, request, [])
-            await stream.send(chunk | {"usage": None} | extension)
-        if request.include_usage:
-            await self._send_usage(stream, last, request, "text_completion", created, rid)
-        return await stream.close()
+        return await self._finish(stream, last, request, "text_completion", created, rid)
 
-    async def _send_usage(
+    async def _finish(
         self,
         stream: EventStream,
         last: dict[int, Output],
@@ -211,11 +201,20 @@ class OpenAIEndpoints:
         kind: str,
         created: int,
         rid: str,
-    ) -> None:
-        usage = self._usage([last[index] for index in sorted(last)], request.n)
-        if kind == "text_completion":
-            usage = {key: value for key, value in usage.items() if value is not None}
-        await stream.send(_envelope(rid, kind, created, request, []) | {"usage": usage})
+    ) -> web.StreamResponse:
+        """End a stream, after chunks with the sources of cached tokens and the usage if the request asks for them.
+
+        last: the last output of each choice.
+        """
+        chunk = _envelope(rid, kind, created, request, [])
+        if extension := self._extension(last[0], request):
+            await stream.send(chunk | {"usage": None} | extension)
+        if request.include_usage:
+            usage = self._usage([last[index] for index in sorted(last)], request.n)
+            if kind == "text_completion":
+                usage = {key: value for key, value in usage.items() if value is not None}
+            await stream.send(chunk | {"usage": usage})
+        return await stream.close()
 
     def _whole(
         self, finals: list[Output], request: OpenAIRequest, kind: str, choices: list[dict[str, Any]]
