@@ -84,7 +84,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: &all [get, list, watch, create, patch, delete]
-# The passwords that the operator generates are in one Secret of this name per namespace. It reads no other Secret.
+# The passwords that the operator generates are in one Secret of this name per namespace. It cannot access any other
+# Secret: the API server checks the name for creation as well, because the operator creates it by server-side apply.
 - apiGroups: [""]
   resources: [secrets]
   resourceNames: [dps-router-credentials]
