@@ -134,3 +134,18 @@ def test_operator_and_gateway_agree_on_the_path_of_otlp_over_http() -> None:
 
 def test_gateway_and_plugin_use_the_same_header_for_the_cache_salt() -> None:
     assert SALT_HEADER == cache_salt.SALT_HEADER
+
+
+def test_dockerfiles_of_the_components_differ_only_in_what_is_particular_to_one() -> None:
+    """A Dockerfile cannot include another one, so three repeat the same steps."""
+    particular = re.compile(
+        r"^(# The image of .*|# .*Python 3\.11.*|# as /usr/.*|COPY (cli|engines|gateway|lab|local|operator) .*"
+        r"|EXPOSE .*|CMD .*)\n",
+        re.MULTILINE,
+    )
+    extra = re.compile(r"--extra \w+")
+    common = {
+        extra.sub("--extra EXTRA", particular.sub("", (ROOT / folder / "Dockerfile").read_text()))
+        for folder in ("gateway", "operator", "lab")
+    }
+    assert len(common) == 1
