@@ -58,7 +58,7 @@ async def run(settings: Settings) -> None:
     allocations, idle_pools = Allocations(), IdlePools()
     caches = CacheWatch(observations, metrics)
     mounts = MountWatch(cluster, observations)
-    reconciler = Reconciler(cluster, observations, settings, _now, allocations, caches.service, idle_pools)
+    reconciler = Reconciler(cluster, observations, settings, _now, allocations, caches.health, idle_pools)
     queue = WorkQueue(reconciler.reconcile)
     resync = Resync(cluster, observations, queue, settings)
     watches = Watches(observations, queue, resync, settings, partial(_install_signal_handlers, stop))

@@ -78,7 +78,7 @@ async def release(cluster: Cluster, key: Key) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
-        # The UID prevents that a Secret which has been deleted meanwhile is created again.
+        # With the UID, a Secret that has been deleted in the meantime is not created again.
         "metadata": {"name": CREDENTIALS, "namespace": key[0], "uid": live["metadata"]["uid"]},
     }
     try:

@@ -20,6 +20,8 @@ Key = tuple[str, str]
 """Namespace and name of a DPSRouter."""
 ChildKey = tuple[str, str]
 """Kind and name of a child of the DPSRouter."""
+ROUTER_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+"""The fields of a DPSRouter's metadata that are cached."""
 
 
 @dataclass(frozen=True)
@@ -295,9 +297,6 @@ class Observations:
     def replace(self, listed: "Observations") -> None:
         """Replace everything with the result of a full listing."""
         self.routers, self._children, self._pods = listed.routers, listed._children, listed._pods
-
-
-ROUTER_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 
 
 def _version(body: Manifest) -> int:

@@ -25,7 +25,7 @@ from dps_operator.gpu_budget.allocation import Allocation, granted, with_replica
 from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import kind_of
 from dps_operator.observe import Child, Key, Observations
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import (
     COMPONENT_LABEL,
     ENGINE,
@@ -79,7 +79,7 @@ class Reconciler:
         settings: Settings,
         now: Callable[[], str],
         allocations: Allocations | None = None,
-        cache_service: Callable[[Key], CacheService | None] = lambda _: None,
+        cache_health: Callable[[Key], CacheHealth | None] = lambda _: None,
         idle_pools: IdlePools | None = None,
     ) -> None:
         self._cluster = cluster
@@ -88,7 +88,7 @@ class Reconciler:
         self._now = now
         self._allocations = allocations or Allocations()
         self._idle_pools = idle_pools or IdlePools()
-        self._cache_service = cache_service
+        self._cache_health = cache_health
         self._applier = Applier(cluster, observations)
 
     async def reconcile(self, key: Key) -> None:
@@ -129,7 +129,7 @@ class Reconciler:
             recommended=recommendation(spec, self._observations.pods(key), before),
             unmeasured=(self._idle_pools if pools_with_zero(spec) else self._allocations).unmeasured.get(key),
             scaled_to_zero=scaled_to_zero,
-            cache_service=self._cache_service(key),
+            cache_health=self._cache_health(key),
         )
         await self._update_status(key, build_status(router, observed, before, self._now()))
         if outcome.failure is not None:

@@ -84,8 +84,8 @@ def _is_newest(engine: Child, before: Sequence[Mapping[str, Any]]) -> bool:
     return bool(before) and before[0]["revision"] == engine.template_hash
 
 
-def described(pools: Collection[PoolName]) -> str:
-    """What the pools keep, as the end of a condition's message; empty if there are none."""
+def kept_suffix(pools: Collection[PoolName]) -> str:
+    """The end of a condition's message that names the pools which keep their pod template; empty if none does."""
     if not pools:
         return ""
     subject = "both pools keep" if len(pools) > 1 else f"the {next(iter(pools))} pool keeps"

@@ -12,7 +12,7 @@ import pytest
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.errors import ClusterError, NotInstalledError
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import Component
 from dps_operator.status.diagnose import SEVERITY
 from dps_testkit.operator.objects import pod, waiting
@@ -138,7 +138,7 @@ def fetched(*unserved: PoolName) -> Callable[[World], None]:
     """Both pools had enough tokens to fetch, and these fetched too few."""
 
     def change(world: World) -> None:
-        world.cache_services[KEY] = CacheService(judged=frozenset(POOLS), unserved=frozenset(unserved))
+        world.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
 
     return change
 

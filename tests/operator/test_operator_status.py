@@ -8,7 +8,7 @@ import pytest
 from dps_engines.pools import POOLS
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.observe import Child, child
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import TEMPLATE_HASH
 from dps_operator.rollout import pool_on_hold
 from dps_operator.status.build import build_status, invalid_spec_status
@@ -64,24 +64,24 @@ def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> N
     ("service", "expected"),
     [
         (None, ("Unknown", "NotMeasured")),
-        (CacheService(), ("Unknown", "NotMeasured")),
-        (CacheService(judged=frozenset({"greedy"})), ("True", "StorageServing")),
+        (CacheHealth(), ("Unknown", "NotMeasured")),
+        (CacheHealth(judged=frozenset({"greedy"})), ("True", "StorageServing")),
         (
-            CacheService(judged=frozenset({"greedy", "speculative"}), unserved=frozenset({"greedy"})),
+            CacheHealth(judged=frozenset({"greedy", "speculative"}), unserved=frozenset({"greedy"})),
             ("False", "StorageNotServing"),
         ),
         (
-            CacheService("no gateway is running", judged=frozenset({"greedy"})),
+            CacheHealth("no gateway is running", judged=frozenset({"greedy"})),
             ("Unknown", "GatewaysUnreachable"),
         ),
     ],
     ids=["nothing observed", "too few tokens", "served", "one pool is not served", "no gateway answers"],
 )
 def test_storage_that_serves_too_little_is_a_condition_of_which_ready_is_independent(
-    service: CacheService | None, expected: tuple[str, str]
+    service: CacheHealth | None, expected: tuple[str, str]
 ) -> None:
     found = {
-        one.type: one for one in conditions(router(PREFIX_CACHE), replace(HEALTHY, cache_service=service))
+        one.type: one for one in conditions(router(PREFIX_CACHE), replace(HEALTHY, cache_health=service))
     }
     one = found["PrefixCacheServing"]
     assert (one.status, one.reason) == expected

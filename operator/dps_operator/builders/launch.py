@@ -14,13 +14,12 @@ from dps_operator.builders.speculation import launch_speculation
 from dps_operator.errors import SpecError
 from dps_operator.resources import MODELS, Router
 
+SHARED_GPU = "nvidia.com/gpu.shared"
+"""The resource of time-sliced GPUs if the device plugin renames it."""
+
 
 def _speculation(pool: PoolSpec) -> Speculation | None:
     return launch_speculation(pool.speculation) if isinstance(pool, SpeculativePoolSpec) else None
-
-
-SHARED_GPU = "nvidia.com/gpu.shared"
-"""The resource of time-sliced GPUs if the device plugin renames it."""
 
 
 def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:

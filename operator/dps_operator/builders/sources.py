@@ -25,6 +25,9 @@ TOKENIZER_FILES = "/*.{json,jinja,model,tiktoken,txt}"
 """rclone's pattern for the files of a tokenizer, which excludes weights and subfolders."""
 REMOTES = {"s3": "s3", "gs": "gcs"}
 """rclone's name of each kind of storage."""
+ENGINE_RESOURCES: Manifest = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+ENGINE_SECURITY = CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
+"""rclone's container runs as the image's user, root, as engines do."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,3 @@ def _credentials(bucket: S3Source | GSSource, role: Role) -> tuple[list[Manifest
     return plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file}), [
         {"name": f"{role}-source-key", "secret": {**secret, "defaultMode": 0o444}}
     ]
-
-
-ENGINE_RESOURCES: Manifest = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
-ENGINE_SECURITY = CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
-"""rclone's container runs as the image's user, root, as engines do."""

@@ -10,7 +10,7 @@ from dps_operator.errors import GatewaysUnreachableError, SpecError
 from dps_operator.gateway_metrics import gateway_addresses
 from dps_operator.gateway_poll import specs_with
 from dps_operator.observe import Key, Observations
-from dps_operator.prefix_cache.service import CacheService, Tally, counters
+from dps_operator.prefix_cache.health import CacheHealth, Tally, counters
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 15.0
@@ -31,10 +31,10 @@ class CacheWatch:
         self._metrics = metrics
         self._tallies: dict[Key, Tally] = {}
 
-    def service(self, key: Key) -> CacheService | None:
+    def health(self, key: Key) -> CacheHealth | None:
         """What is known of a DPSRouter's common prefix cache; None if nothing has been observed."""
         tally = self._tallies.get(key)
-        return tally.service if tally else None
+        return tally.health if tally else None
 
     async def run(self, queue: WorkQueue) -> None:
         """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
@@ -49,9 +49,9 @@ class CacheWatch:
         sharing = [key for key, spec in specs.items() if _shares(spec)]
         for key in set(self._tallies) - set(sharing):
             del self._tallies[key]
-        before = {key: self.service(key) for key in sharing}
+        before = {key: self.health(key) for key in sharing}
         await asyncio.gather(*(self._observe(key, now) for key in sharing))
-        return [key for key in sharing if self.service(key) != before[key]]
+        return [key for key in sharing if self.health(key) != before[key]]
 
     async def _observe(self, key: Key, now: float) -> None:
         tally = self._tallies.setdefault(key, Tally())
@@ -59,7 +59,7 @@ class CacheWatch:
             addresses = gateway_addresses(self._observations.pods(key))
             texts = await self._metrics.texts(addresses)
         except GatewaysUnreachableError as error:
-            tally.service = CacheService(str(error), tally.service.judged, tally.service.unserved)
+            tally.health = CacheHealth(str(error), tally.health.judged, tally.health.unserved)
         else:
             tally.add(dict(zip(addresses, map(counters, texts), strict=True)), now)
 

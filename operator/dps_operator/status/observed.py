@@ -7,7 +7,7 @@ from dps_engines.pools import PoolName
 from dps_operator.api.status import RecommendedRouting
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, ChildKey, Pod, Replicas
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import Component, Router, child_name
 from dps_operator.status.diagnose import Problem, most_severe
 
@@ -45,7 +45,7 @@ class Observed:
     """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
     scaled_to_zero: Sequence[PoolName] = ()
     """The idle pools that the operator has scaled to zero."""
-    cache_service: CacheService | None = None
+    cache_health: CacheHealth | None = None
     """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
 
     def replicas(self, router: Router, component: Component) -> Replicas | None:

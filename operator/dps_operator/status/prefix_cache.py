@@ -3,7 +3,7 @@
 from dps_engines.pools import POOLS
 from dps_operator.builders.mooncake import managed_master
 from dps_operator.builders.prefix_cache import common, unshareable
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import Router
 from dps_operator.status.condition import Condition
 from dps_operator.status.observed import Observed
@@ -18,7 +18,7 @@ def prefix_cache_conditions(router: Router, observed: Observed) -> list[Conditio
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
     message = "the engines of both pools can read each other's pages"
     shared = Condition("PrefixCacheShared", "True", "BothWays", message)
-    return [shared, _master_not_ready(router, observed) or _serving(observed.cache_service)]
+    return [shared, _master_not_ready(router, observed) or _serving(observed.cache_health)]
 
 
 def _master_not_ready(router: Router, observed: Observed) -> Condition | None:
@@ -34,15 +34,15 @@ def _master_not_ready(router: Router, observed: Observed) -> Condition | None:
     return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
-def _serving(service: CacheService | None) -> Condition:
+def _serving(health: CacheHealth | None) -> Condition:
     """Whether the storage of the common prefix cache serves the pages that it should contain."""
-    if service is not None and service.unreachable:
-        return Condition("PrefixCacheServing", "Unknown", "GatewaysUnreachable", service.unreachable)
-    if service is None or not service.judged:
+    if health is not None and health.unreachable:
+        return Condition("PrefixCacheServing", "Unknown", "GatewaysUnreachable", health.unreachable)
+    if health is None or not health.judged:
         message = "too few sessions have changed pools since the operator was started"
         return Condition("PrefixCacheServing", "Unknown", "NotMeasured", message)
-    if service.unserved:
-        pools = " and ".join(f"{pool} pool" for pool in POOLS if pool in service.unserved)
+    if health.unserved:
+        pools = " and ".join(f"{pool} pool" for pool in POOLS if pool in health.unserved)
         message = (
             f"the engines of the {pools} fetch less than half of the tokens that the storage should contain; look for "
             "lines with 'dps prefix cache' in their logs"

@@ -4,7 +4,7 @@ from dps_engines.pools import POOLS
 from dps_operator.builders.mooncake import managed_master
 from dps_operator.builders.store import managed
 from dps_operator.resources import Component, Router
-from dps_operator.revisions import described
+from dps_operator.revisions import kept_suffix
 from dps_operator.status.condition import Condition
 from dps_operator.status.observed import NOUNS, Observed
 
@@ -32,7 +32,7 @@ def progressing(router: Router, observed: Observed) -> Condition:
         return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
     if rollout := _rollout(router, observed):
         return Condition("Progressing", "True", "RollingOut", rollout)
-    message = f"all replicas are ready and up to date{described(observed.kept)}"
+    message = f"all replicas are ready and up to date{kept_suffix(observed.kept)}"
     return Condition("Progressing", "False", "Settled", message)
 
 

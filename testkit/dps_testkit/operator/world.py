@@ -7,7 +7,7 @@ from dps_operator.cluster import Cluster
 from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Key, Observations
-from dps_operator.prefix_cache.service import CacheService
+from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.reconcile import Reconciler
 from dps_operator.resources import Manifest
 from dps_operator.scale_to_zero.scaler import IdlePools
@@ -32,14 +32,14 @@ class World:
         self.seen = Observations()
         typed: Cluster = self.cluster
         self.allocations, self.idle_pools = Allocations(), IdlePools()
-        self.cache_services: dict[Key, CacheService] = {}
+        self.cache_healths: dict[Key, CacheHealth] = {}
         self.reconciler = Reconciler(
             typed,
             self.seen,
             settings,
             lambda: NOW,
             self.allocations,
-            self.cache_services.get,
+            self.cache_healths.get,
             self.idle_pools,
         )
 

@@ -1,4 +1,4 @@
-"""Whether the storage of a common prefix cache serves what it should contain, by the gateways' metrics. No I/O."""
+"""Whether the storage of a common prefix cache serves the pages that it should contain. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from dps_engines.pools import POOLS, PoolName
 HALF_LIFE_SECONDS: Final = 300.0
 """Time after which the weight of observed tokens has halved."""
 ENOUGH_TOKENS: Final = 10_000.0
-"""Fetchable tokens that have to be observed in a pool before it is judged, and again before the judgement changes."""
+"""Fetchable tokens that have to be observed in a pool before it counts as judged, and before its result changes."""
 SERVED_SHARE: Final = 0.5
 """Least share of the fetchable tokens that a pool with a working storage fetches, as in DPSPrefixCacheNotServing."""
 
@@ -20,7 +20,7 @@ Counters = Mapping[PoolName, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class CacheService:
+class CacheHealth:
     """Whether the pools fetch from the common prefix cache."""
 
     unreachable: str = ""
@@ -48,7 +48,7 @@ def counters(text: str) -> Counters:
 class Tally:
     """The tokens that the gateways of one DPSRouter have observed, with weights that decrease over time."""
 
-    service: CacheService = field(default_factory=CacheService)
+    health: CacheHealth = field(default_factory=CacheHealth)
     _sums: dict[PoolName, tuple[float, float]] = field(
         default_factory=lambda: dict.fromkeys(POOLS, (0.0, 0.0))
     )
@@ -59,7 +59,7 @@ class Tally:
     def add(self, found: Mapping[str, Counters], now: float) -> None:
         """Include the counters of all gateways at a time in seconds. The first counters of a gateway are a baseline."""
         weight = 2 ** (-(now - self._updated) / HALF_LIFE_SECONDS)
-        judged, unserved = set(self.service.judged), set(self.service.unserved)
+        judged, unserved = set(self.health.judged), set(self.health.unserved)
         for pool in POOLS:
             fetchable, fetched = (weight * total for total in self._sums[pool])
             for address, present in found.items():
@@ -75,4 +75,4 @@ class Tally:
                 if fetched < SERVED_SHARE * fetchable:
                     unserved.add(pool)
         self._last, self._updated = dict(found), now
-        self.service = CacheService("", frozenset(judged), frozenset(unserved))
+        self.health = CacheHealth("", frozenset(judged), frozenset(unserved))

@@ -6,10 +6,10 @@ import pytest
 
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.observe import Observations
-from dps_operator.prefix_cache.service import (
+from dps_operator.prefix_cache.health import (
     ENOUGH_TOKENS,
     HALF_LIFE_SECONDS,
-    CacheService,
+    CacheHealth,
     Counters,
     Tally,
     counters,
@@ -19,9 +19,9 @@ from dps_testkit.operator.objects import pod
 from dps_testkit.operator.routers import PREFIX_CACHE
 
 KEY = ("serving", "qwen")
-NOTHING = CacheService()
-SERVED = CacheService(judged=frozenset({"greedy"}))
-UNSERVED = CacheService(judged=frozenset({"greedy"}), unserved=frozenset({"greedy"}))
+NOTHING = CacheHealth()
+SERVED = CacheHealth(judged=frozenset({"greedy"}))
+UNSERVED = CacheHealth(judged=frozenset({"greedy"}), unserved=frozenset({"greedy"}))
 
 
 def metrics(fetchable: float, fetched: float) -> str:
@@ -58,30 +58,30 @@ def test_tokens_are_read_from_the_metrics_of_a_gateway() -> None:
     ],
 )
 def test_storage_is_judged_by_the_share_of_fetchable_tokens_that_were_fetched(
-    samples: Sequence[tuple[float, float]], expected: CacheService
+    samples: Sequence[tuple[float, float]], expected: CacheHealth
 ) -> None:
     tally = Tally()
     for fetchable, fetched in samples:
         tally.add({"10.0.0.1": greedy(fetchable, fetched)}, now=0.0)
-    assert tally.service == expected
+    assert tally.health == expected
 
 
 def test_tokens_of_several_gateways_count_and_one_that_joins_begins_with_its_present_counters() -> None:
     tally = Tally()
     tally.add({"a": greedy(0, 0)}, now=0.0)
     tally.add({"a": greedy(6_000, 0), "b": greedy(90_000, 90_000)}, now=0.0)
-    assert tally.service == NOTHING
+    assert tally.health == NOTHING
     tally.add({"a": greedy(6_000, 0), "b": greedy(96_000, 90_000)}, now=0.0)
-    assert tally.service == UNSERVED
+    assert tally.health == UNSERVED
 
 
 def test_older_tokens_count_less() -> None:
     tally = Tally()
     tally.add({"a": greedy(0, 0)}, now=0.0)
     tally.add({"a": greedy(ENOUGH_TOKENS, 0)}, now=0.0)
-    assert tally.service == UNSERVED
+    assert tally.health == UNSERVED
     tally.add({"a": greedy(2 * ENOUGH_TOKENS, ENOUGH_TOKENS)}, now=2 * HALF_LIFE_SECONDS)
-    assert tally.service == SERVED
+    assert tally.health == SERVED
 
 
 class Gateways:
@@ -105,19 +105,19 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     seen.update_router(body)
     seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1"))
     watch = CacheWatch(seen, gateways)
-    assert watch.service(KEY) is None
+    assert watch.health(KEY) is None
     assert await watch.once(0.0) == [KEY]
     assert gateways.asked == ["10.0.0.1"]
     assert await watch.once(1.0) == []
     gateways.text = metrics(20_000, 0)
     assert await watch.once(2.0) == [KEY]
-    assert watch.service(KEY) == UNSERVED
+    assert watch.health(KEY) == UNSERVED
     gateways.problem = "no gateway is running"
     assert await watch.once(3.0) == [KEY]
-    assert watch.service(KEY) == CacheService("no gateway is running", UNSERVED.judged, UNSERVED.unserved)
+    assert watch.health(KEY) == CacheHealth("no gateway is running", UNSERVED.judged, UNSERVED.unserved)
     seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
     assert await watch.once(4.0) == []
-    assert watch.service(KEY) is None
+    assert watch.health(KEY) is None
 
 
 @pytest.mark.parametrize("spec", [{}, {"prefixCache": {"mode": "Common"}}], ids=["none", "an invalid spec"])
