@@ -76,6 +76,18 @@ def test_every_object_of_a_pool_has_the_port_of_its_runtime() -> None:
         assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port}]
 
 
+@pytest.mark.parametrize(
+    ("env", "value"), [([], "1"), ([{"name": "VLLM_NO_USAGE_STATS", "value": "0"}], "0")]
+)
+def test_vllm_sends_no_usage_statistics_unless_the_spec_asks_for_them(
+    env: list[dict[str, str]], value: str
+) -> None:
+    made = engine_deployment(router(with_greedy({"runtime": "VLLM", "env": env}, {})), "greedy", SETTINGS)
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    (variable,) = [one for one in container["env"] if one["name"] == "VLLM_NO_USAGE_STATS"]
+    assert variable["value"] == value
+
+
 def test_command_line_of_the_default_runtime_is_not_changed_by_the_other_pool() -> None:
     alone = with_greedy({}, {})
     assert engine_arguments(router(MIXED), "speculative") == engine_arguments(router(alone), "speculative")

@@ -40,7 +40,10 @@ class VLLM(Released):
     metrics_path = "/metrics"
     load_seconds = 1800
     algorithms: Sequence[Algorithm] = tuple(flags.METHODS)
-    environment: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {
+        # By default vLLM reports its hardware, model architecture and settings to a server of its authors.
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     cache_variables: Mapping[str, str] = {
         "VLLM_CACHE_ROOT": "vllm",
         "DG_JIT_CACHE_DIR": "deep_gemm",
