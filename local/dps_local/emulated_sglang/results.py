@@ -48,20 +48,27 @@ async def outputs(
             async for output in run:
                 yield 0, output
         return
-    merged: asyncio.Queue[tuple[int, Output | ValueError]] = asyncio.Queue()
+    async with aclosing(_merged(runs)) as merged:
+        async for index, output in merged:
+            yield index, output
+
+
+async def _merged(runs: Many[AsyncGenerator[Output, None]]) -> AsyncGenerator[tuple[int, Output], None]:
+    """Run all choices concurrently and yield their outputs as they arrive. Raises the first error of a choice."""
+    arrived: asyncio.Queue[tuple[int, Output | ValueError]] = asyncio.Queue()
 
     async def pump(index: int, run: AsyncGenerator[Output, None]) -> None:
         try:
             async for output in run:
-                merged.put_nowait((index, output))
+                arrived.put_nowait((index, output))
         except ValueError as error:
-            merged.put_nowait((index, error))
+            arrived.put_nowait((index, error))
 
     pumps = [asyncio.create_task(pump(index, run)) for index, run in enumerate(runs)]
     try:
         left = len(runs)
         while left:
-            index, item = await merged.get()
+            index, item = await arrived.get()
             if isinstance(item, ValueError):
                 raise item
             left -= item.finished

@@ -36,23 +36,7 @@ def create_app(
     disconnect aborts the request, streaming or not.
     """
     prompts = prompts or Prompts.load(settings.tokenizer_path)
-    speculation = settings.time_model.speculation
-    engine = Engine(
-        Scheduler(
-            settings.time_model,
-            settings.max_total_tokens,
-            settings.max_running_requests,
-            serialized=settings.serialized_speculation and speculation is not None,
-            page_tokens=settings.page_tokens,
-            draft_refill=settings.storage is not None and settings.storage.draft_refill,
-        ),
-        AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
-        clock or ScaledClock(settings.speed),
-        EngineMetrics(settings.served_model_name, settings.max_total_tokens),
-        settings.context_length,
-        speculation.draft_tokens if speculation else 1,
-        Storage(settings.storage) if settings.storage else None,
-    )
+    engine = _engine(settings, prompts, clock or ScaledClock(settings.speed))
     faults = FaultInjection()
     keys = [require_api_key(settings.api_key)] if settings.api_key else []
     app = web.Application(middlewares=[errors, *keys, faults.middleware], client_max_size=MAX_BODY_BYTES)
@@ -106,6 +90,27 @@ def create_app(
         ]
     )
     return app
+
+
+def _engine(settings: EngineSettings, prompts: Prompts, clock: Clock) -> Engine:
+    speculation = settings.time_model.speculation
+    scheduler = Scheduler(
+        settings.time_model,
+        settings.max_total_tokens,
+        settings.max_running_requests,
+        serialized=settings.serialized_speculation and speculation is not None,
+        page_tokens=settings.page_tokens,
+        draft_refill=settings.storage is not None and settings.storage.draft_refill,
+    )
+    return Engine(
+        scheduler,
+        AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
+        clock,
+        EngineMetrics(settings.served_model_name, settings.max_total_tokens),
+        settings.context_length,
+        speculation.draft_tokens if speculation else 1,
+        Storage(settings.storage) if settings.storage else None,
+    )
 
 
 async def serve(settings: EngineSettings) -> None:
