@@ -5,7 +5,7 @@ from typing import Final
 
 import aiohttp
 
-from dps_operator.builders.gateway import ADMIN_PORT
+from dps_operator.builders.gateway_config import ADMIN_PORT
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.observe import Pod
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from dps_operator.builders.calibration import calibration_cron_job
-from dps_operator.builders.gateway import gateway_config, gateway_deployment
+from dps_operator.builders.gateway import gateway_deployment
+from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.builders.network import network_policies
 from dps_operator.cluster import Cluster
 from dps_operator.errors import SpecError

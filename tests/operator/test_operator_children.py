@@ -10,13 +10,8 @@ from dps_gateway.config import GatewayConfig, Timeouts
 from dps_gateway.runtime import FIXED_SECTIONS
 from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.gateway import (
-    DRAIN_DELAY_SECONDS,
-    READ_AT_START,
-    gateway_config,
-    gateway_config_map,
-    gateway_deployment,
-)
+from dps_operator.builders.gateway import DRAIN_DELAY_SECONDS, gateway_deployment
+from dps_operator.builders.gateway_config import READ_AT_START, gateway_config, gateway_config_map
 from dps_operator.builders.network import base_url, http_route
 from dps_operator.builders.store import redis_entries
 from dps_operator.errors import SpecError

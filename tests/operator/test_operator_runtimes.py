@@ -6,7 +6,7 @@ import pytest
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.builders.engine import engine_deployment, engine_service
-from dps_operator.builders.gateway import gateway_config
+from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.builders.network import network_policies
 from dps_operator.builders.prefix_cache import unshareable

@@ -9,7 +9,8 @@ import pytest
 from dps_engines.registry import RUNTIMES
 from dps_gateway.config import GatewayConfig
 from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.gateway import gateway_config, gateway_deployment
+from dps_operator.builders.gateway import gateway_deployment
+from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest

@@ -7,7 +7,8 @@ import yaml
 
 from dps_gateway.config import GatewayConfig
 from dps_operator.builders.children import children
-from dps_operator.builders.gateway import gateway_config, gateway_deployment
+from dps_operator.builders.gateway import gateway_deployment
+from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.resources import Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 from dps_testkit.operator.world import World

@@ -3,7 +3,7 @@
 from typing import Final
 
 from dps_operator.api.calibration import Calibration
-from dps_operator.builders.gateway import ADMIN_PORT
+from dps_operator.builders.gateway_config import ADMIN_PORT
 from dps_operator.builders.pods import pod_template, pull_secrets, restricted
 from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.scaling import min_replicas

@@ -3,12 +3,8 @@
 from dps_engines.pools import POOLS
 from dps_operator.builders.calibration import calibration_cron_job
 from dps_operator.builders.engine import engine_deployment, engine_service, models_claim
-from dps_operator.builders.gateway import (
-    gateway_config_map,
-    gateway_deployment,
-    gateway_identity,
-    gateway_services,
-)
+from dps_operator.builders.gateway import gateway_deployment, gateway_identity, gateway_services
+from dps_operator.builders.gateway_config import gateway_config_map
 from dps_operator.builders.monitoring import service_monitor
 from dps_operator.builders.mooncake import mooncake_master
 from dps_operator.builders.network import http_route, ingress, network_policies
