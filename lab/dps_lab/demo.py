@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from dps_lab.fleets import FLEETS, THRESHOLD_TOKENS, Fleet, conclusion
 from dps_lab.plots import DemoPlot, Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.oracle import PromptCounter, expected_by_session
+from dps_lab.replay.oracle import Decision, PromptCounter, expected_by_session
 from dps_lab.replay.progress import Progress
 from dps_lab.replay.records import ReplayResult, TurnRecord
 from dps_lab.replay.report import Comparison, compare, summarize
@@ -22,7 +22,7 @@ from dps_lab.replay.source import load_asset
 from dps_lab.replay.tables import fleets_table, lengths_table, routes_table
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session, Turn
-from dps_local.assets import qwen_tokenizer
+from dps_local.assets import Asset, qwen_tokenizer
 from dps_local.processes import ChildError
 from dps_local.stack import LocalStack, StackOptions, until_signal
 
@@ -106,27 +106,45 @@ def verdict(planned: int, comparison: Comparison, lost: int) -> tuple[bool, list
     return lost == 0 and not comparison.differing, lines
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Results:
+    """The runs of the demo."""
+
+    runs: Sequence[ReplayResult]
+    """One for each of FLEETS."""
+    faulted: ReplayResult
+    """The run during which a gateway was killed."""
+    fault: _Fault
+
+    def check(self, expected: Mapping[str, Sequence[Decision]]) -> tuple[bool, list[str]]:
+        """Compare the decisions of the routing rule with the expected ones, and count lost requests; see `verdict`."""
+        every = [*self.runs, self.faulted]
+        ruled = [run for fleet, run in zip(FLEETS, self.runs, strict=True) if fleet.policy == FAULTED.policy]
+        return verdict(
+            sum(run.planned_turns for run in every),
+            compare([turn for run in [*ruled, self.faulted] for turn in run.turns], expected),
+            sum(summarize(run).lost for run in every),
+        )
+
+
+@dataclass(frozen=True)
 class _Demo:
-    """The runs of the demo, each with the same sessions."""
+    """Replays the same sessions through each fleet, and once more while a gateway is killed."""
 
     arguments: argparse.Namespace
     tokenizer: Path
     sessions: Sequence[Session]
     console: Console
-    results: list[ReplayResult] = field(default_factory=list)
-    """One for each of FLEETS."""
-    faulted: ReplayResult | None = None
-    """The run during which a gateway was killed."""
-    fault: _Fault | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> _Results:
+        runs: list[ReplayResult] = []
         for fleet in FLEETS:
             with_fault = fleet == FAULTED
             async with LocalStack(self._options(fleet, gateways=2 if with_fault else 1)) as stack:
-                self.results.append(await self._replay(fleet.label, stack, stack.urls[:1]))
+                runs.append((await self._replay(fleet.label, stack, stack.urls[:1]))[0])
                 if with_fault:
-                    self.faulted = await self._replay("gateway killed", stack, stack.urls)
+                    faulted, fault = await self._replay("gateway killed", stack, stack.urls)
+        return _Results(runs, faulted, fault)  # both are set, because FAULTED is one of FLEETS
 
     def _options(self, fleet: Fleet, gateways: int) -> StackOptions:
         return StackOptions(
@@ -140,7 +158,9 @@ class _Demo:
             serialized_speculation=self.arguments.serialized_speculation,
         )
 
-    async def _replay(self, label: str, stack: LocalStack, urls: Sequence[str]) -> ReplayResult:
+    async def _replay(
+        self, label: str, stack: LocalStack, urls: Sequence[str]
+    ) -> tuple[ReplayResult, _Fault]:
         """Replay all sessions. With several URLs, kill a gateway during the replay."""
         turns = sum(len(session.turns) for session in self.sessions)
         request = ReplayOptions(
@@ -153,11 +173,11 @@ class _Demo:
             fault = _Fault(stack, progress, turns)
             async with asyncio.TaskGroup() as tasks:
                 if len(urls) > 1:
-                    self.fault = fault
                     tasks.create_task(fault.inject())
-                return await replay(
+                result = await replay(
                     self.sessions, request, ClosedLoop(CONCURRENCY), label=label, on_turn=fault.turn_ended
                 )
+        return result, fault
 
 
 async def _demo(arguments: argparse.Namespace) -> int:
@@ -165,58 +185,66 @@ async def _demo(arguments: argparse.Namespace) -> int:
     tokenizer, data = qwen_tokenizer(), bfcl()
     counter = PromptCounter(tokenizer.path)
     sessions = choose(load_asset(data), arguments.sessions, counter)
-    serialized = "one request at a time" if arguments.serialized_speculation else "in batches"
+    _print_lines(console, _introduction(arguments, sessions, data, tokenizer))
+    expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
+    results = await _Demo(arguments, tokenizer.path, sessions, console).run()
+    _draw(arguments, results, sessions, data)
+    _print_tables(console, results, arguments.speed)
+    success, lines = results.check(expected)
+    _print_lines(console, lines)
+    console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)
+    return 0 if success else 1
+
+
+def _speculation(arguments: argparse.Namespace) -> str:
+    return "one request at a time" if arguments.serialized_speculation else "in batches"
+
+
+def _introduction(
+    arguments: argparse.Namespace, sessions: Sequence[Session], data: Asset, tokenizer: Asset
+) -> list[str]:
     pace = "in real time" if arguments.speed == 1 else f"{arguments.speed:g} emulated seconds per real second"
-    for line in (
+    return [
         f"sessions: {len(sessions)} of {data.description}; {CONCURRENCY} at a time",
         f"tokenizer: {tokenizer.description}",
         "engines: emulated, without a GPU; two per fleet, with the timing of Qwen2.5-7B-Instruct on an A100 80 GB each "
-        f"and Qwen2.5-1.5B-Instruct as draft model; speculation {serialized}; {pace}",
-    ):
-        console.print(line, markup=False)
+        f"and Qwen2.5-1.5B-Instruct as draft model; speculation {_speculation(arguments)}; {pace}",
+    ]
 
-    expected = expected_by_session(sessions, counter, THRESHOLD_TOKENS)
-    demo = _Demo(arguments, tokenizer.path, sessions, console)
-    await demo.run()
-    faulted, fault = demo.faulted, demo.fault
-    assert faulted is not None
-    assert fault is not None
-    summaries = [summarize(result, arguments.speed) for result in demo.results]
+
+def _draw(arguments: argparse.Namespace, results: _Results, sessions: Sequence[Session], data: Asset) -> None:
     name = "BFCL multi-turn" if data.source == "registry" else "the bundled sample"
     draw_demo(
         DemoPlot(
-            runs=demo.results,
-            faulted=faulted,
+            runs=results.runs,
+            faulted=results.faulted,
             threshold_tokens=THRESHOLD_TOKENS,
             time_scale=arguments.speed,
-            urls=fault.stack.urls,
-            outage=fault.outage,
+            urls=results.fault.stack.urls,
+            outage=results.fault.outage,
             subtitle=f"{len(sessions)} sessions of {name}, {CONCURRENCY} at a time, on two engines; emulated "
-            f"(Qwen2.5-7B-Instruct on A100 80 GB, speculation {serialized})",
+            f"(Qwen2.5-7B-Instruct on A100 80 GB, speculation {_speculation(arguments)})",
         ),
         arguments.plot,
     )
+
+
+def _print_tables(console: Console, results: _Results, speed: float) -> None:
+    summaries = [summarize(run, speed) for run in results.runs]
+    routed = summarize(results.faulted, speed)
     console.print()
-    routed = summarize(faulted, arguments.speed)
     console.print(routes_table(routed), lengths_table(routed))
     console.print(
         fleets_table(summaries, "seven fleets of two engines: time for all sessions, and session latency")
     )
-    for line in conclusion(summaries):
-        console.print(line, markup=False)
-    console.print(f"turns answered by gateway {KILLED + 1} after its restart: {fault.answered_after_restart}")
-    ruled = [
-        result for fleet, result in zip(FLEETS, demo.results, strict=True) if fleet.policy == FAULTED.policy
-    ]
-    success, lines = verdict(
-        sum(result.planned_turns for result in [*demo.results, faulted]),
-        compare([turn for result in [*ruled, faulted] for turn in result.turns], expected),
-        sum(summarize(result).lost for result in [*demo.results, faulted]),
-    )
+    _print_lines(console, conclusion(summaries))
+    answered = results.fault.answered_after_restart
+    console.print(f"turns answered by gateway {KILLED + 1} after its restart: {answered}")
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
         console.print(line, markup=False)
-    console.print(f"plot: {arguments.plot.resolve()}", markup=False, soft_wrap=True)
-    return 0 if success else 1
 
 
 def parser() -> argparse.ArgumentParser:
