@@ -11,7 +11,7 @@ from e2e.metrics.prometheus import Target
 
 SYSTEM, ACCOUNT = "dps-system", "dps-dps-router"
 """Namespace and ServiceAccount of the chart's operator, as installed by the fixtures."""
-READY, WAITING = "qwen", "waiting"
+READY, WAITING, SUSPENDED = "qwen", "waiting", "suspended"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Operators:
 
 @contextmanager
 def operators(installed: Kube, folder: Path) -> Iterator[Operators]:
-    """Run the operators with two DPSRouters: one becomes ready, one waits for a volume that does not exist."""
+    """Run the operators with DPSRouters that become ready, wait for a volume that does not exist, and are suspended."""
     with installed.scratch() as kube:
         reader, unprivileged = f"{kube.namespace}-reader", f"{kube.namespace}-unprivileged"
         for account in (reader, unprivileged):
@@ -61,20 +61,23 @@ def operators(installed: Kube, folder: Path) -> Iterator[Operators]:
                 kubeconfig = service_account_kubeconfig(owner, account, folder / f"{name}.yaml")
                 log = folder / f"operator-{name}.log"
                 running[name] = Operator(kubeconfig, log, "--namespace", kube.namespace)
-            kube.apply(_router(READY), _router(WAITING, cache={"size": "1Gi", "storageClassName": "none"}))
+            waiting = _router(WAITING)
+            waiting["spec"]["model"]["cache"] = {"size": "1Gi", "storageClassName": "none"}
+            kube.apply(_router(READY), waiting, _router(SUSPENDED, suspend=True))
             yield started
         finally:
             started.stop()
             kube.kubectl("delete", "clusterrolebinding,clusterrole", reader)
 
 
-def _router(name: str, **model: Manifest) -> Manifest:
+def _router(name: str, **fields: bool) -> Manifest:
     return {
         "apiVersion": "dpsrouter.io/v1alpha1",
         "kind": "DPSRouter",
         "metadata": {"name": name},
         "spec": {
-            "model": {"name": "Qwen/Qwen2.5-7B-Instruct", **model},
+            "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
             "pools": {"speculative": {"speculation": {"algorithm": "Ngram"}}},
+            **fields,
         },
     }

@@ -1,4 +1,7 @@
-"""Two local routers with engines, Redis and a gateway each: a healthy one, and one with every fault."""
+"""Two local routers with engines, Redis and a gateway each: a healthy one, and one with every fault.
+
+Another gateway belongs to a suspended DPSRouter.
+"""
 
 import asyncio
 import json
@@ -43,10 +46,7 @@ class LocalRouter:
             "speculative": self.speculative.url,
             "greedy": self.greedy.url,
         }
-        return [
-            Target(url, {**_labels(self.name, component), "pod": f"{self.name}-{component}-0"})
-            for component, url in found.items()
-        ]
+        return [Target(url, labels(NAMESPACE, self.name, component)) for component, url in found.items()]
 
     async def send_session(self, topic: str) -> None:
         """Send a session with long and short turns, streaming or not. Stops at the first error."""
@@ -84,18 +84,19 @@ class LocalRouter:
 
 
 @asynccontextmanager
-async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter]]:
-    """Run the healthy and the faulty router.
+async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalRouter, Gateway]]:
+    """Run the healthy and the faulty router, and the gateway of a suspended one.
 
     The engines of the faulty router reject all drafts, have slow storage, and use a different chat template from its
-    gateway's.
+    gateway's. The last gateway has the same engines, so that it loses them with the faulty router.
     """
     async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
         healthy, faulty = ([*common_cache(folder / name), *PAGES] for name in (HEALTHY, FAULTY))
-        yield await asyncio.gather(
+        first, second = await asyncio.gather(
             _router(HEALTHY, site, site, healthy, ()),
             _router(FAULTY, site, other, [*faulty, *SLOW_STORAGE], REJECTED_DRAFTS),
         )
+        yield first, second, await _gateway(site, second.speculative, second.greedy, first.redis)
 
 
 @asynccontextmanager
@@ -136,16 +137,21 @@ async def _router(
         engines.engines(f"{name}-speculative", arguments=[*SPEED, *storage, *drafts]),
         engines.engines(f"{name}-greedy", arguments=[*SPEED, *storage]),
     )
+    return LocalRouter(name, await _gateway(gateways, speculative, greedy, redis), speculative, greedy, redis)
+
+
+async def _gateway(site: Site, speculative: Engine, greedy: Engine, redis: RedisServer) -> Gateway:
     session = {"redisUrl": redis.url, "redisTimeoutSeconds": 2.0}
-    gateway = await gateways.gateway([speculative], [greedy], {"session": session})
-    return LocalRouter(name, gateway, speculative, greedy, redis)
+    return await site.gateway([speculative], [greedy], {"session": session})
 
 
-def _labels(router: str, component: str) -> Mapping[str, str]:
+def labels(namespace: str, router: str, component: str) -> Mapping[str, str]:
+    """The labels of a target, as those of a pod that belongs to a DPSRouter."""
     return {
-        "namespace": NAMESPACE,
+        "namespace": namespace,
         "dpsrouter_io_router": router,
         "dpsrouter_io_component": component,
+        "pod": f"{router}-{component}-0",
     }
 
 

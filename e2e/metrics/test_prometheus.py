@@ -1,6 +1,7 @@
 """The dashboard and the alert rules in a real Prometheus that scrapes gateways, engines and operators.
 
-One router is healthy and one has every fault. A fixture records what Prometheus reports; the tests check the record.
+One router is healthy, one has every fault, and one is suspended. A fixture records what Prometheus reports; the tests
+check the record.
 """
 
 import asyncio
@@ -13,9 +14,9 @@ import pytest
 
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.dashboard import DASHBOARD, Query, metrics, queries
-from e2e.metrics.operators import READY, WAITING, Operators, operators
-from e2e.metrics.prometheus import RULES, Prometheus
-from e2e.metrics.routers import FAULTY, HEALTHY, NAMESPACE, local_routers, traffic
+from e2e.metrics.operators import READY, SUSPENDED, WAITING, Operators, operators
+from e2e.metrics.prometheus import RULES, Prometheus, Target
+from e2e.metrics.routers import FAULTY, HEALTHY, NAMESPACE, labels, local_routers, traffic
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
@@ -60,6 +61,7 @@ def of_operators(namespace: str) -> set[Alert]:
         ("DPSOperatorCannotList", "unprivileged"),
         ("DPSReconcileFailing", namespace, READY),
         ("DPSReconcileFailing", namespace, WAITING),
+        ("DPSReconcileFailing", namespace, SUSPENDED),
         ("DPSRouterNotReady", namespace, WAITING),
     }
 
@@ -68,11 +70,15 @@ def of_operators(namespace: str) -> set[Alert]:
 class Record:
     """The alerts and series that Prometheus reported while faults were added to one router."""
 
+    namespace: str
+    """The namespace of the DPSRouters; that of the local routers is NAMESPACE."""
     faults: set[Alert]
     """The expected alerts."""
     raised: set[Alert] = field(default_factory=set)
     """Every alert reported at any time; `alerts` are those of the last check."""
     alerts: set[Alert] = field(default_factory=set)
+    empty: set[str] = field(default_factory=set)
+    """The routers whose gateway had no ready engine at the last check."""
     series: dict[Query, list[dict[str, str]]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     namespaces: set[str] = field(default_factory=set)
@@ -86,6 +92,8 @@ class Record:
             for labels in await prometheus.alerts()
         }
         self.raised |= self.alerts
+        empty = await prometheus.query("sum by (dpsrouter_io_router) (dps_ready_replicas) == 0")
+        self.empty = {found["dpsrouter_io_router"] for found in empty}
         for query in QUERIES:
             self.series[query] = await prometheus.query(query.expression) or self.series.get(query, [])
 
@@ -99,11 +107,12 @@ def record(installed: Kube, tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 async def watch(control: Operators, folder: Path) -> Record:
     """Inject one fault after another and record what Prometheus reports."""
-    record = Record(
-        faults=MISCONFIGURED | CUT_STREAMS | BROKEN | OPERATORS_DOWN | of_operators(control.kube.namespace)
-    )
-    async with local_routers(folder) as (healthy, faulty):
+    namespace = control.kube.namespace
+    faults = MISCONFIGURED | CUT_STREAMS | BROKEN | OPERATORS_DOWN | of_operators(namespace)
+    record = Record(namespace, faults)
+    async with local_routers(folder) as (healthy, faulty, stopped):
         targets = [*healthy.targets(), *faulty.targets(), *control.targets()]
+        targets.append(Target(stopped.admin, labels(namespace, SUSPENDED, "metrics")))
         async with Prometheus(folder, targets) as prometheus, traffic(healthy, faulty):
 
             async def until(reached: Callable[[], bool]) -> None:
@@ -120,7 +129,11 @@ async def watch(control: Operators, folder: Path) -> Record:
             faulty.break_everything()
             control.change()
             await until(
-                lambda: record.raised >= record.faults - OPERATORS_DOWN and all(record.series.values())
+                lambda: (
+                    record.raised >= record.faults - OPERATORS_DOWN
+                    and all(record.series.values())
+                    and record.empty == {FAULTY, SUSPENDED}
+                )
             )
             selector = f'dps_in_flight{{namespace=~"{NAMESPACE}"}}'
             record.names = await prometheus.values("__name__")
@@ -140,6 +153,12 @@ def test_healthy_components_raise_no_alert(record: Record) -> None:
     assert record.alerts - record.faults == set()
 
 
+def test_suspended_router_raises_no_alert_about_missing_engines(record: Record) -> None:
+    assert SUSPENDED in record.empty
+    of_engines = [alert for alert in record.alerts if alert[0] in ("DPSNoEngine", "DPSPoolEmpty")]
+    assert {router for _, _, router, *_ in of_engines} == {FAULTY}
+
+
 def test_every_rule_can_be_evaluated(record: Record) -> None:
     assert set(record.rules.values()) == {"ok"}
 
@@ -155,4 +174,4 @@ def test_panel_has_data_with_every_label_of_its_legend(query: Query, record: Rec
 
 
 def test_dashboard_variables_list_namespaces_and_routers(record: Record) -> None:
-    assert (record.namespaces, record.routers) == ({NAMESPACE}, {HEALTHY, FAULTY})
+    assert (record.namespaces, record.routers) == ({NAMESPACE, record.namespace}, {HEALTHY, FAULTY})

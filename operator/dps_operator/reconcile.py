@@ -54,6 +54,11 @@ ROLLOUT_FAILED = Gauge(
     "1 while a rollout of a DPSRouter has exceeded its progress deadline",
     ["router_namespace", "router"],
 )
+REPLICAS = Gauge(
+    "dps_operator_pool_replicas",
+    "Engines that the Deployment of a pool requests; 0 while the pool is scaled to zero or its DPSRouter suspended",
+    ["router_namespace", "router", "pool"],
+)
 RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
 
@@ -117,6 +122,9 @@ class Reconciler:
         outcome = (
             self._unchanged(router) if spec.paused else await self._converge(router, key, scaled_to_zero)
         )
+        for name, engine in self._engines(router, key).items():
+            if engine.replicas is not None:
+                REPLICAS.labels(*key, name).set(engine.replicas.desired)
         observed = Observed(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
@@ -142,6 +150,8 @@ class Reconciler:
         self._idle_pools.forget(key)
         READY.remove(*key)
         ROLLOUT_FAILED.remove(*key)
+        for pool in POOLS:
+            REPLICAS.remove(*key, pool)
         await release(self._cluster, key)
 
     def _within_budget(self, router: Router, key: Key, allocation: Allocation) -> Router:

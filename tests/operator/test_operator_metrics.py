@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from dps_operator.errors import ClusterError
 from dps_operator.health import application
 from dps_operator.observe import Observations
-from dps_operator.reconcile import READY, ROLLOUT_FAILED, Reconciler
+from dps_operator.reconcile import READY, REPLICAS, ROLLOUT_FAILED, Reconciler
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import FAILED, WorkQueue
@@ -24,10 +24,10 @@ LABELS = {"router_namespace": "serving", "router": "qwen"}
 
 @pytest.fixture(autouse=True)
 def _clear_metrics() -> Iterator[None]:
-    for gauge in (READY, FAILED, ROLLOUT_FAILED):
+    for gauge in (READY, FAILED, ROLLOUT_FAILED, REPLICAS):
         gauge.clear()
     yield
-    for gauge in (READY, FAILED, ROLLOUT_FAILED):
+    for gauge in (READY, FAILED, ROLLOUT_FAILED, REPLICAS):
         gauge.clear()
 
 
@@ -159,3 +159,22 @@ async def test_rollout_metric_is_set_until_a_failed_rollout_is_corrected_and_rem
     del world.cluster.objects["DPSRouter", *KEY]
     await world.reconcile()
     assert failed() is None
+
+
+async def test_replicas_metric_is_zero_while_the_router_is_suspended_and_removed_with_it() -> None:
+    def requested() -> list[float | None]:
+        return [
+            REGISTRY.get_sample_value("dps_operator_pool_replicas", {**LABELS, "pool": pool})
+            for pool in ("speculative", "greedy")
+        ]
+
+    spec = {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"replicas": 2}}}
+    world = World(spec)
+    await world.reconcile()
+    assert requested() == [1, 2]
+    world.edit({**spec, "suspend": True})
+    await world.reconcile()
+    assert requested() == [0, 0]
+    del world.cluster.objects["DPSRouter", *KEY]
+    await world.reconcile()
+    assert requested() == [None, None]
