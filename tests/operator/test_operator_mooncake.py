@@ -129,6 +129,26 @@ def test_change_of_the_master_does_not_restart_the_engines() -> None:
         assert made(with_mooncake(cache), pool) == made(MOONCAKE, pool)
 
 
+MONITORED = {**MOONCAKE, "telemetry": {"serviceMonitor": {}}}
+SCRAPED: dict[str, tuple[dict[str, Any], bool]] = {
+    "managed master": (MONITORED, True),
+    "external master": (with_mooncake(EXTERNAL, telemetry=MONITORED["telemetry"]), False),
+}
+
+
+@pytest.mark.parametrize(("spec", "scraped"), SCRAPED.values(), ids=SCRAPED.keys())
+def test_service_monitor_selects_the_metrics_of_a_managed_master(spec: dict[str, Any], scraped: bool) -> None:
+    monitor = made(spec, "metrics")["ServiceMonitor"]["spec"]
+    (expression,) = monitor["selector"]["matchExpressions"]
+    assert ("mooncake" in expression["values"]) == scraped
+    if scraped:
+        service = made(spec, "mooncake")["Service"]
+        assert service["metadata"]["labels"][expression["key"]] == "mooncake"
+        assert service["metadata"]["labels"].items() >= monitor["selector"]["matchLabels"].items()
+        ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+        assert [ports[one["port"]] for one in monitor["endpoints"] if one["port"] in ports] == [9003]
+
+
 async def test_mooncake_needs_no_secret() -> None:
     world = World(MOONCAKE)
     await world.reconcile()

@@ -38,7 +38,11 @@ REFUSED: Refused = {
     ),
     "Mooncake in a directory": (
         {"prefixCache": {"backend": "Mooncake", "file": {"hostPath": "/mnt/kv"}}},
-        "prefixCache.file and prefixCache.size require backend File",
+        "prefixCache.file, prefixCache.size and prefixCache.minFree require backend File",
+    ),
+    "Mooncake with minimum free space": (
+        {"prefixCache": {"backend": "Mooncake", "mooncake": {"segmentSize": "1Gi"}, "minFree": "1Gi"}},
+        "prefixCache.file, prefixCache.size and prefixCache.minFree require backend File",
     ),
     "Mooncake's settings for another backend": (
         {"prefixCache": {"mooncake": {"segmentSize": "1Gi"}}},

@@ -110,9 +110,9 @@ class PrefixCache(APIObject):
                 "mode Common with backend Mooncake requires prefixCache.mooncake",
             ),
             (
-                "self.backend == 'File' || !(has(self.file) || has(self.size))",
-                "prefixCache.file and prefixCache.size require backend File; backend Mooncake stores "
-                "mooncake.segmentSize per engine",
+                "self.backend == 'File' || !(has(self.file) || has(self.size) || has(self.minFree))",
+                "prefixCache.file, prefixCache.size and prefixCache.minFree require backend File; backend Mooncake "
+                "stores mooncake.segmentSize per engine",
             ),
             (
                 "self.backend == 'Mooncake' || !has(self.mooncake)",
@@ -151,7 +151,7 @@ class PrefixCache(APIObject):
         description="Limit of the total size of all pages of backend File, for example 200Gi. Required by mode Common "
         "with this backend.",
     )
-    min_free: Quantity = Field(
-        default="0",
-        description="Free space that backend File leaves on the file system, for example 20Gi.",
+    min_free: Quantity | None = Field(
+        default=None,
+        description="Free space that backend File leaves on the file system, for example 20Gi; none if unset.",
     )

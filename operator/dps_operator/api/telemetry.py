@@ -8,7 +8,7 @@ from dps_operator.api.types import APIObject
 
 
 class ServiceMonitor(APIObject):
-    """A Prometheus operator ServiceMonitor for the gateway and both pools."""
+    """A Prometheus operator ServiceMonitor for the gateway, both pools and a managed Mooncake master."""
 
     interval: str = Field(default="30s", pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")
     labels: dict[str, str] = Field(

@@ -85,7 +85,7 @@ def launch_settings(router: Router) -> launch.PrefixCache | None:
         directory=CACHE_DIR,
         secret_file=f"{SECRET_DIR}/{SECRET_KEY}",
         max_bytes=quantity_bytes(cache.size or "0"),
-        min_free_bytes=quantity_bytes(cache.min_free),
+        min_free_bytes=quantity_bytes(cache.min_free or "0"),
     )
 
 
