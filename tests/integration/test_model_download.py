@@ -60,12 +60,14 @@ async def bucket(folder: Path) -> AsyncIterator[str]:
         await server.stop()
 
 
-async def download(url: str, target: Target, secret: dict[str, str] = SECRET) -> tuple[int, str]:
+async def download(
+    url: str, target: Target, secret: dict[str, str] = SECRET, uri: str = "s3://models/qwen/7b"
+) -> tuple[int, str]:
     """Run the init container for a target; returns the exit status and the log."""
     source = ModelSource.model_validate(
         {
             "s3": {
-                "uri": "s3://models/qwen/7b",
+                "uri": uri,
                 "endpoint": url,
                 "region": "us-east-1",
                 "credentialsSecretRef": {"name": "bucket"},
@@ -120,3 +122,13 @@ async def test_wrong_credentials_end_the_download_with_a_message(tmp_path: Path)
         status, log = await download(url, target, SECRET | {"AWS_SECRET_ACCESS_KEY": "wrong-key-1"})
     assert status != 0
     assert "403" in log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("target", [SOURCES, SOURCE], ids=["engine", "gateway"])
+async def test_missing_folder_ends_the_download_with_a_message(tmp_path: Path, target: Target) -> None:
+    target = replace(target, folder=str(tmp_path / "volume"))
+    (tmp_path / "volume").mkdir()
+    async with bucket(tmp_path) as url:
+        status, log = await download(url, target, uri="s3://models/qwen/8b")
+    assert status != 0
+    assert log.splitlines()[-1] == "s3://models/qwen/8b contains no file of the model"

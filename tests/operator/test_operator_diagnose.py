@@ -17,6 +17,7 @@ NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/
 NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 LOG = "Loading weights\nTraceback\nRuntimeError: Not enough memory\n\n"
 ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}
+NO_FILES = {"terminated": {"exitCode": 1, "message": "s3://m/q contains no file of the model\n"}}
 READY = {"type": "Ready", "status": "True"}
 RUNNING = {"name": "engine", "image": "i", "ready": False, "started": False, "state": {"running": {}}}
 
@@ -74,6 +75,14 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         ),
         "speculative",
         Problem("CrashLooping", "pod p ended with exit code 137: OOMKilled"),
+    ),
+    "download of the model failed": (
+        pod(
+            initContainerStatuses=[waiting("CrashLoopBackOff", lastState=NO_FILES)],
+            containerStatuses=[waiting("PodInitializing")],
+        ),
+        "speculative",
+        Problem("CrashLooping", "pod p ended with exit code 1: s3://m/q contains no file of the model"),
     ),
     "loading": (
         pod(containerStatuses=[RUNNING]),

@@ -23,6 +23,11 @@ CREDENTIALS_FILE = "key.json"
 AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 TOKENIZER_FILES = "/*.{json,jinja,model,tiktoken,txt}"
 """rclone's pattern for the files of a tokenizer, which excludes weights and subfolders."""
+DOWNLOAD = (
+    'uri=$1 from=$2 to=$3; shift 3; rclone copy "$from" "$to" "$@" || exit; '
+    'if [ -z "$(ls -A "$to" 2>/dev/null)" ]; then echo "$uri contains no file of the model" >&2; exit 1; fi'
+)
+"""Shell script that downloads a folder. A folder that does not exist is an empty one for rclone."""
 REMOTES = {"s3": "s3", "gs": "gcs"}
 """rclone's name of each kind of storage."""
 ENGINE_RESOURCES: Manifest = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
@@ -122,7 +127,8 @@ def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: st
         "command": [
             # Pods that share the volume download one after the other; the later ones find the files complete.
             *("flock", f"{target.folder}/.{scheme}.lock"),
-            *("rclone", "copy", f":{REMOTES[scheme]}:{path}", f"{target.folder}/{scheme}/{path}"),
+            *("sh", "-c", DOWNLOAD, "download"),
+            *(f"{scheme}://{path}", f":{REMOTES[scheme]}:{path}", f"{target.folder}/{scheme}/{path}"),
         ],
         "args": [
             "--config=/dev/null",
