@@ -7,6 +7,7 @@ storage backend, and copies pages between its host memory pools and the store.
 
 import json
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from dps_sglang import adapter
+from dps_sglang import identity
+from dps_sglang.mooncake import tagged
 
 LAYOUTS = {
     "layer_first": (2, 4, 128, 2, 32),
@@ -44,8 +46,6 @@ def pool(layout: str, dtype: torch.dtype, seed: int | None) -> Any:
 
 def backend(folder: Path, host: Any, **arguments: Any) -> Any:
     """The storage backend of an engine with these arguments, created as SGLang creates it."""
-    options: dict[str, Any] = {"model_path": "/model", "load_format": "auto", "dtype": "float32"}
-    options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None} | arguments
     extra = {
         "backend_name": "dps",
         "module_path": "dps_sglang.adapter",
@@ -56,7 +56,15 @@ def backend(folder: Path, host: Any, **arguments: Any) -> Any:
         "max_gib": 1,
         "weights": "test",
     }
-    config = HiCacheStorageConfig(
+    created = StorageBackendFactory.create_backend("dynamic", storage_config(extra), host)
+    with engine_arguments(**arguments):
+        created.register_mem_pool_host(host)
+    return created
+
+
+def storage_config(extra: dict[str, Any]) -> HiCacheStorageConfig:
+    """SGLang's configuration of a storage backend with these settings."""
+    return HiCacheStorageConfig(
         tp_rank=0,
         tp_size=1,
         pp_rank=0,
@@ -69,10 +77,33 @@ def backend(folder: Path, host: Any, **arguments: Any) -> Any:
         model_name="m",
         extra_config=extra,
     )
-    created = StorageBackendFactory.create_backend("dynamic", config, host)
-    with patch.object(adapter, "get_server_args", lambda: SimpleNamespace(**options)):
-        created.register_mem_pool_host(host)
-    return created
+
+
+def engine_arguments(**arguments: Any) -> AbstractContextManager[Any]:
+    """A context in which the engine has these arguments."""
+    options: dict[str, Any] = {"model_path": "/model", "load_format": "auto", "dtype": "float32"}
+    options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None} | arguments
+    return patch.object(identity, "get_server_args", lambda: SimpleNamespace(**options))
+
+
+def model(folder: Path, name: str, weights: bytes) -> Path:
+    """A folder with the files of a model."""
+    made = folder / name
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    (made / "model.bin").write_bytes(weights)
+    return made
+
+
+def mooncake_tag(host: Any, model: Path, **arguments: Any) -> str:
+    """What precedes the names of an engine's pages in Mooncake, if the operator's tag is `router`."""
+
+    def tag(_store: Any, config: HiCacheStorageConfig, _pool: Any) -> str:
+        assert config.extra_config is not None
+        return str(config.extra_config["extra_backend_tag"])
+
+    with engine_arguments(model_path=str(model), **arguments):
+        return str(tagged(tag, None, storage_config({"extra_backend_tag": "router"}), host))
 
 
 def round_trip(folder: Path, layout: str, dtype: torch.dtype) -> bool:
@@ -111,6 +142,15 @@ def main() -> None:
     ).kv_hit_pages
     result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    first = model(folder, "first", b"weights")
+    tag = mooncake_tag(host, first)
+    assert tag.startswith("router-")
+    result["Mooncake tags that equal the first engine's"] = {
+        "same weights elsewhere": mooncake_tag(host, model(folder, "copy", b"weights")) == tag,
+        "other weights": mooncake_tag(host, model(folder, "tuned", b"wEights")) == tag,
+        "other data type of the KV cache": mooncake_tag(host, first, kv_cache_dtype="fp8_e5m2") == tag,
+        "unknown weights": mooncake_tag(host, folder) == mooncake_tag(host, folder),
+    }
     print(json.dumps(result))
 
 

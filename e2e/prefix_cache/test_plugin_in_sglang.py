@@ -30,10 +30,21 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         timeout=SECONDS,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "hooked": ["_build_sidecar_transfers", "_convert_to_internal_request", "_draft_extend_for_prefill"],
+        "hooked": [
+            "__init__",
+            "_build_sidecar_transfers",
+            "_convert_to_internal_request",
+            "_draft_extend_for_prefill",
+        ],
         "same": [True] * 9,
         "pages found": 8,
         "pages found if the draft model has a KV memory pool": 0,
         "pages found with other weights": 0,
         "pages found with LoRA": 0,
+        "Mooncake tags that equal the first engine's": {
+            "same weights elsewhere": True,
+            "other weights": False,
+            "other data type of the KV cache": False,
+            "unknown weights": False,
+        },
     }

@@ -1,40 +1,23 @@
 """The shared page store as SGLang's ``dynamic`` HiCache storage backend (SGLang 0.5.23)."""
 
-import json
 import logging
 import threading
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_server_args
 
 from dps_sglang import compatibility
+from dps_sglang.identity import NotShareable, engine_geometry
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
-from dps_sglang.storage.geometry import Geometry
 from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
-from dps_sglang.weights import fingerprint
 
 logger = logging.getLogger(__name__)
-
-KV_OPTIONS = (
-    "quantization",
-    "json_model_override_args",
-    "quantization_param_path",
-    "model_impl",
-    "load_format",
-)
-"""Engine options that change KV without changing a page's shape."""
-
-
-class NotShareable(Exception):
-    """A configuration whose KV must not be shared; the message says why."""
 
 
 class TorchPages:
@@ -82,7 +65,7 @@ class SharedPrefixCache(HiCacheStorage):
         if reason is not None:
             raise NotShareable(reason)
         pages = TorchPages(pool)
-        geometry = self._geometry(pool, pages.page_bytes)
+        geometry = engine_geometry(self._config, pool, pages.page_bytes, self._settings.weights)
         page_format = PageFormat.of(geometry, self._settings.secret())
         self._page_tokens = pool.page_size
         self._page_bytes = pages.page_bytes
@@ -113,31 +96,6 @@ class SharedPrefixCache(HiCacheStorage):
             found.read / 1e9,
             found.read / self._page_bytes * self._page_tokens,
             found.write / 1e9,
-        )
-
-    def _geometry(self, pool: Any, page_bytes: int) -> Geometry:
-        arguments, config = get_server_args(), self._config
-        if arguments.enable_lora:
-            raise NotShareable("LoRA adapters are enabled")
-        rank = "any" if config.is_mla_model else config.tp_rank  # MLA replicates KV on all ranks
-        shape = {
-            name: getattr(pool, name, None)
-            for name in ("layer_num", "head_num", "head_dim", "storage_format_tag")
-        }
-        return Geometry(
-            engine_version=f"sglang {version('sglang')}",
-            weights=self._settings.weights or _weights(arguments.model_path, arguments.load_format),
-            compute_dtype=str(arguments.dtype),
-            kv_dtype=f"{pool.dtype} {arguments.kv_cache_dtype}",
-            pool=f"{type(pool).__name__} {json.dumps(shape)}",
-            layout=pool.layout,
-            page_tokens=pool.page_size,
-            page_bytes=page_bytes,
-            shard=(
-                f"tp {rank}/{config.tp_size} pp {config.pp_rank}/{config.pp_size} cp {config.attn_cp_rank}/"
-                f"{config.attn_cp_size} dcp {config.dcp_rank}/{config.dcp_size} heads {config.tp_lcm_size}"
-            ),
-            options=json.dumps({name: str(getattr(arguments, name, None)) for name in KV_OPTIONS}),
         )
 
     def exists(self, key: str) -> bool:
@@ -221,27 +179,3 @@ class SharedPrefixCache(HiCacheStorage):
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
         return False
-
-
-def _weights(model_path: str, load_format: str) -> str:
-    """The fingerprint of a checkpoint. Raises NotShareable if it is not on this machine."""
-    if str(load_format) == "dummy":
-        raise NotShareable("the weights are random (load format dummy)")
-    folder = Path(model_path)
-    if not folder.is_dir():
-        try:
-            from huggingface_hub import snapshot_download
-
-            folder = Path(
-                snapshot_download(model_path, revision=get_server_args().revision, local_files_only=True)
-            )
-        except Exception as error:  # the hub's client raises many kinds of exceptions
-            raise NotShareable(
-                f"the weights of {model_path} cannot be found; set `weights` in the backend's extra config"
-            ) from error
-    try:
-        return fingerprint(folder)
-    except (OSError, ValueError) as error:
-        raise NotShareable(
-            f"the weights cannot be identified: {error}; set `weights` in the backend's extra config"
-        ) from error

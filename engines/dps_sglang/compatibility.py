@@ -21,6 +21,8 @@ DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
 
 CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request"
 
+MOONCAKE_INIT = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore.__init__"
+
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
     f"{STORAGE}.batch_exists": ("self", "keys", "extra_info"),
@@ -52,6 +54,10 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "kv_loc_plan",
         "write_cols",
     ),
+}
+MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
+    f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {CHAT_CONVERSION: ("self", "request", "raw_request")}
 

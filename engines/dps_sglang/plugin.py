@@ -18,6 +18,10 @@ def register() -> None:
 
         _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
         _wrap(compatibility.DRAFT_PREFILL, refill)
+    if _supported("pages in Mooncake do not state their weights", compatibility.MOONCAKE_SIGNATURES):
+        from dps_sglang.mooncake import tagged
+
+        _wrap(compatibility.MOONCAKE_INIT, tagged)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
     if serves and _supported("tenants share prefixes of /v1/messages", compatibility.SALT_SIGNATURES):

@@ -1,0 +1,36 @@
+"""Adds the engine's geometry to the names of its pages in Mooncake (SGLang 0.5.23).
+
+SGLang's Mooncake backend checks neither the content of a page nor for which engine it was written. The operator's tag
+cannot contain a fingerprint of the weights, because only an engine has them.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dps_sglang.adapter import TorchPages
+from dps_sglang.identity import NotShareable, engine_geometry
+
+logger = logging.getLogger(__name__)
+
+TAG = "extra_backend_tag"
+"""The setting of SGLang's backend that precedes the name of every page."""
+
+
+def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
+    """Wraps ``MooncakeStore.__init__``: engines whose pages differ use different names."""
+    settings = storage_config.extra_config or {}
+    try:
+        if getattr(mem_pool, "kv_buffer", None) is None:
+            raise NotShareable("the model has other state than attention KV")
+        page_bytes = TorchPages(mem_pool).page_bytes
+        geometry = engine_geometry(storage_config, mem_pool, page_bytes, settings.get("weights"))
+        suffix = geometry.digest().hex()[:16]
+        logger.info("dps prefix cache: shared with the tag %s; geometry: %s", suffix, geometry)
+    except NotShareable as error:
+        suffix = uuid.uuid4().hex
+        logger.warning("dps prefix cache: not shared: %s", error)
+    tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
+    return original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
