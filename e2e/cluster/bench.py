@@ -58,6 +58,14 @@ def run(kube: Kube, scratch: Path, routers: int) -> None:
         batch = names[first : first + BATCH]
         kube.apply(*(router(name, sessionStore=store, gateway={"replicas": 1}) for name in batch))
     operator = Operator(kubeconfig, scratch / "log")
+    try:
+        _measure(operator, kube, routers)
+    finally:
+        operator.stop()
+
+
+def _measure(operator: Operator, kube: Kube, routers: int) -> None:
+    """Print the measurements of an operator that has just been started."""
     began = time.monotonic()
 
     def reached(path: str, expected: str) -> float:
@@ -83,7 +91,6 @@ def run(kube: Kube, scratch: Path, routers: int) -> None:
     written = sum(number for verb, number in (calls(operator) - before).items() if verb != "GET")
     print(f"  writes in {IDLE_SECONDS} s when idle      {written:8}")
     print(f"  CPU when idle, percent       {(resource_usage(operator)[1] - cpu) / IDLE_SECONDS * 100:8.1f}")
-    operator.stop()
 
 
 def _idle(operator: Operator) -> None:
