@@ -8,11 +8,15 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from dps_local.processes import free_ports
 from dps_operator.builders.children import children
+from dps_operator.builders.prefix_cache import MASTER_PORT
 from dps_operator.resources import Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 from dps_testkit.waiting import PATIENCE_SECONDS, eventually
@@ -33,8 +37,31 @@ SPEC = {
     "engine": {"version": "0.5.23"},
     "prefixCache": {"mode": "Common", "backend": "Mooncake", "mooncake": {"segmentSize": "64Mi"}},
 }
-ADDRESS = "qwen-mooncake.serving.svc"
-"""The host name of the master's Service, which does not exist here."""
+ADDRESS = f"qwen-mooncake.serving.svc:{MASTER_PORT}"
+"""The address of the master's Service, which does not exist here."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """The ports of a running master, by their names in the Deployment."""
+
+    ports: dict[str, int]
+
+    def engine_settings(self) -> str:
+        """The settings of the engines' storage backend, with this machine's address of the master."""
+        line = container("qwen-greedy")["args"]
+        settings: str = line[line.index("--hicache-storage-backend-extra-config") + 1]
+        assert ADDRESS in settings
+        return settings.replace(ADDRESS, f"127.0.0.1:{self.ports['rpc']}")
+
+    def get(self, port: str, path: str) -> str:
+        """The answer of the master to a GET request. Raises AssertionError if it is not 200."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=2) as answer:
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.URLError as error:
+            raise AssertionError(str(error)) from error
 
 
 def container(name: str) -> Manifest:
@@ -48,27 +75,6 @@ def container(name: str) -> Manifest:
     return result
 
 
-def engine_settings() -> str:
-    """The settings of the engines' storage backend, with this machine's address of the master."""
-    line = container("qwen-greedy")["args"]
-    settings: str = line[line.index("--hicache-storage-backend-extra-config") + 1]
-    assert ADDRESS in settings
-    return settings.replace(ADDRESS, "127.0.0.1")
-
-
-def status_of_probe(probe: Manifest, ports: dict[str, int]) -> int:
-    """The status that a probe of the container receives."""
-    request = probe["httpGet"]
-    try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{ports[request['port']]}{request['path']}", timeout=probe["timeoutSeconds"]
-        ) as answer:
-            status: int = answer.status
-            return status
-    except urllib.error.URLError as error:
-        raise AssertionError(str(error)) from error
-
-
 @pytest.fixture(scope="module")
 def commands() -> Path:
     """The folder of Mooncake's commands."""
@@ -76,24 +82,26 @@ def commands() -> Path:
     return Path(done.stdout.strip())
 
 
-@pytest.fixture
-def master(commands: Path, tmp_path: Path) -> Iterator[None]:
-    """A master with the command line of the operator's Deployment, whose probes succeed."""
-    made = container("qwen-mooncake")
-    ports = {port["name"]: port["containerPort"] for port in made["ports"]}
+@pytest.fixture(scope="module")
+def master(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    """A master with the command line of the operator's Deployment on free ports, whose probes succeed."""
+    made, folder = container("qwen-mooncake"), tmp_path_factory.mktemp("master")
+    running = Master(dict(zip(("rpc", "http"), free_ports(2), strict=True)))
+    # The last value of a flag applies.
+    options = [f"--rpc_port={running.ports['rpc']}", f"--metrics_port={running.ports['http']}"]
     environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
-    with (tmp_path / "master.log").open("w") as log:
-        command = [*made["command"], *made["args"]]
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+    with (folder / "master.log").open("w") as log:
+        command = [*made["command"], *made["args"], *options]
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
         try:
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
 
                 def succeeds(probe: Manifest = made[name]) -> None:
-                    assert process.poll() is None, (tmp_path / "master.log").read_text()
-                    assert status_of_probe(probe, ports) == 200
+                    assert process.poll() is None, (folder / "master.log").read_text()
+                    running.get(probe["httpGet"]["port"], probe["httpGet"]["path"])
 
                 eventually(succeeds)
-            yield
+            yield running
         finally:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
@@ -107,9 +115,10 @@ def client(commands: Path, action: str, settings: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.usefixtures("master")
-def test_page_that_one_engine_writes_is_read_by_others_of_the_same_geometry(commands: Path) -> None:
-    settings = engine_settings()
+def test_page_that_one_engine_writes_is_read_by_others_of_the_same_geometry(
+    commands: Path, master: Master
+) -> None:
+    settings = master.engine_settings()
     foreign = json.dumps(json.loads(settings) | {"extra_backend_tag": "dps-other"})
     with client(commands, "write", settings) as writer:
         assert writer.stdout is not None
@@ -121,3 +130,9 @@ def test_page_that_one_engine_writes_is_read_by_others_of_the_same_geometry(comm
             writer.communicate(timeout=PATIENCE_SECONDS)
         finally:
             writer.kill()
+
+
+def test_master_serves_metrics_for_prometheus(master: Master) -> None:
+    """At the port and the path that the ServiceMonitor of a DPSRouter selects."""
+    families = text_string_to_metric_families(master.get("http", "/metrics"))
+    assert "master_allocated_bytes" in {family.name for family in families}

@@ -1,31 +1,29 @@
-"""A Mooncake master, and the settings with which SGLang servers on the CPU use it over TCP."""
+"""A Mooncake master, a client of it, and the settings with which SGLang servers on the CPU use it over TCP."""
 
+import asyncio
 import ctypes.util
 import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dps_engines.launch import MooncakeCache
-from dps_local.processes import Child
-from dps_operator.builders.mooncake import ARGUMENTS, COMMAND, HTTP_PORT
-from dps_operator.builders.prefix_cache import MASTER_PORT
+from dps_engines.sglang.prefix_cache import arguments
+from dps_local.processes import Child, free_ports
+from dps_operator.builders.mooncake import ARGUMENTS, COMMAND
 from dps_testkit.http import status_of
 from e2e.prefix_cache.shared_servers import SGLANG_VERSION
 from e2e.real_sglang.local_sglang import VENV
 from e2e.real_sglang.local_sglang import install as install_sglang
 
 PACKAGE = VENV / "mooncake"
+STORE_CLIENT = Path(__file__).parents[1] / "mooncake/store_client.py"
 INSTALL_SECONDS = 600.0
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
-CACHE = MooncakeCache(
-    f"127.0.0.1:{MASTER_PORT}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION
-)
-"""The servers' settings, from which their flags are derived as the operator derives them."""
-
 ENVIRONMENT: Mapping[str, str] = {"MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1", "PYTHONPATH": str(PACKAGE)}
 """Of each server: the address at which the others reach it, which is that of its pod in a cluster, and the package."""
 
@@ -47,18 +45,58 @@ def install() -> None:
     )
 
 
+@dataclass(frozen=True)
+class Master:
+    """A running master.
+
+    cache: the servers' settings, from which their flags are derived as the operator derives them.
+    """
+
+    child: Child
+    cache: MooncakeCache
+
+    async def restart(self) -> None:
+        """Start it again after it was killed."""
+        self.child.start()
+        await self.child.wait_ready(START_SECONDS)
+
+
 @asynccontextmanager
-async def mooncake_master(folder: Path) -> AsyncIterator[None]:
-    """Start a master with the command line of the operator's Deployment, and wait until it is ready."""
-    name, *options = (*COMMAND, *ARGUMENTS)
+async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
+    """Start a master with the command line of the operator's Deployment on free ports, and wait until it is ready."""
+    rpc, http = free_ports(2)
+    # The last value of a flag applies.
+    name, *options = (*COMMAND, *ARGUMENTS, f"--rpc_port={rpc}", f"--metrics_port={http}")
 
     async def ready() -> bool:
-        return await status_of(f"http://127.0.0.1:{HTTP_PORT}/health") == 200
+        return await status_of(f"http://127.0.0.1:{http}/health") == 200
 
-    master = Child("mooncake", [str(PACKAGE / "mooncake" / name), *options], folder / "mooncake.log", ready)
-    master.start()
+    child = Child("mooncake", [str(PACKAGE / "mooncake" / name), *options], folder / "mooncake.log", ready)
+    cache = MooncakeCache(
+        f"127.0.0.1:{rpc}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION
+    )
+    child.start()
     try:
-        await master.wait_ready(START_SECONDS)
-        yield
+        await child.wait_ready(START_SECONDS)
+        yield Master(child, cache)
     finally:
-        await master.stop(STOP_SECONDS)
+        await child.stop(STOP_SECONDS)
+
+
+@asynccontextmanager
+async def store_client(master: Master) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that contributes a segment in which the servers' pages are stored, too."""
+    process = await asyncio.create_subprocess_exec(
+        *(VENV / "bin/python", STORE_CLIENT, "write", "key", arguments(master.cache)[-1]),
+        env={**os.environ, **ENVIRONMENT},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"written\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,39 +1,94 @@
 """Sessions that change pools on every turn, on real SGLang servers whose common prefix cache is Mooncake over TCP."""
 
-from pathlib import Path
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
-from dps_testkit.processes import Site
+from dps_testkit.processes import Engine, Gateway, Site
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.alternation import check, gateway, sessions
-from e2e.prefix_cache.sessions import play
+from e2e.prefix_cache.mooncake import Master
+from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.real_sglang.local_sglang import tiny_model
 
 OBSTACLE = mooncake.obstacle()
 pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or ""),
 ]
+ALGORITHMS = ("STANDALONE", "NGRAM")
+FAULT_SECONDS = 0.3
+"""After this time the requests of a turn are being served."""
 
 
-async def test_alternating_sessions_equal_sessions_that_never_moved(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Shared:
+    """Running servers by kind, gateways in front of the greedy server and one with each algorithm, and the master.
+
+    unmoved: sessions that never changed pools.
+    """
+
+    master: Master
+    servers: Mapping[str, Engine]
+    gateways: Mapping[str, Gateway]
+    unmoved: list[Session]
+
+    async def play(self, salt: str, algorithm: str) -> list[Session]:
+        """Play sessions that move on every turn; each turn begins when the pages of the previous one are stored."""
+        moved = sessions(salt)
+        pools = {"greedy": self.servers["greedy"], "speculative": self.servers[algorithm]}
+        await play(moved, f"{self.gateways[algorithm].url}/v1", pools, PAGE_TOKENS)
+        return moved
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     mooncake.install()
+    folder = tmp_path_factory.mktemp("mooncake")
     async with (
-        mooncake.mooncake_master(tmp_path),
-        shared_servers(
-            tmp_path,
-            kinds=("greedy", "STANDALONE"),
-            cache=mooncake.CACHE,
-            environment=mooncake.ENVIRONMENT,
-        ) as servers,
-        Site(tmp_path, tiny_model()) as site,
+        mooncake.mooncake_master(folder) as master,
+        shared_servers(folder, cache=master.cache, environment=mooncake.ENVIRONMENT) as servers,
+        Site(folder, tiny_model()) as site,
     ):
-        greedy, standalone = servers["greedy"], servers["STANDALONE"]
-        router = await gateway(site, standalone, greedy)
-        unmoved, moved = sessions("unmoved"), sessions("moved")
+        greedy = servers["greedy"]
+        gateways = {algorithm: await gateway(site, servers[algorithm], greedy) for algorithm in ALGORITHMS}
+        unmoved = sessions("unmoved")
         await play(unmoved, f"{greedy.url}/v1", {"": greedy}, PAGE_TOKENS)
-        await play(moved, f"{router.url}/v1", {"greedy": greedy, "speculative": standalone}, PAGE_TOKENS)
-        check(moved, unmoved, PAGE_TOKENS)
+        yield Shared(master, servers, gateways, unmoved)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared, algorithm: str) -> None:
+    check(await shared.play(algorithm, algorithm), shared.unmoved, PAGE_TOKENS)
+
+
+async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:
+    """Both are killed while requests are served. Afterwards, pages are shared again."""
+    moved = sessions("faulty")
+    url = f"{shared.gateways['STANDALONE'].url}/v1"
+    async with (
+        mooncake.store_client(shared.master) as client,
+        AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as http,
+    ):
+        for fault in (None, client.kill, shared.master.child.kill):
+            turn = asyncio.gather(*(session.ask(http) for session in moved))
+            await asyncio.sleep(FAULT_SECONDS)
+            if fault is not None:
+                fault()
+            await turn
+    await shared.master.restart()
+
+    assert answers(moved) == answers(shared.unmoved)
+    check(await shared.play("recovered", "STANDALONE"), shared.unmoved, PAGE_TOKENS)
+
+
+def answers(played: list[Session]) -> list[list[tuple[str, int]]]:
+    """The text and the prompt length of each turn."""
+    return [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in played]

@@ -11,7 +11,7 @@ from typing import Final
 
 from dps_engines import flags
 from dps_engines.flags import Flag
-from dps_engines.launch import FileCache, Launch, MooncakeCache, Speculation, Unshareable
+from dps_engines.launch import FileCache, Launch, MooncakeCache, PrefixCache, Speculation, Unshareable
 from dps_engines.pools import PoolName
 from dps_engines.sglang.flags import LORA
 from dps_sglang.compatibility import VERSIONS
@@ -153,7 +153,7 @@ MANAGED: Final = flags.sources(FLAGS)
 """Flags that a user may not pass to an engine with a shared prefix cache, and the field that sets each."""
 
 
-def arguments(cache: FileCache) -> list[str]:
+def arguments(cache: PrefixCache) -> list[str]:
     """The part of an engine's command line that makes it share the cache."""
     return flags.arguments(Launch("", "", 0, prefix_cache=cache), FLAGS)
 
