@@ -1,23 +1,19 @@
-"""Status, events, and the order of rollouts."""
+"""The conditions, the rest of the status, and Events for changes."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dps_engines.pools import POOLS
-from dps_operator.builders.engine import engine_deployment
 from dps_operator.observe import Child, child
 from dps_operator.prefix_cache.health import CacheHealth
-from dps_operator.resources import TEMPLATE_HASH
-from dps_operator.rollout import pool_on_hold
 from dps_operator.status.build import build_status, invalid_spec_status
 from dps_operator.status.conditions import conditions
 from dps_operator.status.diagnose import Problem
 from dps_operator.status.events import events
 from dps_operator.status.observed import Observed
-from dps_testkit.operator.objects import remembered_pod, replicas, workload
-from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, router, smallest
+from dps_testkit.operator.objects import observed_pod, replicas, workload
+from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST, router, smallest
 
 CRASH = Problem("CrashLooping", "pod qwen-speculative-1 ended with exit code 1: no memory")
 
@@ -109,7 +105,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
     ),
     "crash-looping pool": (
         Observed(
-            family(speculative=workload("speculative", replicas(0))), [remembered_pod("speculative", CRASH)]
+            family(speculative=workload("speculative", replicas(0))), [observed_pod("speculative", CRASH)]
         ),
         {
             "Ready": ("False", "CrashLooping"),
@@ -120,7 +116,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
     "one of three replicas ready": (
         Observed(
             family(speculative=workload("speculative", replicas(1, 3))),
-            [remembered_pod("speculative", CRASH)],
+            [observed_pod("speculative", CRASH)],
         ),
         {
             "Ready": ("True", "Serving"),
@@ -139,7 +135,7 @@ CASES: dict[str, tuple[Observed, dict[str, tuple[str, str]]]] = {
     "failed rollout": (
         Observed(
             family(speculative=workload("speculative", replicas(1, settled=False, stalled="deadline"))),
-            [remembered_pod("speculative", CRASH)],
+            [observed_pod("speculative", CRASH)],
         ),
         {
             "Ready": ("True", "Serving"),
@@ -284,7 +280,7 @@ def test_suspension_is_not_a_warning() -> None:
 
 
 def test_pool_on_hold_is_reported_with_the_problem_of_the_other_pool() -> None:
-    seen = replace(HEALTHY, waiting_pool="greedy", pods=[remembered_pod("speculative", CRASH)])
+    seen = replace(HEALTHY, waiting_pool="greedy", pods=[observed_pod("speculative", CRASH)])
     found = {item.type: item.message for item in conditions(router(SMALLEST), seen)}
     assert found["Progressing"] == (
         f"the rollout of the greedy pool starts after that of the speculative pool: {CRASH.message}"
@@ -395,73 +391,3 @@ def test_event_name_is_deterministic() -> None:
     names = [[one["metadata"]["name"] for one in events(METADATA, [], after, now)] for now in ("a", "b")]
     assert names[0] == names[1]
     assert len(set(names[0])) == 3
-
-
-NEW, OLD = "new", "old"
-ROLLOUTS: dict[str, tuple[Child | None, Child | None, str | None]] = {
-    "no Deployments": (None, None, None),
-    "no change": (workload("s", replicas(), NEW), workload("g", replicas(), NEW), None),
-    "both change: speculative pool first": (
-        workload("s", replicas(), OLD),
-        workload("g", replicas(), OLD),
-        "greedy",
-    ),
-    "first pool rolling out": (
-        workload("s", replicas(settled=False), NEW),
-        workload("g", replicas(), OLD),
-        "greedy",
-    ),
-    "first pool settled": (workload("s", replicas(), NEW), workload("g", replicas(), OLD), None),
-    "second pool rolling out when the first changes again": (
-        workload("s", replicas(), OLD),
-        workload("g", replicas(settled=False), NEW),
-        "speculative",
-    ),
-    "first pool not serving": (workload("s", replicas(0), NEW), workload("g", replicas(), OLD), None),
-    "second pool not serving": (
-        workload("s", replicas(settled=False), NEW),
-        workload("g", replicas(0), OLD),
-        None,
-    ),
-    "unready replica of the new template": (
-        workload("s", replicas(2, 3), NEW),
-        workload("g", replicas(), OLD),
-        None,
-    ),
-    "only one Deployment": (None, workload("g", replicas(), OLD), None),
-}
-
-
-@pytest.mark.parametrize(("speculative", "greedy", "wanted"), ROLLOUTS.values(), ids=ROLLOUTS.keys())
-def test_only_one_pool_rolls_out_at_once(
-    speculative: Child | None, greedy: Child | None, wanted: str | None
-) -> None:
-    desired = [engine_deployment(smallest(), pool, SETTINGS) for pool in POOLS]
-    for manifest in desired:
-        manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
-    seen = {"speculative": speculative, "greedy": greedy}
-    assert pool_on_hold(desired, {name: one for name, one in seen.items() if one}) == wanted
-
-
-INTERRUPTIONS: dict[str, tuple[dict[str, Any], Child, str | None]] = {
-    "the other pool is not serving": ({"type": "Recreate"}, workload("s", replicas(0), NEW), "greedy"),
-    "unavailable replicas are allowed": (
-        {"maxSurge": 0, "maxUnavailable": 1},
-        workload("s", replicas(0), NEW),
-        "greedy",
-    ),
-    "the other pool was scaled to zero": ({"type": "Recreate"}, workload("s", replicas(0, 0), NEW), None),
-    "the other pool serves": ({"type": "Recreate"}, workload("s", replicas(), NEW), None),
-    "no interruption": ({"maxSurge": "50%"}, workload("s", replicas(0), NEW), None),
-}
-
-
-@pytest.mark.parametrize(("strategy", "other", "wanted"), INTERRUPTIONS.values(), ids=INTERRUPTIONS.keys())
-def test_rollout_that_interrupts_a_pool_waits_until_the_other_one_serves(
-    strategy: dict[str, Any], other: Child, wanted: str | None
-) -> None:
-    spec = smallest(greedy={"strategy": strategy})
-    desired = [engine_deployment(spec, pool, SETTINGS) for pool in POOLS]
-    for manifest in desired:
-        manifest["metadata"]["annotations"][TEMPLATE_HASH] = NEW
-    assert pool_on_hold(desired, {"speculative": other, "greedy": workload("g", replicas(), OLD)}) == wanted

@@ -60,6 +60,6 @@ def workload(name: str, observed: Replicas, template_hash: str = "", kind: str =
     )
 
 
-def remembered_pod(component: str, problem: Problem | None = None) -> Pod:
+def observed_pod(component: str, problem: Problem | None = None) -> Pod:
     """The observation of a pod."""
     return Pod(f"qwen-{component}-1", component, terminating=False, problem=problem)
