@@ -29,7 +29,7 @@ class Settings:
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":
-        """Raises SettingsError."""
+        """The settings in the extra configuration. Raises SettingsError if one is missing, unknown or invalid."""
         unknown = sorted(extra_config.keys() - KEYS - SGLANG_KEYS)
         if unknown:
             raise SettingsError(
@@ -47,7 +47,7 @@ class Settings:
         return cls(_path(extra_config, "directory"), _path(extra_config, "secret_file"), limits, weights)
 
     def secret(self) -> bytes:
-        """Raises SettingsError if the file cannot be read."""
+        """The content of the secret file. Raises SettingsError if it cannot be read."""
         try:
             return self.secret_file.read_bytes().strip()
         except OSError as error:

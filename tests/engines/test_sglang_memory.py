@@ -8,7 +8,7 @@ import pytest
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation
 from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import decided, fraction_beside_draft, reserve
+from dps_engines.sglang.memory import fraction_beside_draft, limits_memory, reserve
 
 SGLANG = RUNTIMES["SGLang"]
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB
@@ -115,4 +115,4 @@ def test_models_that_fit_on_more_gpus_are_accepted() -> None:
     ],
 )
 def test_flags_that_decide_about_memory_are_recognized(arguments: list[str], wanted: bool) -> None:
-    assert decided(arguments) is wanted
+    assert limits_memory(arguments) is wanted

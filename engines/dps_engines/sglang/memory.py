@@ -13,11 +13,12 @@ from dps_engines.models import GIB, MODELS, ModelFacts, check_weights, too_large
 
 MIB: Final = 2**20
 
-COUNTS_THE_DRAFT: Final = (0, 5, 23)
-"""A version whose own default leaves room for the KV cache of a draft model. 0.5.8.post1 reserves 6 GiB for any draft
-model, however many tokens its KV cache has to hold."""
+RESERVES_FOR_DRAFT_SINCE: Final = (0, 5, 23)
+"""The oldest known version whose own default leaves room for the KV cache of a draft model.
 
-DECIDES: Final = (
+0.5.8.post1 reserves 6 GiB for any draft model, however many tokens its KV cache has to hold."""
+
+MEMORY_FLAGS: Final = (
     "--mem-fraction-static",
     "--max-total-tokens",
     "--dtype",
@@ -31,7 +32,7 @@ DECIDES: Final = (
     "--pp-size",
     "--pipeline-parallel-size",
 )
-"""Flags with which a user decides about memory, or which change the sizes computed here."""
+"""Flags that limit memory, or that change the sizes computed here."""
 
 REMEDY: Final = "set --quantization or --mem-fraction-static in args"
 
@@ -62,10 +63,10 @@ def fraction_beside_draft(
     return math.floor(share / gpu_bytes * 100) / 100
 
 
-def decided(arguments: Sequence[str]) -> bool:
-    """Whether a user's arguments contain, or abbreviate, one of the flags of DECIDES."""
+def limits_memory(arguments: Sequence[str]) -> bool:
+    """Whether a user's arguments contain, or abbreviate, one of MEMORY_FLAGS."""
     names = [argument.split("=", 1)[0] for argument in arguments if len(argument) > len("--")]
-    return any(flag.startswith(name) for name in names if name.startswith("--") for flag in DECIDES)
+    return any(flag.startswith(name) for name in names if name.startswith("--") for flag in MEMORY_FLAGS)
 
 
 def memory_arguments(launch: Launch, version: tuple[int, ...], arguments: Sequence[str]) -> list[str]:
@@ -74,13 +75,13 @@ def memory_arguments(launch: Launch, version: tuple[int, ...], arguments: Sequen
     arguments: those of the user, which take precedence. Raises EngineError if the models cannot fit.
     """
     gpu_bytes, target = launch.gpu_bytes, MODELS.get(launch.model)
-    if gpu_bytes is None or target is None or decided(arguments):
+    if gpu_bytes is None or target is None or limits_memory(arguments):
         return []
     check_weights(launch, gpu_bytes, REMEDY)
     speculation, ranks = launch.speculation, launch.tensor_parallel
     draft = MODELS.get((speculation.draft_model or "") if speculation else "")
     standalone = speculation is not None and speculation.algorithm == "Standalone"
-    if draft is None or not standalone or version >= COUNTS_THE_DRAFT:
+    if draft is None or not standalone or version >= RESERVES_FOR_DRAFT_SINCE:
         return []
     fraction = fraction_beside_draft(target, draft, gpu_bytes, ranks)
     if fraction * gpu_bytes <= target.weights(ranks):

@@ -12,7 +12,7 @@ from typing import Final
 
 from dps_engines.launch import EngineError, Launch
 from dps_engines.models import GIB, MODELS
-from dps_engines.sglang.memory import decided, reserve
+from dps_engines.sglang.memory import limits_memory, reserve
 
 MIN_TOKENS: Final = 16_384
 """A KV cache for fewer tokens is refused: it would not hold the prompts of a few sessions."""
@@ -55,7 +55,7 @@ def shared_arguments(launch: Launch, other: Launch, arguments: Sequence[str]) ->
     arguments: those of the user, which take precedence. Raises EngineError if the engines do not fit, or if the size of
     a model is not known.
     """
-    if decided(arguments):
+    if limits_memory(arguments):
         return []
     own, beside = _sizes(launch), _sizes(other)
     if launch.gpu_bytes is None or own is None or beside is None:

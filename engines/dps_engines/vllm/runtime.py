@@ -15,7 +15,7 @@ OLDEST_SUPPORTED = (0, 12, 0)
 """The oldest supported version. The tests compare the flags with its parser and with newer ones."""
 DRAFT_MODELS = (0, 15, 0)
 """The oldest version with draft models. Older ones raise NotImplementedError for the method draft_model."""
-DECIDES = (
+WEIGHT_FLAGS = (
     "--quantization",
     "--dtype",
     "--load-format",
@@ -102,7 +102,7 @@ class VLLM(Released):
     def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
         """See EngineRuntime. vLLM itself measures the memory that is left for the KV caches of both models."""
         names = {SHORT.get(name, name) for name in map(flags.flag_name, arguments)}
-        if launch.gpu_bytes is not None and names.isdisjoint(DECIDES):
+        if launch.gpu_bytes is not None and names.isdisjoint(WEIGHT_FLAGS):
             check_weights(launch, launch.gpu_bytes, "set --quantization in args")
         return []
 
