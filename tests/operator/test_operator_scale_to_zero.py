@@ -121,7 +121,7 @@ async def test_idle_pools_are_scaled_to_zero_and_back() -> None:
     assert await made.poll(60) == {"speculative": 0, "greedy": 0}
 
 
-async def test_a_request_that_the_other_pool_served_instead_wakes_the_pool() -> None:
+async def test_a_request_that_the_other_pool_served_instead_starts_the_pool() -> None:
     made = await world(GREEDY)
     assert await made.poll(60) == {"speculative": 1, "greedy": 0}
     made.gateways.report("speculative", present=5, served=5)
@@ -130,7 +130,7 @@ async def test_a_request_that_the_other_pool_served_instead_wakes_the_pool() -> 
     assert await made.poll(1) == {"speculative": 1, "greedy": 1}
 
 
-async def test_requests_that_wait_for_busy_engines_of_the_other_pool_wake_the_pool() -> None:
+async def test_requests_that_wait_for_busy_engines_of_the_other_pool_start_the_pool() -> None:
     made = await world(GREEDY)
     await made.poll(60)
     made.gateways.report("speculative", present=5, queued=1)
