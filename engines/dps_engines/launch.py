@@ -121,7 +121,8 @@ class Launch:
     tokenizer: None for the model's. revision: branch, tag or commit of the model; None for its default branch.
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
     the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown. shares_gpu_with: the other engine
-    on the same GPU; None if the engine has its GPUs for itself.
+    on the same GPU; None if the engine has its GPUs for itself. memory_limit: bytes of that GPU to which MPS limits the
+    engine; None if both can allocate all of it.
     """
 
     model: str
@@ -136,6 +137,7 @@ class Launch:
     revision: str | None = None
     gpu_bytes: int | None = None
     shares_gpu_with: "Launch | None" = None
+    memory_limit: int | None = None
     model_path: str | None = None
 
     @property

@@ -28,6 +28,13 @@ def arguments(spec: dict[str, Any], pool: Any) -> list[str]:
     return found
 
 
+def limits(spec: dict[str, Any], pool: Any) -> dict[str, str]:
+    """The resources of the device plugin that an engine requests."""
+    (container,) = deployment(spec, pool)["spec"]["template"]["spec"]["containers"]
+    found: dict[str, str] = container["resources"]["limits"]
+    return found
+
+
 def test_the_memory_of_the_gpu_is_divided_between_the_engines() -> None:
     for pool, fraction in (("speculative", "0.70"), ("greedy", "0.64")):
         line = arguments(SHARED, pool)
@@ -37,12 +44,32 @@ def test_the_memory_of_the_gpu_is_divided_between_the_engines() -> None:
 
 
 def test_each_engine_requests_one_of_the_shares_of_the_gpu() -> None:
-    renamed = {"limits": {"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 1}}
-    pools = {"speculative": {**SMALLEST["pools"]["speculative"], "resources": renamed}}
-    assert "--max-total-tokens" in arguments({**SHARED, "pools": pools}, "speculative")
     for pool in POOLS:
-        container = deployment(SHARED, pool)["spec"]["template"]["spec"]["containers"][0]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert limits(SHARED, pool) == {"nvidia.com/gpu": "1"}
+        renamed = {**SHARED, "nodePool": {"sharing": {"renamed": True}}}
+        assert limits(renamed, pool) == {"nvidia.com/gpu.shared": "1"}
+        assert "--max-total-tokens" in arguments(renamed, pool)
+
+
+MPS: dict[str, Any] = {**SHARED, "nodePool": {"sharing": {"strategy": "MPS"}}}
+
+
+def test_mps_gives_each_engine_half_of_the_memory() -> None:
+    for pool, fraction, tokens in (("speculative", "0.68", "121856"), ("greedy", "0.68", "237568")):
+        line = arguments(MPS, pool)
+        assert line[line.index("--mem-fraction-static") + 1] == fraction
+        assert line[line.index("--max-total-tokens") + 1] == tokens
+    with pytest.raises(SpecError, match=r"the engine needs .* but its part of the GPU has 20\.0 GiB"):
+        arguments({**MPS, "nodePool": {**MPS["nodePool"], "profile": "A100-40GB"}}, "greedy")
+
+
+def test_with_mps_nothing_hides_the_shared_memory_that_the_device_plugin_mounts() -> None:
+    def mounts(spec: dict[str, Any]) -> set[str]:
+        (container,) = deployment(spec, "greedy")["spec"]["template"]["spec"]["containers"]
+        return {mount["mountPath"] for mount in container["volumeMounts"]}
+
+    assert "/dev/shm" in mounts(SHARED)
+    assert "/dev/shm" not in mounts(MPS)
 
 
 def test_models_that_do_not_fit_beside_each_other_are_refused() -> None:

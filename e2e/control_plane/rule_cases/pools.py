@@ -64,6 +64,25 @@ REFUSED: Refused = {
         {"placement": "SharedGPU", "engine": {"tensorParallel": 2}},
         "with placement SharedGPU each pool has one replica on one GPU",
     ),
+    "sharing without a shared GPU": (
+        {"nodePool": {"sharing": {"strategy": "MPS"}}},
+        "nodePool.sharing requires placement SharedGPU",
+    ),
+    "MPS with MIG": (
+        {
+            "placement": "SharedGPU",
+            "nodePool": {"mig": {"profile": "3g.40gb"}, "sharing": {"strategy": "MPS"}},
+        },
+        "nodePool.mig cannot be combined with sharing strategy MPS",
+    ),
+    "tensor parallelism over MIG instances": (
+        {"nodePool": {"mig": {"profile": "3g.40gb"}}, "engine": {"tensorParallel": 2}},
+        "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
+    ),
+    "name of no MIG profile": (
+        {"nodePool": {"mig": {"profile": "half"}}},
+        "spec.nodePool.mig.profile in body should match",
+    ),
     "surge with Recreate": (
         {"pools": {"greedy": {"strategy": {"type": "Recreate", "maxSurge": 1}}}},
         "strategy.maxSurge and strategy.maxUnavailable must not be set with type Recreate",
@@ -95,6 +114,13 @@ REFUSED: Refused = {
 ACCEPTED: Accepted = {
     "GPU budget": {"gpuBudget": {"gpus": 4}, "engine": {"tensorParallel": 2}},
     "shared GPU": {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 1}}},
+    "time-sliced MIG instance": {
+        "placement": "SharedGPU",
+        "nodePool": {
+            "mig": {"profile": "7g.80gb", "strategy": "Mixed"},
+            "sharing": {"strategy": "TimeSlicing", "renamed": True},
+        },
+    },
     "Ngram": speculation(algorithm="Ngram", draftTokens=8),
     "draft tree": speculation(algorithm="Eagle3", draftModel="m", steps=3, topK=4, draftTokens=16),
     "strategy without surge": {"pools": {"greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": "50%"}}}},

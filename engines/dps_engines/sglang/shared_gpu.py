@@ -1,8 +1,10 @@
-"""GPU memory of two SGLang engines on one GPU whose memory they share, as with time-slicing.
+"""GPU memory of two SGLang engines on one GPU.
 
-Both KV caches get the same number of tokens. SGLang takes --mem-fraction-static of the memory that is free when it
-starts, so the fraction alone would give an engine a different share after a restart; --max-total-tokens fixes the size
-of the KV cache. The sizes and the reserves are those of `memory.py`.
+With time-slicing they share the memory, and both KV caches get the same number of tokens. With MPS each engine can
+allocate a part of it, and its KV cache takes what is left of that. SGLang takes --mem-fraction-static of the memory
+that is free when it starts, so the fraction alone would give an engine a different share after a restart;
+--max-total-tokens fixes the size of the KV cache. With MPS only the engine's part counts as free, but CUDA graphs and
+activations are sized for the whole GPU. The sizes and the reserves are those of `memory.py`.
 """
 
 import math
@@ -63,20 +65,36 @@ def shared_arguments(launch: Launch, other: Launch, arguments: Sequence[str]) ->
             "spec.placement: the memory of the models or of the GPU is not known, so it cannot be divided; set "
             "--mem-fraction-static and --max-total-tokens in the args of both pools"
         )
-    fixed = own.weights + own.reserve + beside.weights + beside.reserve
-    tokens = (launch.gpu_bytes - fixed) // (own.kv_per_token + beside.kv_per_token)
+    if launch.memory_limit is not None:
+        engines, available = [own], launch.memory_limit
+    else:
+        engines, available = [own, beside], launch.gpu_bytes
+    tokens = _tokens(engines, available)
+    free = available - sum(one.static(tokens) + one.reserve for one in engines[1:])
+    fraction = math.ceil(own.static(tokens) / free * 100) / 100
+    return ["--mem-fraction-static", f"{fraction:.2f}", "--max-total-tokens", str(tokens)]
+
+
+def _tokens(engines: Sequence[_Sizes], available: int) -> int:
+    """The tokens for which the KV cache of each engine has space. available: memory for all of them, in bytes.
+
+    Raises EngineError if they are too few.
+    """
+    fixed = sum(one.weights + one.reserve for one in engines)
+    per_token = sum(one.kv_per_token for one in engines)
+    tokens = (available - fixed) // per_token
     tokens -= tokens % ROUNDING
     if tokens < MIN_TOKENS:
         parts = {
-            "weights": own.weights + beside.weights,
-            "activations and CUDA graphs": own.reserve + beside.reserve,
-            f"KV caches of {MIN_TOKENS} tokens": MIN_TOKENS * (own.kv_per_token + beside.kv_per_token),
+            "weights": sum(one.weights for one in engines),
+            "activations and CUDA graphs": sum(one.reserve for one in engines),
+            f"KV caches of {MIN_TOKENS} tokens": MIN_TOKENS * per_token,
         }
         total = " + ".join(f"{size / GIB:.1f} GiB ({name})" for name, size in parts.items())
+        both = len(engines) > 1
         raise EngineError(
-            f"spec.placement: both engines need {total} = {sum(parts.values()) / GIB:.1f} GiB, but the GPU has "
-            f"{launch.gpu_bytes / GIB:.1f} GiB; use smaller models, or placement SeparateGPUs"
+            f"spec.placement: {'both engines need' if both else 'the engine needs'} {total} = "
+            f"{sum(parts.values()) / GIB:.1f} GiB, but {'the GPU has' if both else 'its part of the GPU has'} "
+            f"{available / GIB:.1f} GiB; use smaller models, or placement SeparateGPUs"
         )
-    free = launch.gpu_bytes - beside.static(tokens) - beside.reserve
-    fraction = math.ceil(own.static(tokens) / free * 100) / 100
-    return ["--mem-fraction-static", f"{fraction:.2f}", "--max-total-tokens", str(tokens)]
+    return tokens

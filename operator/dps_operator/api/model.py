@@ -181,6 +181,37 @@ class Engine(APIObject):
     )
 
 
+class MIG(APIObject):
+    """Instances of GPUs that MIG divides."""
+
+    profile: str = Field(
+        pattern=r"^[1-7]g\.[0-9]+gb$",
+        max_length=16,
+        description="Profile of the GPU instances, for example 3g.40gb, half of an A100 80GB.",
+    )
+    strategy: Literal["Single", "Mixed"] = Field(
+        default="Single",
+        description="MIG strategy of NVIDIA's device plugin. Single: instances are requested as nvidia.com/gpu, and "
+        "nodes are selected by the labels of GPU Feature Discovery or GKE. Mixed: instances are requested as "
+        "nvidia.com/mig-<profile>.",
+    )
+
+
+class GPUSharing(APIObject):
+    """How NVIDIA's device plugin offers each GPU to two pods."""
+
+    strategy: Literal["TimeSlicing", "MPS"] = Field(
+        default="TimeSlicing",
+        description="TimeSlicing: the engines share the memory, which the operator divides. MPS: the device plugin "
+        "limits each engine to half of the memory and of the compute capacity.",
+    )
+    renamed: bool = Field(
+        default=False,
+        description="Whether the device plugin's option renameByDefault is set. The names of the resources then end in "
+        ".shared, as in nvidia.com/gpu.shared.",
+    )
+
+
 class NodePool(APIObject):
     """The nodes for engine pods. Does not apply to gateway and Redis pods."""
 
@@ -191,6 +222,13 @@ class NodePool(APIObject):
             "GPU Feature Discovery, and tolerates the taints nvidia.com/gpu and sku=gpu. With None, nodes are not "
             "selected by GPU, and these taints are not tolerated."
         ),
+    )
+    mig: MIG | None = Field(
+        default=None,
+        description="Each engine gets an instance of a GPU that MIG divides; if unset, GPUs that are not divided.",
+    )
+    sharing: GPUSharing = Field(
+        default=GPUSharing(), description="How the GPUs are shared with placement SharedGPU."
     )
     node_selector: dict[str, str] = Field(
         default={}, description="Labels that nodes must have in addition to those that `profile` requires."

@@ -36,12 +36,36 @@ ONE_REPLICA_ON_SHARED_GPU = (
     " and replicas and engine.tensorParallel other than 1",
 )
 
+_HAS_MIG = "has(self.nodePool) && has(self.nodePool.mig)"
+_HAS_SHARING = "has(self.nodePool) && has(self.nodePool.sharing)"
+SHARING_OF_A_SHARED_GPU = (
+    f"!({_HAS_SHARING}) || (has(self.placement) && self.placement == 'SharedGPU')"
+    " || (self.nodePool.sharing.strategy == 'TimeSlicing' && !self.nodePool.sharing.renamed)",
+    "nodePool.sharing requires placement SharedGPU",
+)
+MPS_WITHOUT_MIG = (
+    f"!({_HAS_MIG}) || !({_HAS_SHARING}) || self.nodePool.sharing.strategy != 'MPS'",
+    "nodePool.mig cannot be combined with sharing strategy MPS, which NVIDIA's device plugin supports only for whole"
+    " GPUs; use TimeSlicing, or remove nodePool.mig",
+)
+ONE_MIG_INSTANCE = (
+    f"!({_HAS_MIG}) || !has(self.engine) || !has(self.engine.tensorParallel) || self.engine.tensorParallel == 1",
+    "an engine cannot use several MIG instances; remove nodePool.mig or engine.tensorParallel",
+)
+
 
 class Spec(APIObject):
     """Desired state of the DPSRouter."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(BUDGET_ALONE, BUDGET_FOR_BOTH_POOLS, ONE_REPLICA_ON_SHARED_GPU)
+        json_schema_extra=rules(
+            BUDGET_ALONE,
+            BUDGET_FOR_BOTH_POOLS,
+            ONE_REPLICA_ON_SHARED_GPU,
+            SHARING_OF_A_SHARED_GPU,
+            MPS_WITHOUT_MIG,
+            ONE_MIG_INSTANCE,
+        )
     )
 
     model: ServedModel = Field(description="The target model.")
@@ -49,8 +73,9 @@ class Spec(APIObject):
     node_pool: NodePool = Field(default=NodePool(), description="Nodes for the engines.")
     placement: Literal["SeparateGPUs", "SharedGPU"] = Field(
         default="SeparateGPUs",
-        description="SeparateGPUs: each replica has its own GPUs. SharedGPU: the engines of both pools share the "
-        "memory of one GPU, on nodes whose device plugin offers each GPU twice by time-slicing.",
+        description="SeparateGPUs: each replica has its own GPUs, or its own instance of a GPU with nodePool.mig. "
+        "SharedGPU: the engines of both pools share one GPU, on nodes whose device plugin offers each GPU twice by "
+        "time-slicing or MPS; see nodePool.sharing.",
     )
     pools: Pools = Field(description="The two pools of engines.")
     gpu_budget: GPUBudget | None = Field(

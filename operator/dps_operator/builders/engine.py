@@ -8,7 +8,7 @@ from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import engine_arguments
-from dps_operator.builders.node_pool import placement
+from dps_operator.builders.node_pool import gpu_resource, placement
 from dps_operator.builders.pods import (
     CONTAINER_SECURITY,
     container_resources,
@@ -135,7 +135,7 @@ def _container(router: Router, name: PoolName) -> Manifest:
     gpus = engine.tensor_parallel
     defaults = {
         "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": _memory_request(spec, gpus)},
-        "limits": {"nvidia.com/gpu": str(gpus)},
+        "limits": {gpu_resource(spec.node_pool, shared=spec.placement == "SharedGPU"): str(gpus)},
     }
     return {
         "name": "engine",
@@ -154,10 +154,18 @@ def _container(router: Router, name: PoolName) -> Manifest:
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": "models", "mountPath": MODELS},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
+        "volumeMounts": [{"name": "models", "mountPath": MODELS}],
+    }
+
+
+def _shared_memory(spec: Spec) -> Manifest:
+    """The pod's /dev/shm. With MPS, the device plugin mounts there what the engines share with the MPS daemon."""
+    if spec.placement == "SharedGPU" and spec.node_pool.sharing.strategy == "MPS":
+        return {}
+    mount = {"name": "shm", "mountPath": "/dev/shm"}
+    return {
+        "containers": [{"name": "engine", "volumeMounts": [mount]}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}],
     }
 
 
@@ -222,10 +230,7 @@ def engine_deployment(
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
-        "volumes": [
-            {"name": "models", **_models_volume(router, pool)},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
-        ],
+        "volumes": [{"name": "models", **_models_volume(router, pool)}],
         **placement(router.spec.node_pool, _neighbour(router, name)),
         **pull_secrets(settings),
         **service_account(router.spec, name),
@@ -233,6 +238,7 @@ def engine_deployment(
     plugin = pod_additions(router, name, settings)
     revision = {SECRET_REVISION: cache_revision} if plugin and cache_revision else None
     for additions in (
+        _shared_memory(router.spec),
         source_additions(router.spec.model.source, "model", SOURCES, settings.loader_image),
         source_additions(draft_source(router.spec, name), "draft", SOURCES, settings.loader_image),
         engine_cache(router),

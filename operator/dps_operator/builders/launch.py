@@ -6,7 +6,7 @@ from dps_engines.launch import EngineError, Launch, Speculation, Traces
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
-from dps_operator.builders.node_pool import GPU_BYTES
+from dps_operator.builders.node_pool import SHARES, gpu_bytes
 from dps_operator.builders.prefix_cache import launch_settings, shared
 from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of, runtime_of, version_of
 from dps_operator.builders.sources import model_path
@@ -23,11 +23,10 @@ def _speculation(pool: PoolSpec) -> Speculation | None:
 
 
 def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
-    """Memory of one GPU; None if it is unknown, as with other resources than whole GPUs."""
-    resources = {name for name in pool.resources.limits or {} if name.startswith("nvidia.com/")}
-    if resources and not (spec.placement == "SharedGPU" and SHARED_GPU in resources):
+    """Memory of one GPU; None if it is unknown, as with resources of the pool's own."""
+    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
         return None
-    return GPU_BYTES.get(spec.node_pool.profile)
+    return gpu_bytes(spec.node_pool)
 
 
 def _launch(router: Router, name: PoolName) -> Launch:
@@ -53,7 +52,10 @@ def _placed_launch(router: Router, name: PoolName) -> Launch:
     launch = _launch(router, name)
     if router.spec.placement != "SharedGPU":
         return launch
-    return replace(launch, shares_gpu_with=_launch(router, other_pool(name)))
+    launch = replace(launch, shares_gpu_with=_launch(router, other_pool(name)))
+    if router.spec.node_pool.sharing.strategy != "MPS" or launch.gpu_bytes is None:
+        return launch
+    return replace(launch, memory_limit=launch.gpu_bytes // SHARES)
 
 
 def _checked(spec: Spec, name: PoolName, arguments: list[str], field: str) -> list[str]:

@@ -1,13 +1,15 @@
-"""Scheduling constraints of engine pods: the A100 profiles combined with the spec's own constraints."""
+"""The GPUs of engine pods, and the nodes: the A100 profiles combined with the spec's own constraints."""
 
 from typing import Any
 
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import to_wire
+from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest
 
 Expression = tuple[str, tuple[str, ...]]
 PRODUCT = "nvidia.com/gpu.product"
+GKE_ACCELERATOR = "cloud.google.com/gke-accelerator"
 
 # Each row is one convention for labelling nodes with a GPU; a node has to match any one row.
 # Sources: NVIDIA GPU feature discovery; GKE accelerator labels; AWS p4 instances, Karpenter and EKS Auto Mode
@@ -26,7 +28,7 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
                 ),
             ),
         ),
-        (("cloud.google.com/gke-accelerator", ("nvidia-a100-80gb",)),),
+        ((GKE_ACCELERATOR, ("nvidia-a100-80gb",)),),
         (
             ("karpenter.k8s.aws/instance-gpu-name", ("a100",)),
             ("karpenter.k8s.aws/instance-gpu-memory", ("81920",)),
@@ -55,7 +57,7 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
                 ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB", "A100-SXM4-40GB", "A100-PCIE-40GB"),
             ),
         ),
-        (("cloud.google.com/gke-accelerator", ("nvidia-tesla-a100",)),),
+        ((GKE_ACCELERATOR, ("nvidia-tesla-a100",)),),
         (
             ("karpenter.k8s.aws/instance-gpu-name", ("a100",)),
             ("karpenter.k8s.aws/instance-gpu-memory", ("40960",)),
@@ -72,6 +74,12 @@ PROFILES: dict[str, tuple[tuple[Expression, ...], ...]] = {
 GPU_BYTES = {"A100-80GB": 80 * 2**30, "A100-40GB": 40 * 2**30}
 """Memory of one GPU of each profile."""
 
+MIG_EIGHTHS = {
+    "A100-80GB": {"1g.10gb": 1, "1g.20gb": 2, "2g.20gb": 2, "3g.40gb": 4, "4g.40gb": 4, "7g.80gb": 8},
+    "A100-40GB": {"1g.5gb": 1, "1g.10gb": 2, "2g.10gb": 2, "3g.20gb": 4, "4g.20gb": 4, "7g.40gb": 8},
+}
+"""Eighths of a GPU's memory that an instance of each MIG profile has, by the profile of the node pool."""
+
 GPU_TOLERATIONS: tuple[Manifest, ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"},
@@ -82,21 +90,90 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-SHARED_SUFFIX = "-SHARED"
-"""GPU feature discovery appends this to the product of a GPU that the device plugin offers several times."""
+SHARES = 2
+"""How many engines share a GPU with placement SharedGPU."""
 
 
-def _profile_terms(profile: str, *, shared: bool) -> list[Manifest]:
-    """The profile's rows as node selector terms.
+def gpu_resource(pool: NodePool, *, shared: bool) -> str:
+    """The resource of which an engine requests one for each GPU. shared: whether two engines share a GPU."""
+    name = "nvidia.com/gpu"
+    if pool.mig is not None and pool.mig.strategy == "Mixed":
+        name = f"nvidia.com/mig-{pool.mig.profile}"
+    return f"{name}.shared" if shared and pool.sharing.renamed else name
 
-    shared: require GPUs that are offered several times, where a label says so.
+
+def gpu_bytes(pool: NodePool) -> int | None:
+    """Memory of one GPU, or of one instance with MIG; None if it is unknown.
+
+    Raises SpecError if the GPU has no instances of the MIG profile.
+    """
+    whole = GPU_BYTES.get(pool.profile)
+    if whole is None or pool.mig is None:
+        return whole
+    eighths = MIG_EIGHTHS[pool.profile]
+    if pool.mig.profile not in eighths:
+        raise SpecError(
+            f"spec.nodePool.mig.profile: GPUs of profile {pool.profile} have no instances of {pool.mig.profile}; "
+            f"choose one of {', '.join(eighths)}"
+        )
+    return whole * eighths[pool.mig.profile] // 8
+
+
+def _in(key: str, *values: str) -> Manifest:
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+def _feature_discovery(products: tuple[str, ...], pool: NodePool, *, shared: bool) -> list[Manifest]:
+    """The labels of NVIDIA GPU feature discovery.
+
+    With MIG's strategy mixed, the product is that of the whole GPU. Sharing is part of the product's name, unless the
+    resource has another name; releases before 0.15.0, which had no MPS, set no sharing strategy.
+    """
+    suffix = ""
+    if pool.mig is None or pool.mig.strategy == "Single":
+        suffix += f"-MIG-{pool.mig.profile}" if pool.mig else ""
+        suffix += "-SHARED" if shared and not pool.sharing.renamed else ""
+    expressions = [_in(PRODUCT, *(product + suffix for product in products))]
+    if shared and pool.sharing.strategy == "MPS":
+        expressions += [
+            _in("nvidia.com/gpu.sharing-strategy", "mps"),
+            _in("nvidia.com/gpu.replicas", str(SHARES)),
+        ]
+    elif shared:
+        expressions.append({"key": "nvidia.com/gpu.sharing-strategy", "operator": "NotIn", "values": ["mps"]})
+    return expressions
+
+
+def _gke(accelerators: tuple[str, ...], pool: NodePool, *, shared: bool) -> list[Manifest]:
+    """The labels of GKE, whose device plugin has only MIG's strategy single."""
+    expressions = [_in(GKE_ACCELERATOR, *accelerators)]
+    if pool.mig is not None:
+        expressions.append(_in("cloud.google.com/gke-gpu-partition-size", pool.mig.profile))
+    if shared:
+        strategy = "mps" if pool.sharing.strategy == "MPS" else "time-sharing"
+        expressions.append(_in("cloud.google.com/gke-gpu-sharing-strategy", strategy))
+    if shared and pool.sharing.strategy == "MPS":
+        expressions.append(_in("cloud.google.com/gke-max-shared-clients-per-gpu", str(SHARES)))
+    return expressions
+
+
+def _profile_terms(pool: NodePool, *, shared: bool) -> list[Manifest]:
+    """The rows of the pool's profile as node selector terms.
+
+    shared: require GPUs that are offered several times, where a label says so. Rows whose labels do not tell instances
+    of MIG from whole GPUs are left out, unless the name of the resource tells them.
     """
     terms = []
-    for row in PROFILES[profile]:
-        expressions = []
-        for key, values in row:
-            suffix = SHARED_SUFFIX if shared and key == PRODUCT else ""
-            expressions.append({"key": key, "operator": "In", "values": [value + suffix for value in values]})
+    for row in PROFILES[pool.profile]:
+        label, values = row[0]
+        if label == PRODUCT:
+            expressions = _feature_discovery(values, pool, shared=shared)
+        elif label == GKE_ACCELERATOR:
+            expressions = _gke(values, pool, shared=shared)
+        elif pool.mig is not None and pool.mig.strategy == "Single":
+            continue
+        else:
+            expressions = [_in(key, *values) for key, values in row]
         terms.append({"matchExpressions": expressions})
     return terms
 
@@ -124,7 +201,7 @@ def placement(pool: NodePool, neighbour: dict[str, str] | None = None) -> Manife
     affinity: dict[str, Any] = dict(pool.affinity)
     node_affinity = dict(affinity.get("nodeAffinity", {}))
     own_terms = node_affinity.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
-    terms = _conjunction(_profile_terms(pool.profile, shared=neighbour is not None), own_terms)
+    terms = _conjunction(_profile_terms(pool, shared=neighbour is not None), own_terms)
     if terms:
         affinity["nodeAffinity"] = node_affinity | {_REQUIRED: {"nodeSelectorTerms": terms}}
     if neighbour is not None:
