@@ -3,13 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
 from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative
 from dps_lab.simulate import grid, grid_cli
-from dps_lab.simulate.grid import Cell, Times, cells, compare, compare_after, mean_over_seeds, repeat, sample
+from dps_lab.simulate.grid import (
+    ADAPTIVE,
+    Cell,
+    Comparison,
+    Times,
+    cells,
+    compare,
+    compare_after,
+    mean_over_seeds,
+    repeat,
+    sample,
+)
 from dps_lab.simulate.run import Change, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
 
@@ -83,14 +96,68 @@ def test_comparison_covers_every_static_policy_and_both_fleets_of_one_kind() -> 
         assert excess == pytest.approx(getattr(comparison.adaptive, name) / best - 1)
 
 
-def test_comparison_after_a_change_needs_sessions_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def comparison(adaptive: tuple[float, float], **static: tuple[float, float]) -> Comparison:
+    """Batch times and medians, by policy."""
+    times = {name: Times(batch, median, mean=1.0) for name, (batch, median) in static.items()}
+    return Comparison(CELL, Times(*adaptive, mean=1.0), times, fleets={})
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "static", "near"),
+    [
+        pytest.param(
+            (102, 5.1), {"Sticky": (100, 5)}, [ADAPTIVE, "Sticky"], id="one policy is the best for both"
+        ),
+        pytest.param((103, 4), {"Sticky": (100, 5)}, ["Sticky"], id="the batch takes longer"),
+        pytest.param((90, 5.2), {"Sticky": (100, 5)}, ["Sticky"], id="the median is higher"),
+        pytest.param(
+            (100, 5),
+            {"Sticky": (170, 5), "AlwaysGreedy": (100, 6)},
+            [ADAPTIVE],
+            id="no static policy is near both",
+        ),
+    ],
+)
+def test_policies_near_the_best_in_batch_time_and_median_are_counted(
+    adaptive: tuple[float, float], static: dict[str, tuple[float, float]], near: list[str]
+) -> None:
+    """The best batch time and the best median may be those of different static policies."""
+    assert comparison(adaptive, **static).near_both(tolerance=0.02) == near
+
+
+def test_frontier_has_the_policies_that_no_other_equals_in_both_times() -> None:
+    static = {"a": (2.0, 5.0), "b": (1.0, 6.0), "c": (2.0, 4.0), "d": (3.0, 4.0), "e": (4.0, 1.0)}
+    assert comparison((1, 1), **static).frontier == ["b", "c", "e"]
+
+
+@pytest.fixture
+def short_change(monkeypatch: pytest.MonkeyPatch) -> Change:
+    """A change after one second. Turns are compared from the second to the third one."""
     for name in ("CHANGE_SECONDS", "SETTLING_SECONDS", "WINDOW_SECONDS"):
         monkeypatch.setattr(grid, name, 1.0)
-    changes = (Change(1, pool=Pool.GREEDY, slowdown=2),)
-    means = compare_after(trace(40), CELL, changes)
-    assert {"Adaptive", "Sticky", "AlwaysGreedy"} < set(means)
+    return Change(1, pool=Pool.GREEDY, slowdown=2)
+
+
+def test_same_turns_are_compared_after_a_change(short_change: Change) -> None:
+    """`AlwaysGreedy` is slower, and thus has served other turns, with shorter answers, when the window begins."""
+    sessions = [
+        SessionTrace(id=f"s{number}", turns=[TurnLengths(prompt_tokens=400, output_tokens=10 + 10 * number)])
+        for number in range(60)
+    ]
+    means = compare_after(sessions, CELL, (short_change,))
+    assert {ADAPTIVE, "Sticky", "AlwaysGreedy"} < set(means)
+
+    scenario = replace(CELL.scenario(Adaptive()), changes=(short_change,))
+    window = [turn for turn in simulate(sessions, replace(scenario, until_seconds=3)) if turn.finished >= 2]
+    assert means[ADAPTIVE] == mean_seconds(window)
+    greedy = simulate(sessions, replace(scenario, policy=AlwaysGreedy()))
+    same = [turn for turn in greedy if turn.session in {turn.session for turn in window}]
+    assert means["AlwaysGreedy"] == pytest.approx(mean_seconds(same), rel=0.01)
+
+
+def test_comparison_after_a_change_needs_sessions_until_its_end(short_change: Change) -> None:
     with pytest.raises(ValueError, match="4 sessions do not last for 3 s; give more sessions"):
-        compare_after(trace(4), CELL, changes)
+        compare_after(trace(4), CELL, (short_change,))
 
 
 def test_times_are_means_over_the_seeds() -> None:
@@ -134,4 +201,20 @@ def test_command_prints_one_row_for_each_set_up(capsys: pytest.CaptureFixture[st
         ["common", "batched", "2"],
         ["common", "serialized", "2"],
     ]
-    assert output.err.count("of 4 set-ups") == 3
+    assert output.err.count("of 4 set-ups") == 4
+
+
+def test_command_compares_after_each_change_with_means_over_the_seeds(
+    short_change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grid_cli, "CHANGES", {"greedy engine at half speed": (2, (short_change,))})
+    monkeypatch.setattr(grid_cli, "CHANGE_SESSIONS", 40)
+    workload = tmp_path / "some.jsonl"
+    workload.write_text("".join(session.model_dump_json() + "\n" for session in trace(20)))
+    assert grid_cli.main(["--workload", str(workload), "--changes", "--seed", "0", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[1:4] for row in rows] == [
+        [cache, speculation, "greedy engine at half speed"]
+        for cache in ("separate", "common")
+        for speculation in ("batched", "serialized")
+    ]

@@ -23,6 +23,9 @@ CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64)
 
 BOTH: Final = {Pool.SPECULATIVE: 1, Pool.GREEDY: 1}
 
+ADAPTIVE: Final = "Adaptive"
+"""The name of the policy that is compared."""
+
 CHANGE_SECONDS: Final = 30.0
 """When the set-up changes."""
 
@@ -91,6 +94,28 @@ class Comparison:
     def excess(self) -> Times:
         """The relative excess over the best static policy for each time; negative if no static policy is as fast."""
         return _excess(self.adaptive, list(self.static.values()))
+
+    def near_both(self, tolerance: float) -> list[str]:
+        """The policies whose batch time and whose median exceed the best static policy for each by `tolerance` at most.
+
+        The names are those of `static`, and ADAPTIVE.
+        """
+        batch = min(each.batch for each in self.static.values())
+        median = min(each.median for each in self.static.values())
+        return [
+            name
+            for name, times in {ADAPTIVE: self.adaptive, **self.static}.items()
+            if times.batch <= (1 + tolerance) * batch and times.median <= (1 + tolerance) * median
+        ]
+
+    @property
+    def frontier(self) -> list[str]:
+        """The static policies that no other one equals or betters in both batch time and median, by batch time."""
+        found: list[str] = []
+        for name in sorted(self.static, key=lambda name: (self.static[name].batch, self.static[name].median)):
+            if not found or self.static[name].median < self.static[found[-1]].median:
+                found.append(name)
+        return found
 
     @property
     def fleet_excess(self) -> Times:
@@ -166,18 +191,31 @@ CHANGES: Final[dict[str, tuple[int, tuple[Change, ...]]]] = {
 def compare_after(
     sessions: Sequence[SessionTrace], cell: Cell, changes: tuple[Change, ...]
 ) -> dict[str, float]:
-    """The mean latency in seconds, by policy, of the turns that end in the window after a change.
+    """The mean latency in seconds, by policy, of the turns that end with `Adaptive` in the window after a change.
+
+    The other policies serve the same turns somewhat earlier or later. The turns of one interval would be others with
+    each policy, and the lengths of their answers differ by more than the policies do.
 
     Raises ValueError if all sessions may have ended before the window does.
     """
     start = CHANGE_SECONDS + SETTLING_SECONDS
     end = start + WINDOW_SECONDS
-    means: dict[str, float] = {}
-    for policy in (Adaptive(), *STATIC_POLICIES):
-        results = simulate(sessions, replace(cell.scenario(policy), changes=changes, until_seconds=end))
-        if len({turn.session for turn in results}) == len(sessions):
-            raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; give more sessions")
-        means[name_of(policy)] = fmean(turn.seconds for turn in results if turn.finished >= start)
+    scenario = replace(cell.scenario(Adaptive()), changes=changes)
+    served = simulate(sessions, replace(scenario, until_seconds=end))
+    known = {turn.session for turn in served}
+    if len(known) == len(sessions):
+        raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; give more sessions")
+    compared = {(turn.session, turn.number): turn.seconds for turn in served if turn.finished >= start}
+    # More sessions follow, so that the load does not fall before the last of these turns.
+    following = max(cell.concurrency, *(change.concurrency or 0 for change in changes))
+    last = max(index for index, session in enumerate(sessions) if session.id in known)
+    needed = sessions[: last + 1 + following]
+    means = {ADAPTIVE: fmean(compared.values())}
+    for policy in STATIC_POLICIES:
+        results = simulate(needed, replace(scenario, policy=policy))
+        means[name_of(policy)] = fmean(
+            turn.seconds for turn in results if (turn.session, turn.number) in compared
+        )
     return means
 
 
