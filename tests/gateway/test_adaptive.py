@@ -59,7 +59,6 @@ observations = st.builds(
     first_token_seconds=st.none() | st.floats(0, 100),
     total_seconds=st.floats(100, 200),
     number=st.integers(1, 50),
-    predicted_seconds=st.none() | st.floats(0, 100),
 )
 
 histories = st.lists(observations, max_size=20)
@@ -97,8 +96,20 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
         first_token_seconds=first,
         total_seconds=first + 50 * seconds_per_token,
         number=2,
-        predicted_seconds=None,
     )
+
+
+ACCURATE = [
+    answer(pool, seconds)
+    for _ in range(100)
+    for pool, seconds in ((Pool.SPECULATIVE, 0.0070), (Pool.GREEDY, 0.0091))
+]
+"""Answers of both pools after which their speeds are known."""
+
+STALLED = replace(
+    answer(Pool.SPECULATIVE, seconds_per_token=0.007), first_token_seconds=1.0, total_seconds=1.35
+)
+"""An answer whose first token took longer than anything that has been learned explains."""
 
 
 def learned(*history: Observation) -> Adaptive:
@@ -353,6 +364,14 @@ def test_pool_without_recent_answers_is_explored_rarely() -> None:
     assert policy.decide(turn(draw=EXPLORATION)).pool is Pool.SPECULATIVE
 
 
+def test_pool_that_is_still_answering_is_not_explored() -> None:
+    """If it runs requests one after another, a long answer keeps it from answering others."""
+    policy = learned(*(answer(Pool.SPECULATIVE, seconds_per_token=0.007) for _ in range(200)))
+    answering = replace(IDLE, in_flight=1)
+    assert policy.decide(turn(greedy=answering, draw=EXPLORATION / 2)).pool is Pool.SPECULATIVE
+    assert policy.decide(turn(draw=EXPLORATION / 2)).pool is Pool.GREEDY
+
+
 def test_replica_that_absorbs_a_document_predicts_as_if_it_had_observed_the_answers() -> None:
     history = [answer(pool, 0.02, load=load) for pool in Pool for load in range(5)]
     own, other = Adaptive(), learned(*history)
@@ -399,16 +418,25 @@ def test_documents_that_are_not_valid_are_ignored(document: dict[str, Any]) -> N
 def test_session_stays_while_predictions_are_less_accurate_than_the_gain_that_they_predict() -> None:
     """The speculative pool is predicted to be faster, but the last predictions were far from the actual latencies."""
     routed = turn(last_pool=Pool.GREEDY)
-    assert Adaptive().decide(routed).pool is Pool.SPECULATIVE
-    wrong = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), predicted_seconds=0.1)
-    decision = learned(*(wrong for _ in range(5))).decide(routed)
+    assert learned(*ACCURATE).decide(routed).pool is Pool.SPECULATIVE
+    decision = learned(*ACCURATE, *[STALLED] * 3).decide(routed)
     assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
+    assert decision.predicted is not None
+    assert decision.predicted[Pool.SPECULATIVE] < decision.predicted[Pool.GREEDY]
+
+
+def test_long_answers_are_no_prediction_errors() -> None:
+    """The length of an answer does not depend on the pool."""
+    long = replace(answer(Pool.SPECULATIVE, 0.0), output_tokens=300, total_seconds=0.05 + 300 * 0.0070)
+    decision = learned(*ACCURATE, *[long] * 3).decide(turn(last_pool=Pool.GREEDY))
+    assert (decision.pool, decision.reason) == (Pool.SPECULATIVE, Reason.PREDICTED_FASTER)
 
 
 def test_longer_queue_does_not_keep_a_session_in_a_pool_that_was_faster_than_predicted() -> None:
     """The doubt about a prediction grows with it, but must not grow faster than the predicted gain."""
-    faster = replace(answer(Pool.GREEDY, 0.0091, load=50, wait_per_request=0.02), predicted_seconds=10)
-    policy = learned(*(faster for _ in range(20)))
+    slow = [answer(Pool.GREEDY, 0.05, load=50, wait_per_request=0.02) for _ in range(60)]
+    faster = [answer(Pool.GREEDY, 0.0091, load=50, wait_per_request=0.02) for _ in range(10)]
+    policy = learned(*slow, *faster)
     busy = replace(IDLE, in_flight=100)
     longer = replace(busy, queued_prefill_tokens=1_000_000)
     for greedy in (busy, longer):
@@ -433,15 +461,15 @@ def test_session_does_not_move_for_a_gain_that_is_small_relative_to_its_cost() -
 
 
 def test_new_session_goes_to_the_less_loaded_pool_while_predictions_are_not_accurate() -> None:
-    wrong = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), predicted_seconds=0.1)
     routed = turn(speculative=replace(IDLE, in_flight=0.5), number=1, delta_tokens=4_000)
-    decision = learned(*(wrong for _ in range(5))).decide(routed)
+    assert learned(*ACCURATE).decide(routed).pool is Pool.SPECULATIVE
+    decision = learned(*ACCURATE, *[STALLED] * 5).decide(routed)
     assert (decision.pool, decision.reason) == (Pool.GREEDY, Reason.FIXED)
 
 
 def test_session_leaves_a_pool_that_is_slower_than_predicted() -> None:
-    slow = replace(answer(Pool.GREEDY, seconds_per_token=0.015), predicted_seconds=0.1)
-    decision = learned(*(slow for _ in range(20))).decide(turn(last_pool=Pool.GREEDY, number=10))
+    slow = [answer(Pool.GREEDY, seconds_per_token=0.015) for _ in range(20)]
+    decision = learned(*ACCURATE, *slow).decide(turn(last_pool=Pool.GREEDY, number=10))
     assert (decision.pool, decision.reason) == (Pool.SPECULATIVE, Reason.PREDICTED_FASTER)
 
 

@@ -28,7 +28,6 @@ OBSERVATION = Observation(
     first_token_seconds=None,
     total_seconds=1.0,
     number=1,
-    predicted_seconds=None,
 )
 
 

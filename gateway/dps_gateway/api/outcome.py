@@ -79,7 +79,6 @@ def _record_prediction(metrics: Metrics, outcome: Outcome) -> None:
 def _observation(outcome: Outcome) -> Observation:
     """The policy's observation of the turn, with the pool's state when the turn was routed."""
     view, since, usage = outcome.routed.pools[outcome.pool], outcome.job.routed_at, outcome.usage
-    predicted = outcome.job.decision.predicted or {}
     return Observation(
         pool=outcome.pool,
         prompt_tokens=usage.prompt_tokens,
@@ -93,7 +92,6 @@ def _observation(outcome: Outcome) -> Observation:
         first_token_seconds=outcome.first_token_seconds(since),
         total_seconds=outcome.ended - since,
         number=outcome.turn.number,
-        predicted_seconds=predicted.get(outcome.pool),
     )
 
 

@@ -100,7 +100,8 @@ class Adaptive:
         self._others_workload: Workload | None = None
         self._usual_load = dict.fromkeys(Pool, 0.0)
         self._error = dict.fromkeys(Pool, 0.0)
-        """Mean relative error of the recent predictions for each pool. Errors in both directions cancel out."""
+        """Mean relative error of the recent predictions for each pool, as far as it is not due to the length of the
+        answer, which does not depend on the pool. Errors in both directions cancel out."""
         self._unobserved = dict.fromkeys(Pool, 0)
 
     def decide(self, turn: Turn, /) -> Decision:
@@ -113,7 +114,7 @@ class Adaptive:
         predicted = {pool: cost.seconds for pool, cost in parts.items()}
         costs = {pool: self._total(turn, pool, view, parts[pool]) for pool, view in views.items()}
         best = min(costs, key=lambda pool: costs[pool])
-        if self._explores(turn, best, predicted):
+        if self._explores(turn, views, best, predicted):
             return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
         usual = _sticky(turn, views)
         if usual is not best:
@@ -130,12 +131,12 @@ class Adaptive:
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
         pool = observation.pool
+        predicted = self._estimates[pool].predicted_seconds(observation)
+        error = min(observation.total_seconds / predicted, LARGEST_RATIO) - 1 if predicted else 0.0
+        self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
         self._estimates[pool].observe(observation)
         self._own_workload.observe(observation)
         self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.load - self._usual_load[pool])
-        if observation.predicted_seconds:
-            error = min(observation.total_seconds / observation.predicted_seconds, LARGEST_RATIO) - 1
-            self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
         self._unobserved[pool] = 0
         self._unobserved[pool.other] += 1
         if self._unobserved[pool.other] > UNOBSERVED_TURNS:
@@ -187,11 +188,15 @@ class Adaptive:
             * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
         )
 
-    def _explores(self, turn: Turn, best: Pool, predicted: dict[Pool, float]) -> bool:
+    def _explores(
+        self, turn: Turn, views: Mapping[Pool, PoolView], best: Pool, predicted: Mapping[Pool, float]
+    ) -> bool:
         other = best.other
         return (
             turn.draw < EXPLORATION
-            and other in predicted
+            and other in views
+            # A request in progress will show how fast the pool is. It may be what keeps the pool from answering.
+            and not views[other].load
             and self._unobserved[other] >= UNOBSERVED_TURNS
             and predicted[other] <= EXPLORATION_LIMIT * predicted[best]
         )

@@ -7,7 +7,7 @@ duration of a whole request.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -186,21 +186,42 @@ class PoolEstimate:
 
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        fixed, prefill, fetch, wait, token, token_load = self._coefficients(view.running_limit, output_tokens)
+        coefficients = self._coefficients(view.running_limit, output_tokens)
         uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt.prefill)
-        fetched = view.prompt.fetchable * self._all.fetched_share()
-        computed = self._computed(uncached) + view.prompt.fetchable - fetched
-        return Cost(
-            queue=prefill * self._queued(view.queued_prefill_tokens) / 1000,
-            prompt=(prefill * computed + fetch * fetched) / 1000,
-            idle=fixed + token * output_tokens,
-            load=(wait + token_load * output_tokens) * view.load,
-        )
+        queued = view.queued_prefill_tokens
+        return self._cost(coefficients, uncached, view.prompt.fetchable, queued, view.load, output_tokens)
+
+    def predicted_seconds(self, seen: Observation) -> float:
+        """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
+        tokens = float(seen.output_tokens)
+        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected.prefill)
+        queued = seen.queued_prefill_tokens
+        coefficients = self._coefficients(None, tokens)
+        return self._cost(coefficients, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
 
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""
         fixed, _, _, wait, token, token_load = self._coefficients(running_limit, output_tokens)
         return Cost(0.0, 0.0, fixed + token * output_tokens, (wait + token_load * output_tokens) * load)
+
+    def _cost(
+        self,
+        coefficients: Sequence[float],
+        uncached: Mapping[str, float],
+        fetchable: float,
+        queued: float,
+        load: float,
+        output_tokens: float,
+    ) -> Cost:
+        fixed, prefill, fetch, wait, token, token_load = coefficients
+        fetched = fetchable * self._all.fetched_share()
+        computed = self._computed(uncached) + fetchable - fetched
+        return Cost(
+            queue=prefill * self._queued(queued) / 1000,
+            prompt=(prefill * computed + fetch * fetched) / 1000,
+            idle=fixed + token * output_tokens,
+            load=(wait + token_load * output_tokens) * load,
+        )
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
         return sum(tokens * self._all.uncached_share(kind) for kind, tokens in uncached.items())

@@ -37,8 +37,6 @@ class Observation:
     total_seconds: float
     number: int
     """The turn's number in its session."""
-    predicted_seconds: float | None
-    """The prediction for the pool when the turn was routed (`Decision.predicted`)."""
 
 
 Document = dict[str, Any]

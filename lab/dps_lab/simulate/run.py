@@ -301,7 +301,6 @@ def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observati
     """What the gateway observes of an answered turn."""
     placement, view = flight.placement, flight.placement.view
     assert sequence.first_token is not None
-    predicted = placement.decision.predicted
     return Observation(
         pool=placement.decision.pool,
         prompt_tokens=len(sequence.prompt),
@@ -315,7 +314,6 @@ def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observati
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
         number=placement.number,
-        predicted_seconds=None if predicted is None else predicted.get(placement.decision.pool),
     )
 
 
