@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
@@ -214,7 +214,7 @@ class Turns:
         if growth.base is None and base is not None:
             history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
             # The stored length is the engine's, so the base's correction must not be added to it.
-            base = replace(base, counted=base.length, correction=0)
+            base = base._replace(counted=base.length, correction=0)
             held = {holder.replica: base for holder in base.holders}
             growth = Growth(history, base, held, base if base.shared else None)
         return Session(session, scope, snapshot, growth, record, client_id)

@@ -1,7 +1,5 @@
 """The relation of a prompt to its session's history, and its ΔL."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,7 +103,7 @@ def test_constant_correction_of_prompt_lengths_does_not_change_delta(
     counted: int, added: int, correction: int
 ) -> None:
     counted += 200
-    base = replace(point(1, length=counted), correction=correction)
+    base = point(1, length=counted)._replace(correction=correction)
     growth = compare(record(base), lambda _: True)
     assert growth.delta_tokens(counted + added + base.correction) == added
 
@@ -129,13 +127,13 @@ def test_each_token_of_a_prompt_is_held_fetched_or_prefilled(
 ) -> None:
     known = [point(1, held, SPECULATIVE)] if held else []
     if shared:
-        known.append(replace(point(2, shared, GREEDY), shared=True))
+        known.append(point(2, shared, GREEDY)._replace(shared=True))
     growth = compare(record(*known), lambda _: True)
     assert tokens(growth, 1000, SPECULATIVE, common) == expected
 
 
 def test_prefix_that_the_replica_has_evicted_is_fetched_from_the_common_prefix_cache() -> None:
-    evicted = record(replace(point(1, 900, GREEDY), shared=True)).without_cache(GREEDY.replica, keep="")
+    evicted = record(point(1, 900, GREEDY)._replace(shared=True)).without_cache(GREEDY.replica, keep="")
     growth = compare(evicted, lambda _: True)
     assert tokens(growth, 1000, GREEDY) == PromptTokens(held=0, fetchable=900, prefill=100)
 

@@ -1,7 +1,5 @@
 """The session record: retention, storage, merging and correction of points."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,13 +46,13 @@ class TestCommit:
 
     def test_retry_in_the_other_pool_is_one_point_cached_by_both(self) -> None:
         retried = record(point(1), point(2), point(2, holder=SPECULATIVE))
-        assert retried.points == (replace(point(2), holders=(SPECULATIVE, GREEDY)), point(1))
+        assert retried.points == (point(2)._replace(holders=(SPECULATIVE, GREEDY)), point(1))
         assert retried.points[0].pools == frozenset(Pool)
 
     def test_prompt_that_several_replicas_answered_keeps_the_last_ones_of_each_pool(self) -> None:
         one, two, three = (Holder(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
         repeated = record(*(point(1, holder=each) for each in (SPECULATIVE, one, two, three, two)))
-        assert repeated.points == (replace(point(1), holders=(two, three, SPECULATIVE)),)
+        assert repeated.points == (point(1)._replace(holders=(two, three, SPECULATIVE)),)
 
     def test_slow_duplicate_of_an_older_turn_changes_nothing(self) -> None:
         grown = record(point(1), point(2), point(3))
@@ -66,7 +64,7 @@ class TestCommit:
 
     def test_older_prompt_in_a_new_turn_becomes_the_newest(self) -> None:
         grown = record(point(1), point(2), point(3))
-        assert grown.with_point(replace(point(2), turn=4)).points[0] == replace(point(2), turn=4)
+        assert grown.with_point(point(2)._replace(turn=4)).points[0] == point(2)._replace(turn=4)
 
     def test_concurrent_turns_are_both_kept(self) -> None:
         agents = record(point(1), point(2, digest="a"), point(2, digest="b"))
@@ -104,7 +102,7 @@ class TestCommit:
     def test_replica_that_answered_last_holds_the_newest_prompt(
         self, history: list[Point], newest: Point
     ) -> None:
-        newest = replace(newest, turn=13)
+        newest = newest._replace(turn=13)
         assert record(*history, newest).points[0].holders[0] == newest.holders[0]
 
     @given(histories, points)
@@ -196,7 +194,7 @@ class TestStored:
 
     @given(histories)
     def test_common_prefix_cache_takes_one_byte_per_point(self, history: list[Point]) -> None:
-        without = record(*(replace(each, shared=False) for each in history))
+        without = record(*(each._replace(shared=False) for each in history))
         assert len(record(*history).encode()) <= len(without.encode()) + len(without.points)
 
     @pytest.mark.parametrize(
@@ -259,5 +257,5 @@ class TestCorrection:
     def test_only_the_point_just_answered_counts_as_shared_if_the_common_prefix_cache_served_nothing(
         self,
     ) -> None:
-        stored = record(*(replace(point(turn), shared=True) for turn in (1, 2, 3)))
+        stored = record(*(point(turn)._replace(shared=True) for turn in (1, 2, 3)))
         assert [p.shared for p in stored.without_shared(keep="d3").points] == [True, False, False]

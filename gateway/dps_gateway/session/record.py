@@ -10,7 +10,6 @@ Every point belongs to one of them, and the newest point of a conversation is it
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
@@ -49,8 +48,7 @@ class Holder(NamedTuple):
     """The replica's id (`replica_id`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """The data about one prompt of the session that is needed to compare later prompts with it."""
 
     turn: int
@@ -81,8 +79,7 @@ class Point:
         return frozenset(holder.pool for holder in self.holders)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """The points of a session, newest first."""
 
     points: tuple[Point, ...]
@@ -126,7 +123,7 @@ class Record:
         head = self.head(conversation)
         if head is not None and (parent is None or head.digest != parent.digest):
             conversation = point.digest[:_LABEL_CHARS]
-        return self.with_point(replace(point, conversation=conversation), span)
+        return self.with_point(point._replace(conversation=conversation), span)
 
     def with_point(self, point: Point, span: str = "") -> Self:
         """This record with a point added. The operation is idempotent.
@@ -138,8 +135,7 @@ class Record:
         if known is None:
             points = [*self.points, point]
         else:
-            point = replace(
-                point,
+            point = point._replace(
                 turn=max(known.turn, point.turn),
                 holders=_newest((*point.holders, *known.holders)),
                 correction=known.correction or point.correction,
@@ -151,27 +147,26 @@ class Record:
         ordered = sorted(points, key=lambda p: -p.turn)
         newest = ordered[0].digest == point.digest
         kept = tuple(islice(_retained(ordered), MAX_POINTS))
-        return replace(self, points=kept, span=span if newest and span else self.span)
+        return self._replace(points=kept, span=span if newest and span else self.span)
 
     def recalling(self, point: Point) -> Self:
         """This record with a point that it may have dropped, for a comparison only."""
         if any(known.digest == point.digest for known in self.points):
             return self
-        return replace(self, points=tuple(sorted([*self.points, point], key=lambda p: -p.turn)))
+        return self._replace(points=tuple(sorted([*self.points, point], key=lambda p: -p.turn)))
 
     def merged(self, other: Self) -> Self:
         """The union of both histories, for example after an outage in which the copies were extended independently."""
-        result = replace(self, affinity=self.affinity or other.affinity)
+        result = self._replace(affinity=self.affinity or other.affinity)
         for point in reversed(other.points):
             result = result.with_point(point, other.span)
         return result
 
     def with_reported_length(self, digest: str, prompt_tokens: int) -> Self:
         """This record with the length (tokens) that the engine reported for a prompt."""
-        return replace(
-            self,
+        return self._replace(
             points=tuple(
-                replace(p, correction=prompt_tokens - p.counted) if p.digest == digest else p
+                p._replace(correction=prompt_tokens - p.counted) if p.digest == digest else p
                 for p in self.points
             ),
         )
@@ -181,18 +176,19 @@ class Record:
         points = tuple(
             p
             if p.digest == keep
-            else replace(p, holders=tuple(holder for holder in p.holders if holder.replica != replica))
+            else p._replace(holders=tuple(holder for holder in p.holders if holder.replica != replica))
             for p in self.points
         )
-        return replace(self, points=points)
+        return self._replace(points=points)
 
     def without_shared(self, keep: str) -> Self:
         """This record after the common prefix cache has not served the session, except for the point `keep`."""
-        points = tuple(p if p.digest == keep else replace(p, shared=False) for p in self.points)
-        return replace(self, points=points)
+        points = tuple(p if p.digest == keep else p._replace(shared=False) for p in self.points)
+        return self._replace(points=points)
 
 
-def _newest(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+@lru_cache(maxsize=4096)
+def _newest(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
     """The first `HOLDERS_PER_POOL` different holders of each pool."""
     kept: list[Holder] = []
     for holder in holders:
