@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -47,10 +47,11 @@ class Prompt:
     """The end of the prefix that distinguishes conversations. It is the same for all turns of a conversation."""
     marks: tuple[Mark, ...] = ()
     """Digests of the inputs, other than `data`, on which the engine's KV cache depends."""
-    prefixes: Prefixes = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prefixes", Prefixes(self.data, self.marks))
+    @cached_property
+    def prefixes(self) -> Prefixes:
+        """The digests of the prompt's prefixes."""
+        return Prefixes(self.data, self.marks)
 
     def in_cache(self, key: bytes) -> "Prompt":
         """This prompt with digests that are specific to the KV cache selected by `key`."""
