@@ -48,38 +48,25 @@ class MeasuredTurn:
 
     session: Session
     prompt: Prompt
+    prompt_tokens: int
+    """L_t, as the engine is expected to report it."""
+    delta_tokens: int
+    """ΔL_t."""
     counted_tokens: int
     """The gateway's count of the prompt, without the correction."""
+    correction: int
+    """The tokens that the engine reported beyond the gateway's count, for the prompt that this one grew from.
+
+    Images, or a chat template on the engine that differs from the gateway's, make the counts differ by a constant.
+    Applying the constant to both lengths cancels it in ΔL_t.
+    """
     boundary_tokens: int
     """The gateway's count up to the prompt's last boundary, or 0 if unknown."""
     number: int
     common_prefix_cache: bool
     """Whether each pool can fetch what the other has cached."""
-
-    @property
-    def correction(self) -> int:
-        """The tokens that the engine reported beyond the gateway's count, for the prompt that this one grew from.
-
-        Images, or a chat template on the engine that differs from the gateway's, make the counts differ by a constant.
-        Applying the constant to both lengths cancels it in ΔL_t.
-        """
-        base = self.session.growth.base
-        return base.correction if base is not None else 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        """L_t, as the engine is expected to report it."""
-        return max(0, self.counted_tokens + self.correction)
-
-    @property
-    def delta_tokens(self) -> int:
-        """ΔL_t."""
-        return self.session.growth.delta_tokens(self.prompt_tokens)
-
-    @property
-    def cached(self) -> CachedPrompt:
-        """The cached prefixes of the prompt, according to the session's record."""
-        return self.session.growth.cached(self.prompt_tokens, common_prefix_cache=self.common_prefix_cache)
+    cached: CachedPrompt
+    """The cached prefixes of the prompt, according to the session's record."""
 
     def point(self, pool: Pool, url: str) -> Point:
         """The point to record once the replica of `pool` with this base URL has begun to answer."""
@@ -193,8 +180,21 @@ class Turns:
         return mismatch
 
     def _measured(self, session: Session, prompt: Prompt, counted: int, boundary_tokens: int) -> MeasuredTurn:
-        number = _number(session, prompt, counted)
-        return MeasuredTurn(session, prompt, counted, boundary_tokens, number, self._common_prefix_cache)
+        growth, common = session.growth, self._common_prefix_cache
+        correction = growth.base.correction if growth.base is not None else 0
+        prompt_tokens = max(0, counted + correction)
+        return MeasuredTurn(
+            session=session,
+            prompt=prompt,
+            prompt_tokens=prompt_tokens,
+            delta_tokens=growth.delta_tokens(prompt_tokens),
+            counted_tokens=counted,
+            correction=correction,
+            boundary_tokens=boundary_tokens,
+            number=_number(session, prompt, counted),
+            common_prefix_cache=common,
+            cached=growth.cached(prompt_tokens, common_prefix_cache=common),
+        )
 
     async def _named(self, scope: Scope, prompt: Prompt, client_id: str) -> Session:
         session = SessionId.of_client(scope, client_id)
