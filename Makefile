@@ -22,7 +22,7 @@ demo: $(INSTALLED) ## replay real sessions, kill a gateway during the run, and p
 
 test: $(INSTALLED) ## run the unit and integration tests; no cluster and no GPU needed
 	@$(BIN)/python -m dps_lab.workload.assets
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope
 
 lint: $(INSTALLED) ## check formatting, lint rules, types and import contracts
 	@$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -287,13 +288,17 @@ def test_named_files_exist(document: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_named_tests_exist(document: str) -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
-    defined = {
+@cache
+def defined_tests() -> frozenset[str]:
+    return frozenset(
         name
         for folder in ("tests", "e2e")
         for file in (ROOT / folder).rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)", file.read_text())
-    }
-    assert named <= defined
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_tests_exist(document: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
+    assert named <= defined_tests()
