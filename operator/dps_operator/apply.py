@@ -7,7 +7,7 @@ from dps_operator.builders.scaling import min_replicas
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotFoundError, RejectedError
 from dps_operator.kinds import BY_NAME, kind_of
-from dps_operator.observe import Child, ChildKey, Observations, child
+from dps_operator.observe import Child, ChildKey, Key, Observations, child
 from dps_operator.resources import COMPONENT_LABEL, Manifest, Router, digest
 
 HANDOVER = "dps-operator-handover"
@@ -30,9 +30,9 @@ class Applier:
     def __init__(self, cluster: Cluster, observations: Observations) -> None:
         self._cluster = cluster
         self._observations = observations
-        self._applied: dict[tuple[str, ChildKey], tuple[str, str]] = {}
-        """Maps the owner's UID and a child to two digests: of the last applied manifest, and of the fields that the
-        operator owned after that. It only avoids unnecessary applies."""
+        self._applied: dict[Key, dict[ChildKey, tuple[str, str, str]]] = {}
+        """For each child of a DPSRouter: the owner's UID and the digests of the last applied manifest and of the fields
+        that the operator owned after that. They only avoid unnecessary applies."""
 
     async def apply(self, router: Router, manifest: Manifest) -> None:
         """Apply one child, unless the same manifest was applied and its fields are still owned by the operator.
@@ -42,7 +42,8 @@ class Applier:
         name = manifest["kind"], manifest["metadata"]["name"]
         applied = digest(manifest)
         cached = self._observed(router).get(name)
-        if cached is not None and self._applied.get((router.uid, name)) == (applied, cached.owned):
+        digests = self._applied.setdefault(router.key, {})
+        if cached is not None and digests.get(name) == (router.uid, applied, cached.owned):
             return
         found = await self._find(router, manifest)
         if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
@@ -62,7 +63,7 @@ class Applier:
                 "this cluster does not support image volumes, which a source with oci requires; enable the feature "
                 "gate ImageVolume, use Kubernetes 1.35 or newer, or use another source"
             )
-        self._applied[router.uid, name] = applied, child(live).owned
+        digests[name] = router.uid, applied, child(live).owned
 
     async def prune(self, router: Router, desired: Sequence[Manifest]) -> None:
         """Delete the children that are no longer desired."""
@@ -71,10 +72,14 @@ class Applier:
             if name not in names and extra.owner_uid == router.uid:
                 log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])
                 await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
-                self._applied.pop((router.uid, name), None)
+                self._applied.get(router.key, {}).pop(name, None)
+
+    def forget(self, key: Key) -> None:
+        """Drop the digests of a deleted DPSRouter's children."""
+        self._applied.pop(key, None)
 
     def _observed(self, router: Router) -> dict[ChildKey, Child]:
-        return self._observations.children((router.namespace, router.name))
+        return self._observations.children(router.key)
 
     async def _find(self, router: Router, manifest: Manifest) -> Child | None:
         """The live object, or None. Raises RejectedError if this DPSRouter does not own it."""

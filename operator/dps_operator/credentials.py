@@ -48,7 +48,7 @@ async def credentials(cluster: Cluster, router: Router) -> dict[Component, str]:
     Returns a digest of each component's values. Raises RejectedError if the Secret was not created by the operator, or
     ClusterError.
     """
-    key = router.namespace, router.name
+    key = router.key
     live = await _live(cluster, router.namespace)
     metadata = live["metadata"] if live else {}
     if live and metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != MANAGED_BY:

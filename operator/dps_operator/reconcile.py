@@ -146,6 +146,7 @@ class Reconciler:
     async def _forget(self, key: Key) -> None:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""
         self._observations.forget(key)
+        self._applier.forget(key)
         self._allocations.forget(key)
         self._idle_pools.forget(key)
         READY.remove(*key)

@@ -50,6 +50,11 @@ class Router:
     generation: int
     spec: Spec
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
 
 def child_name(router: Router, component: Component) -> str:
     """`<router>-<component>`."""

@@ -306,3 +306,12 @@ async def test_deleted_router_is_removed_from_the_cache(world: World) -> None:
     del world.cluster.objects["DPSRouter", *KEY]
     await world.reconcile()
     assert world.seen.children(KEY) == {}
+
+
+async def test_children_of_a_deleted_router_are_not_regarded_as_applied(world: World) -> None:
+    deleted = world.cluster.objects.pop(("DPSRouter", *KEY))
+    await world.reconcile()
+    world.cluster.objects["DPSRouter", *KEY] = deleted
+    before = world.cluster.writes()
+    await world.reconcile()
+    assert world.cluster.writes() - before >= len(world.seen.children(KEY))
