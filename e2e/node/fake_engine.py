@@ -1,12 +1,10 @@
-"""fake_engine.py SEED PAGE_TOKENS [write | fetch]: uses the common prefix cache of an engine's pod as SGLang does.
+"""fake_engine.py SEED PAGE_TOKENS: uses the common prefix cache of an engine's pod as SGLang does.
 
 It is no engine, because it computes nothing: the content of a page follows from its key, so that a wrong page is
 recognised. The storage is the plugin's own code, with the settings on the command line of the pod's engine.
 
 In each round it fetches what is stored of a random prompt's prefix, checks every byte, and stores the rest. It prints
 its process id, and then the number of pages fetched in each round. An exception or a wrong page ends it.
-write, fetch: it prints `stopped`, and waits to be killed, in the middle of the first page that it writes, or when the
-first page of a fetch has arrived.
 """
 
 import json
@@ -19,7 +17,7 @@ from pathlib import Path
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import SharedCache
 from dps_sglang.storage.geometry import Geometry
-from dps_sglang.storage.page import HEADER_BYTES, PageFormat
+from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.store import PageStore
 
 EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
@@ -28,8 +26,6 @@ PROMPTS = 6
 PAGES = 24
 PAUSE_SECONDS = 0.05
 """After each round, so that two of them leave time for other processes of the node."""
-
-write = os.write
 
 
 def settings() -> Settings:
@@ -43,17 +39,11 @@ def content(key: str, page_tokens: int) -> bytes:
     return random.Random(f"{page_tokens} {key}").randbytes(PAGE_BYTES)
 
 
-def stop() -> None:
-    print("stopped", flush=True)
-    time.sleep(600)
-
-
 class Memory:
     """The host memory of an engine, by page number."""
 
-    def __init__(self, *, stops: bool) -> None:
+    def __init__(self) -> None:
         self.pages: dict[int, bytes] = {}
-        self._stops = stops
 
     def load(self, slot: int) -> memoryview:
         return memoryview(self.pages[slot])
@@ -63,24 +53,11 @@ class Memory:
 
     def save(self, slot: int, page: memoryview) -> None:
         self.pages[slot] = bytes(page)
-        if self._stops:
-            stop()
-
-
-def write_half(file: int, data: object) -> int:
-    """Write half of a page, and then stop."""
-    assert isinstance(data, memoryview)
-    if data.nbytes > HEADER_BYTES:
-        write(file, data[: data.nbytes // 2])
-        stop()
-    return write(file, data)
 
 
 def main() -> None:
-    seed, page_tokens, stops_in = int(sys.argv[1]), int(sys.argv[2]), (*sys.argv[3:], "")[0]
+    seed, page_tokens = map(int, sys.argv[1:])
     print(os.getpid(), flush=True)
-    if stops_in == "write":
-        setattr(os, "write", write_half)  # noqa: B010, mypy refuses an assignment
     known = settings()
     geometry = Geometry(
         engine_version="fake",
@@ -98,7 +75,7 @@ def main() -> None:
     while True:
         prompt = prompts.randrange(PROMPTS)
         keys = [f"{prompt} {page}" for page in range(PAGES)]
-        memory = Memory(stops=stops_in == "fetch")
+        memory = Memory()
         cache = SharedCache(store, memory)
         stored = cache.prefix_pages(keys)
         fetched = cache.read(keys[:stored], range(stored))

@@ -1,17 +1,15 @@
-"""The pods of engines with a common prefix cache: what they mount, and faults of the storage.
+"""The pods of engines with a common prefix cache: what they mount, and an engine of another geometry.
 
 The emulated engines do not use the plugin's storage. A process in each engine's container does: `fake_engine.py`.
+`test_sglang_pods.py` has real engines.
 """
 
 import json
 import os
-import random
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -108,13 +106,8 @@ class FakeEngine:
 
         eventually(check)
 
-    def continues(self) -> None:
-        """Wait until it has ended a round that began after this call."""
-        known = len(self.rounds)
-        self.until(lambda: len(self.rounds) >= known + 2)
-
-    def recovers(self) -> None:
-        """Wait until it fetches all pages of a prompt again."""
+    def fetches_all(self) -> None:
+        """Wait until it fetches all pages of a prompt."""
         known = len(self.rounds)
         self.until(lambda: fake_engine.PAGES in self.rounds[known + 1 :])
 
@@ -125,7 +118,6 @@ class Storage:
 
     kube: Kube
     router: str
-    directory: Path
     logs: Path
 
     @contextmanager
@@ -149,41 +141,6 @@ class Storage:
                 kill = f"import os; os.kill({engine.lines[0]}, 9)"
                 in_engine(self.kube, self.router, pool, "python3", "-c", kill)
             process.wait(timeout=60)
-
-    def kill_in_mid(self, what: str) -> None:
-        """Kill an engine of each pool while it writes or fetches a page."""
-        for pool in POOLS:
-            with self.fake_engine(pool, 9, 64, what) as victim:
-                victim.until(partial(self._stopped, victim, what))
-
-    def _stopped(self, victim: FakeEngine, what: str) -> bool:
-        stopped = any("stopped" in line for line in victim.lines)
-        if what == "write" and not stopped:
-            self.delete()  # the other engines store all pages within seconds
-        return stopped
-
-    def delete(self) -> None:
-        """Delete everything in the directory."""
-        for folder in self.directory.iterdir():
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def damage(self, change: Callable[[Path, random.Random], None]) -> None:
-        """Change every third page, in place, as engines read it."""
-        chance = random.Random(0)
-        for page in self.directory.glob("*/*/*.page"):
-            if chance.random() < 0.3:
-                with suppress(FileNotFoundError):
-                    change(page, chance)
-
-
-def truncate(page: Path, chance: random.Random) -> None:
-    os.truncate(page, chance.randrange(fake_engine.PAGE_BYTES))
-
-
-def corrupt(page: Path, chance: random.Random) -> None:
-    with page.open("r+b") as file:
-        file.seek(chance.randrange(fake_engine.PAGE_BYTES))
-        file.write(chance.randbytes(chance.randrange(1, 64)))
 
 
 @contextmanager
@@ -210,41 +167,19 @@ def sessions(url: str) -> Iterator[list[BaseException]]:
         thread.join()
 
 
-def test_faults_of_the_storage_cause_no_wrong_page_and_no_failed_request(
-    node: Cluster, kube: Kube, router: str, directory: Path, tmp_path: Path
+def test_an_engine_of_another_geometry_causes_no_wrong_page_and_no_failed_request(
+    node: Cluster, kube: Kube, router: str, tmp_path: Path
 ) -> None:
-    storage = Storage(kube, router, directory, tmp_path)
+    storage = Storage(kube, router, tmp_path)
     with ExitStack() as stack:
         url = stack.enter_context(node.reach(kube, f"{router}-gateway", 8000))
         failures = stack.enter_context(sessions(url))
         engines = [
             stack.enter_context(storage.fake_engine(pool, number, 64)) for number, pool in enumerate(POOLS)
         ]
-
-        def all_recover() -> None:
-            for engine in engines:
-                engine.recovers()
-
-        all_recover()
-        storage.damage(truncate)
-        all_recover()
-        storage.damage(corrupt)
-        all_recover()
-        storage.delete()
-        all_recover()
-        storage.kill_in_mid("fetch")
-        storage.kill_in_mid("write")
-        all_recover()
-        with storage.fake_engine("greedy", 3, 32) as other_geometry:
-            other_geometry.recovers()
-            all_recover()
-        storage.delete()
-        filler = directory / "filler"
-        with suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(2**20))
         for engine in engines:
-            engine.continues()
-        filler.unlink()
-        all_recover()
+            engine.fetches_all()
+        other_geometry = stack.enter_context(storage.fake_engine("greedy", 3, 32))
+        for engine in (other_geometry, *engines):
+            engine.fetches_all()
     assert failures == []

@@ -1,131 +1,153 @@
-"""Real SGLang in pods on the CPU, started with the operator's command line.
+"""Real SGLang in pods of a DPSRouter whose pools share a prefix cache, while its storage and its engines fail.
 
-The image contains only Debian and Python; SGLang and a tiny model are mounted from this machine by hostPath.
+Sessions change pools on every turn. No request fails, all answers are those of a greedy engine alone, and after each
+fault the pools share pages again.
 """
 
+import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
+from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
-from dps_testkit.paths import ROOT
-from e2e.node.conftest import A100
-from e2e.node.sessions import Turn, alternating, turns
-from e2e.real_sglang.local_sglang import HERE, VENV, install, tiny_model
+from dps_testkit.waiting import eventually, wait_until
+from e2e.node import halting, sglang_router, storage_faults
+from e2e.node.containers import kill, until_restarted
+from e2e.node.sessions import alternating, turns
+from e2e.node.sglang_router import IMAGE, PORT, ROUTER
+from e2e.prefix_cache import hicache
+from e2e.prefix_cache.alternation import cached_share, check, check_answers, fewer_sessions, lacking, sessions
+from e2e.prefix_cache.sessions import Session, play
+from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
+from e2e.real_sglang.local_sglang import tiny_model
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
-IMAGE = "localhost/python:bookworm"
 LOAD_SECONDS = 900.0
-"""Time limit for loading two engines on a busy machine; an idle one with two cores needs 90 s."""
-MODEL = "/opt/tiny"
-CPU = [
-    *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-    *("--sampling-backend", "pytorch", "--disable-overlap-schedule", "--skip-server-warmup"),
-    *("--mem-fraction-static", "0.3", "--max-total-tokens", "20000", "--sleep-on-idle"),
-]
-ENV = {
-    "PATH": f"{VENV}/bin:/usr/bin:/bin",
-    "PYTHONPATH": "/opt/shim",
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HOME": "/tmp",
-}
+"""Time limit for loading the engines on a busy machine; an idle one with two cores needs 90 s."""
+DISK = 256 * 2**20
+"""The size of the volume, twice the size limit of all pages."""
+ATTEMPTS = 3
+"""Rounds of sessions after a fault, in one of which the pools must share pages. A busy machine may exceed SGLang's time
+limit for fetches, so the first one may fail."""
+QUESTIONS = dict(zip(("greedy", "speculative"), alternating(2), strict=True))
+"""For each pool, a first question that is routed to it."""
 
 
-def mounted(container: str, **folders: Path) -> Manifest:
-    """A pod template that mounts folders of this machine at /opt/NAME."""
-    return {
-        "spec": {
-            "containers": [
-                {
-                    "name": container,
-                    "volumeMounts": [
-                        {"name": name, "mountPath": f"/opt/{name}", "readOnly": True} for name in folders
-                    ],
-                }
-            ],
-            "volumes": [{"name": name, "hostPath": {"path": str(path)}} for name, path in folders.items()],
-        }
-    }
+@dataclass(frozen=True)
+class Fleet:
+    """A DPSRouter that is ready, and the URLs of its gateway and of the engine of each pool.
 
+    pages: the directory of the prefix cache. requests: for each pool, the folder with requests to halt. unmoved:
+    sessions that were played on the greedy engine alone.
+    """
 
-def sglang(model: Path) -> Manifest:
-    """A DPSRouter with real SGLang engines."""
-    engine = mounted(
-        "engine",
-        **{VENV.name: VENV, "shim": HERE / "shim", Path(MODEL).name: model},
-    )
-    pool = {
-        "podTemplate": engine,
-        "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": A100},
-    }
-    small = {"requests": {"cpu": "50m", "memory": "256Mi"}}
-    return {
-        "apiVersion": "dpsrouter.io/v1alpha1",
-        "kind": "DPSRouter",
-        "metadata": {"name": "real"},
-        "spec": {
-            "model": {"name": MODEL, "servedName": "tiny"},
-            "engine": {
-                "image": IMAGE,
-                "version": "0.5.23",
-                "args": CPU,
-                "env": [{"name": name, "value": value} for name, value in ENV.items()],
-            },
-            "pools": {
-                "speculative": {
-                    "speculation": {"algorithm": "Standalone", "draftModel": MODEL},
-                    # On a CPU without AMX, SGLang replaces intel_amx in --attention-backend, but not in these two
-                    # flags, which therefore select the attention operators of e2e/real_sglang/shim.
-                    "args": [
-                        *("--prefill-attention-backend", "intel_amx"),
-                        *("--decode-attention-backend", "intel_amx"),
-                    ],
-                    **pool,
-                },
-                "greedy": pool,
-            },
-            "gateway": {
-                "replicas": 1,
-                "resources": small,
-                "podTemplate": mounted("gateway", **{Path(MODEL).name: model}),
-            },
-        },
-    }
+    node: Cluster
+    kube: Kube
+    gateway: str
+    engines: Mapping[str, str]
+    pages: Path
+    requests: Mapping[str, Path]
+    unmoved: Sequence[Session]
+
+    async def play(self, played: Sequence[Session]) -> Sequence[Session]:
+        """Play sessions that change pools on every turn. Fails if a request fails or an answer is wrong."""
+        await play(played, self.gateway, {})
+        check_answers(played, self.unmoved)
+        return played
+
+    async def recover(self, fault: str, played: Sequence[Session]) -> None:
+        """Play sessions until the pools share pages, and print a row of the table in docs/faults.md.
+
+        played: the sessions during the fault. Fails if a request fails or an answer is wrong in any round.
+        """
+        for attempt in range(ATTEMPTS):
+            after = fewer_sessions(f"after {fault} {attempt}")
+            await play(after, self.gateway, self.engines)
+            check_answers(after, self.unmoved)
+            if lacking(after, self.unmoved) <= PAGE_TOKENS + FETCH_THRESHOLD:
+                break
+        check(after, self.unmoved)
+        during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
+        count = sum(len(session.turns) for session in (*played, *after))
+        print(f"| {fault} | {count} | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
+
+    def engine_pod(self, pool: str) -> Manifest:
+        """The pod of a pool's only engine."""
+        (pod,) = self.kube.list("pod", f"dpsrouter.io/router={ROUTER},dpsrouter.io/component={pool}")
+        return pod
+
+    def restarted(self, pod: Manifest, pool: str) -> None:
+        """Wait until a killed engine serves again, and the gateway sends it requests."""
+        until_restarted(self.kube, pod, LOAD_SECONDS)
+
+        def routed() -> None:
+            first = next(turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]]))
+            assert first.pool == pool
+
+        eventually(routed)
 
 
 @pytest.fixture(scope="module")
-def session(node: Cluster, kube: Kube) -> Iterator[list[Turn]]:
-    """The turns of a session that uses both pools."""
+def pages(node: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small file system of the node."""
     if node.state is None:
         pytest.skip("the nodes of this cluster cannot mount this machine's folders")
-    install()
-    archive = node.state / "python.tar"
-    subprocess.run(
-        ["buildah", "push", "--quiet", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True, timeout=300
+    folder = tmp_path_factory.mktemp("pages")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0777", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(
+    node: Cluster, kube: Kube, pages: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
+    folder = tmp_path_factory.mktemp("sglang")
+    hicache.install()
+    load_image(node, folder)
+    requests = {pool: folder / pool for pool in QUESTIONS}
+    for path in (*requests.values(), folder / "halting"):
+        path.mkdir()
+    halting.install(folder / "halting")
+    kube.apply(
+        sglang_router.router(tiny_model(), pages, folder / "halting", hicache.hash_function(), requests)
     )
-    subprocess.run([ROOT / "e2e/cluster/load-image", node.state, archive], check=True, timeout=300)
-    kube.apply(sglang(tiny_model()))
-    kube.until("real", LOAD_SECONDS, Ready="True")
-    with node.reach(kube, "real-gateway", 8000) as url:
-        yield list(turns(url, "tiny", alternating(6)))
-    kube.kubectl("delete", "dpsrouter", "real")
+    kube.until(ROUTER, LOAD_SECONDS, Ready="True", PrefixCacheShared="BothWays")
+    with ExitStack() as stack:
+        gateway = stack.enter_context(node.reach(kube, f"{ROUTER}-gateway", 8000))
+        engines = {pool: stack.enter_context(node.reach(kube, f"{ROUTER}-{pool}", PORT)) for pool in requests}
+        unmoved = sessions("unmoved")
+        await play(unmoved, engines["greedy"], {"": engines["greedy"]})
+        yield Fleet(node, kube, gateway, engines, pages, requests, unmoved)
+    kube.kubectl("delete", "dpsrouter", ROUTER)
 
 
-def test_turns_are_routed_to_engines_started_by_the_operator(session: list[Turn]) -> None:
+def load_image(node: Cluster, folder: Path) -> None:
+    """Load the image of the engines' pods into the node."""
+    archive = folder / "python.tar"
+    target = f"docker-archive:{archive}:{IMAGE}"
+    subprocess.run(["buildah", "push", "--quiet", IMAGE, target], check=True, timeout=300)
+    subprocess.run([*node.load, archive], check=True, timeout=300)
+
+
+async def test_turns_are_routed_to_engines_started_by_the_operator(fleet: Fleet) -> None:
+    session = await asyncio.to_thread(list, turns(fleet.gateway, SERVED_NAME, alternating(6)))
+    lengths = [turn.prompt_tokens for turn in session]
+
     assert [(turn.number, turn.pool) for turn in session] == [
         (number, "speculative" if number % 2 == 0 else "greedy") for number in range(1, 7)
     ]
-
-
-def test_prompt_lengths_match_the_engines_count(session: list[Turn]) -> None:
-    lengths = [turn.prompt_tokens for turn in session]
     assert [turn.engine_prompt_tokens for turn in session] == lengths
     assert [turn.delta_tokens for turn in session] == [
         lengths[0],
@@ -133,8 +155,46 @@ def test_prompt_lengths_match_the_engines_count(session: list[Turn]) -> None:
     ]
 
 
-def test_each_engine_has_cached_the_turns_it_served(session: list[Turn]) -> None:
-    assert [turn.cached_tokens for turn in session[:2]] == [0, 0]
-    for before, after in zip(session, session[2:], strict=False):
-        assert before.pool == after.pool
-        assert before.prompt_tokens <= after.cached_tokens < after.prompt_tokens
+async def test_pools_share_pages(fleet: Fleet) -> None:
+    await fleet.recover("none", await fleet.play(sessions("undisturbed")))
+
+
+@pytest.mark.parametrize(("pool", "moment"), [("greedy", "write"), ("speculative", "fetch")])
+async def test_an_engine_killed_in_the_middle_of_a_page_causes_no_wrong_answer(
+    fleet: Fleet, pool: str, moment: str
+) -> None:
+    """Without streams, because one that the killed engine has begun to send ends with an error event."""
+    halted = fleet.requests[pool] / halting.HALTED
+    pod = fleet.engine_pod(pool)
+    (halted.parent / moment).touch()
+    playing = asyncio.create_task(
+        fleet.play([session for session in sessions(f"killed {moment}") if not session.stream])
+    )
+
+    async def has_halted() -> bool:
+        return halted.exists()
+
+    await wait_until(has_halted, f"the {pool} engine has halted during a {moment}")
+    assert moment == "fetch" or list(fleet.pages.glob("*/*/*.tmp"))
+    await asyncio.to_thread(kill, fleet.node, pod)
+    played = await playing
+    halted.unlink()
+
+    await asyncio.to_thread(fleet.restarted, pod, pool)
+    await fleet.recover(f"{pool} engine killed during a {moment}", played)
+
+
+STORAGE: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
+    "pages truncated": partial(storage_faults.repeatedly, storage_faults.truncate),
+    "pages corrupted": partial(storage_faults.repeatedly, storage_faults.corrupt),
+    "directory deleted": partial(storage_faults.repeatedly, storage_faults.delete),
+    "disk full": storage_faults.full,
+}
+
+
+@pytest.mark.parametrize("fault", STORAGE)
+async def test_faults_of_the_storage_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
+    with STORAGE[fault](fleet.pages):
+        played = await fleet.play(fewer_sessions(fault))
+
+    await fleet.recover(fault, played)

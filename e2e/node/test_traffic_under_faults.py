@@ -8,7 +8,6 @@ This must be the last module on a node: after its last case the controller manag
 """
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from dps_testkit.paths import ROOT
 from dps_testkit.traffic.flow import Flow, Traffic, traffic
 from dps_testkit.traffic.table import Report, Row
 from dps_testkit.waiting import eventually
+from e2e.node import containers
 from e2e.node.conftest import READY_SECONDS, RELEASE, emulated
 
 pytest_plugins = ["e2e.node.fault_report"]
@@ -70,23 +70,11 @@ class Stage:
         eventually(replaced, READY_SECONDS)
         self.settled()
 
-    def containerd(self, *command: str) -> None:
-        """Run `ctr` on the node's containerd."""
-        address = ("--address", f"{self.node.state}/containerd.sock", "--namespace", "k8s.io")
-        subprocess.run(["ctr", *address, *command], check=True, timeout=60)
-
     def crash(self, component: str) -> None:
         """Kill a container's process with requests in flight, and wait until it has restarted."""
-        uid, pod = next(iter(self.pods(component).items()))
-        (container,) = pod["status"]["containerStatuses"]
-        name = container["containerID"].removeprefix("containerd://")
-        self.containerd("tasks", "kill", "--signal", "SIGKILL", name)
-
-        def restarted() -> None:
-            (now,) = self.pods(component)[uid]["status"]["containerStatuses"]
-            assert now["restartCount"] > container["restartCount"]
-
-        eventually(restarted, READY_SECONDS)
+        pod = next(iter(self.pods(component).values()))
+        containers.kill(self.node, pod)
+        containers.until_restarted(self.kube, pod)
         self.settled()
 
     def change(self, spec: Manifest) -> None:
@@ -190,7 +178,8 @@ def scale_engines(stage: Stage) -> None:
 def upgrade_and_roll_back(stage: Stage) -> None:
     """Upgrade to a release with another gateway image and roll back; the operator and the gateways restart twice."""
     image = "dps-router/gateway"
-    stage.containerd("images", "tag", "--force", *(f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next")))
+    tags = (f"docker.io/{image}:{tag}" for tag in ("0.1.0", "next"))
+    containers.containerd(stage.node, "images", "tag", "--force", *tags)
 
     def runs(tag: str) -> None:
         images = {pod["spec"]["containers"][0]["image"] for pod in stage.pods("gateway").values()}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.processes import Engine, Gateway, Site
 from e2e.prefix_cache.sessions import Session
 from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
@@ -23,25 +24,54 @@ def sessions(salt: str) -> list[Session]:
     ]
 
 
+def fewer_sessions(salt: str) -> list[Session]:
+    """The sessions of `sessions` in which every move has enough tokens for a fetch."""
+    return [session for session in sessions(salt) if SHORT in session.lengths]
+
+
 async def gateway(site: Site, speculative: Engine, greedy: Engine) -> Gateway:
     """A gateway in front of these engines, which moves the sessions on every turn."""
     routing = {"thresholdTokens": THRESHOLD_TOKENS, "commonPrefixCache": True}
     return await site.gateway([speculative], [greedy], {"routing": routing})
 
 
-def check(moved: Sequence[Session], unmoved: Sequence[Session], page_tokens: int) -> None:
+def check(moved: Sequence[Session], unmoved: Sequence[Session], page_tokens: int = PAGE_TOKENS) -> None:
     """Assert that sessions that moved on every turn have the answers of others, and almost as many cached tokens."""
-    assert [[turn.pool for turn in session.turns] for session in moved] == [
+    assert pools(moved) == [
         ["greedy" if words == LONG else "speculative" for words in session.lengths] for session in moved
     ]
-    assert [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in moved] == [
-        [(turn.text, turn.prompt_tokens) for turn in session.turns] for session in unmoved
-    ]
-    not_cached = [
-        [
-            alone.cached_tokens - turn.cached_tokens
-            for alone, turn in zip(other.turns, session.turns, strict=True)
-        ]
-        for other, session in zip(unmoved, moved, strict=True)
-    ]
-    assert max(map(max, not_cached)) <= page_tokens + FETCH_THRESHOLD, not_cached
+    check_answers(moved, unmoved)
+    assert lacking(moved, unmoved) <= page_tokens + FETCH_THRESHOLD
+
+
+def pools(played: Sequence[Session]) -> list[list[str]]:
+    """The pool that served each turn of each session."""
+    return [[turn.pool for turn in session.turns] for session in played]
+
+
+def check_answers(played: Sequence[Session], unmoved: Sequence[Session]) -> None:
+    """Assert that each session has the answers and prompt lengths of the one with the same number in `unmoved`."""
+    numbers = [session.number for session in played]
+    assert _answers(played) == _answers([unmoved[number] for number in numbers])
+
+
+def lacking(played: Sequence[Session], unmoved: Sequence[Session]) -> int:
+    """How many tokens fewer were cached than in a session that never moved, in the turn with the largest difference."""
+    return max(
+        alone.cached_tokens - turn.cached_tokens
+        for session in played
+        for alone, turn in zip(unmoved[session.number].turns, session.turns, strict=True)
+    )
+
+
+def cached_share(played: Sequence[Session], unmoved: Sequence[Session]) -> float:
+    """The cached tokens of sessions, divided by those of the sessions with the same numbers in `unmoved`."""
+    return _cached(played) / _cached([unmoved[session.number] for session in played])
+
+
+def _cached(played: Sequence[Session]) -> int:
+    return sum(turn.cached_tokens for session in played for turn in session.turns)
+
+
+def _answers(played: Sequence[Session]) -> list[list[tuple[str, int]]]:
+    return [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in played]

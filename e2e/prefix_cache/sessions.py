@@ -10,9 +10,9 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL
 from dps_testkit.http import metric
-from dps_testkit.processes import Engine
 from dps_testkit.waiting import wait_until
 
 ANSWER_TOKENS = 16
@@ -102,32 +102,34 @@ def _turn(text: str, headers: Mapping[str, str], usage: Any) -> Turn:
     return Turn(text, headers.get("x-dps-pool", ""), usage.prompt_tokens, cached)
 
 
-async def play(sessions: Sequence[Session], url: str, pools: Mapping[str, Engine], page_tokens: int) -> None:
+async def play(
+    sessions: Sequence[Session], url: str, engines: Mapping[str, str], page_tokens: int = PAGE_TOKENS
+) -> None:
     """Play all turns at this base URL, the sessions concurrently.
 
-    pools: the engine of each pool; the name of a pool is empty if there is no gateway. Each turn begins when all pages
-    of the previous one are stored.
+    engines: the URL of each pool's engine; the name of a pool is empty if there is no gateway. Each turn begins when
+    all pages of the previous one are stored by these engines.
     """
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         for _ in sessions[0].lengths:
-            expected = Counter({pool: await stored_tokens(engine) for pool, engine in pools.items()})
+            expected = Counter({pool: await stored_tokens(engine) for pool, engine in engines.items()})
             await asyncio.gather(*(session.ask(client) for session in sessions))
             for session in sessions:
                 turn = session.turns[-1]
                 expected[turn.pool] += turn.new_tokens(page_tokens)
-            for pool, engine in pools.items():
+            for pool, engine in engines.items():
                 await until_stored(engine, expected[pool])
 
 
-async def stored_tokens(engine: Engine) -> float:
-    """The tokens that this engine has written to the storage."""
-    return await metric(engine.url, "sglang:backuped_tokens_total")
+async def stored_tokens(engine: str) -> float:
+    """The tokens that the engine at this URL has written to the storage."""
+    return await metric(engine, "sglang:backuped_tokens_total")
 
 
-async def until_stored(engine: Engine, tokens: float) -> None:
-    """Wait until this engine has written this many tokens since it started."""
+async def until_stored(engine: str, tokens: float) -> None:
+    """Wait until the engine at this URL has written this many tokens since it started."""
 
     async def stored() -> bool:
         return await stored_tokens(engine) >= tokens
 
-    await wait_until(stored, f"{engine.child.name} has stored {tokens:.0f} tokens")
+    await wait_until(stored, f"{engine} has stored {tokens:.0f} tokens")

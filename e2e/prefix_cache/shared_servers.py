@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +15,12 @@ from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.processes import Engine
-from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
+from e2e.prefix_cache.hicache import install
+from e2e.real_sglang.local_sglang import PYTHON, tiny_model
 
 LOAD_SECONDS = 900.0
 """Time limit for loading the servers on a busy machine; an idle one with two cores needs a minute."""
 STOP_SECONDS = 30.0
-PACKAGES_SECONDS = 600.0
 SGLANG_VERSION = "0.5.23"
 FETCH_THRESHOLD = 256
 """SGLang's default: a shorter part of a prefix is computed rather than fetched."""
@@ -49,7 +48,7 @@ async def shared_servers(
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
     appended.
     """
-    _install()
+    install()
     prepare(folder)
     cache = cache or shared_cache(folder)
     servers = {kind: _server(folder, kind, page_tokens, cache, environment) for kind in kinds}
@@ -60,11 +59,6 @@ async def shared_servers(
         yield servers
     finally:
         await asyncio.gather(*(server.child.stop(STOP_SECONDS) for server in servers.values()))
-
-
-def _install() -> None:
-    install()
-    subprocess.run([Path(__file__).with_name("install-compiler")], check=True, timeout=PACKAGES_SECONDS)
 
 
 def _server(

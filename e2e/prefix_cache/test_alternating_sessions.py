@@ -62,15 +62,15 @@ async def shared(
             kind: await tenants_gateway(site, folder, servers[kind]) for kind in ("greedy", "STANDALONE")
         }
         unmoved = sessions("unmoved")
-        await play(unmoved, f"{greedy.url}/v1", {"": greedy}, page_tokens)
+        await play(unmoved, greedy.url, {"": greedy.url}, page_tokens)
         yield Shared(page_tokens, servers, gateways, tenants, unmoved)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared, algorithm: str) -> None:
     moved = sessions(algorithm)
-    pools = {"greedy": shared.servers["greedy"], "speculative": shared.servers[algorithm]}
-    await play(moved, f"{shared.gateways[algorithm].url}/v1", pools, shared.page_tokens)
+    engines = {"greedy": shared.servers["greedy"].url, "speculative": shared.servers[algorithm].url}
+    await play(moved, shared.gateways[algorithm].url, engines, shared.page_tokens)
 
     check(moved, shared.unmoved, shared.page_tokens)
 
@@ -103,10 +103,10 @@ async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Sha
     random_ids = random.Random(f"{algorithm} {shared.page_tokens}")
     prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(len(KINDS))]
     stored = LONG // shared.page_tokens * shared.page_tokens
-    before = await stored_tokens(greedy)
+    before = await stored_tokens(greedy.url)
     fetched_name, cold_name, learned_name = (f"{name} {algorithm}" for name in ("fetched", "cold", "learned"))
     first = await generate(router.url, prompts, 1, fetched_name)
-    await until_stored(greedy, before + len(KINDS) * stored)
+    await until_stored(greedy.url, before + len(KINDS) * stored)
     prompts = [
         prompt + answer["output_ids"] + random_ids.choices(range(100, 100_000), k=SHORT)
         for prompt, answer in zip(prompts, first, strict=True)
@@ -133,9 +133,9 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
 ) -> None:
     """The greedy server has a tenant's prompt in memory and in the storage, from which the other server reads."""
     greedy, reader = shared.tenants["greedy"], shared.tenants["STANDALONE"]
-    before = await stored_tokens(shared.servers["greedy"])
+    before = await stored_tokens(shared.servers["greedy"].url)
     assert await cached_tokens(greedy, path, "alpha") < TEMPLATE_TOKENS
-    await until_stored(shared.servers["greedy"], before + WORDS)
+    await until_stored(shared.servers["greedy"].url, before + WORDS)
 
     assert await cached_tokens(greedy, path, "beta") < TEMPLATE_TOKENS
     assert await cached_tokens(reader, path, "gamma") < TEMPLATE_TOKENS

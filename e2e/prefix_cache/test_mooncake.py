@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.processes import Engine, Gateway, Site
 from e2e.prefix_cache import mooncake
-from e2e.prefix_cache.alternation import check, gateway, sessions
+from e2e.prefix_cache.alternation import check, check_answers, gateway, sessions
 from e2e.prefix_cache.mooncake import Master
 from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import shared_servers
@@ -43,8 +42,8 @@ class Shared:
     async def play(self, salt: str, algorithm: str) -> list[Session]:
         """Play sessions that move on every turn; each turn begins when the pages of the previous one are stored."""
         moved = sessions(salt)
-        pools = {"greedy": self.servers["greedy"], "speculative": self.servers[algorithm]}
-        await play(moved, f"{self.gateways[algorithm].url}/v1", pools, PAGE_TOKENS)
+        engines = {"greedy": self.servers["greedy"].url, "speculative": self.servers[algorithm].url}
+        await play(moved, self.gateways[algorithm].url, engines)
         return moved
 
 
@@ -60,13 +59,13 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         greedy = servers["greedy"]
         gateways = {algorithm: await gateway(site, servers[algorithm], greedy) for algorithm in ALGORITHMS}
         unmoved = sessions("unmoved")
-        await play(unmoved, f"{greedy.url}/v1", {"": greedy}, PAGE_TOKENS)
+        await play(unmoved, greedy.url, {"": greedy.url})
         yield Shared(master, servers, gateways, unmoved)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared, algorithm: str) -> None:
-    check(await shared.play(algorithm, algorithm), shared.unmoved, PAGE_TOKENS)
+    check(await shared.play(algorithm, algorithm), shared.unmoved)
 
 
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:
@@ -85,10 +84,5 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
             await turn
     await shared.master.restart()
 
-    assert answers(moved) == answers(shared.unmoved)
-    check(await shared.play("recovered", "STANDALONE"), shared.unmoved, PAGE_TOKENS)
-
-
-def answers(played: list[Session]) -> list[list[tuple[str, int]]]:
-    """The text and the prompt length of each turn."""
-    return [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in played]
+    check_answers(moved, shared.unmoved)
+    check(await shared.play("recovered", "STANDALONE"), shared.unmoved)

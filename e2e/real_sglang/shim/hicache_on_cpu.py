@@ -6,7 +6,10 @@ SGLang's hashing, radix tree, host pools, storage backends and scheduling are no
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -35,10 +38,17 @@ def _page_allocation(module: Any) -> None:
     module.get_last_loc_triton = module.get_last_loc_torch
 
 
+def _hash_function(module: Any) -> None:
+    """A pod has no compiler, but may have the function that SGLang has compiled on another machine."""
+    if find_spec("hicache_hash_cpp") is not None:
+        module._load_native_hash_module = partial(import_module, "hicache_hash_cpp")
+
+
 CHANGES: Mapping[str, Callable[[Any], None]] = {
     "sglang.srt.mem_cache.pool_host.base": _host_pools,
     "sglang.srt.mem_cache.pool_host.mha": _host_copies,
     "sglang.srt.mem_cache.allocation": _page_allocation,
+    "sglang.srt.mem_cache.cpp_utils.native_hash": _hash_function,
 }
 """What to change in a module after it was imported."""
 

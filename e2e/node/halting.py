@@ -1,0 +1,67 @@
+"""An SGLang plugin that halts an engine in the middle of a page, so that a test can kill it there.
+
+If the folder that the environment variable HALTING_REQUESTS names contains a file `write`, the thread that writes the
+next page halts when half of it is written; with `fetch`, the thread that fetches the next page halts when that has
+arrived. The file is then renamed to `halted`. Other threads continue.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dps_sglang.storage import shard
+from dps_sglang.storage.store import PageStore
+
+HALTED = "halted"
+METADATA = "Metadata-Version: 2.1\nName: halting\nVersion: 0\n"
+ENTRY_POINTS = "[sglang.srt.plugins]\nhalting = halting:register\n"
+
+_write, _get = shard._write, PageStore.get
+
+
+def install(folder: Path) -> None:
+    """Write this module, and the metadata by which SGLang finds it, to a folder of an engine's PYTHONPATH."""
+    (folder / "halting.py").write_text(Path(__file__).read_text())
+    metadata = folder / "halting-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(METADATA)
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes."""
+    setattr(shard, "_write", write)  # noqa: B010, mypy refuses an assignment
+    setattr(PageStore, "get", get)  # noqa: B010
+
+
+def write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a page, or half of it."""
+    if not _requested("write"):
+        _write(path, parts)
+        return
+    header, payload = parts
+    _write(path, (header, memoryview(payload)[: memoryview(payload).nbytes // 2]))
+    _halt()
+
+
+def get(store: PageStore, key: str, into: memoryview) -> bool:
+    """Fetch a page, and perhaps never return."""
+    found = _get(store, key, into)
+    if found and _requested("fetch"):
+        _halt()
+    return found
+
+
+def _requested(name: str) -> bool:
+    """Whether this thread has to halt. A request is taken by one thread only."""
+    folder = Path(os.environ["HALTING_REQUESTS"])
+    try:
+        (folder / name).rename(folder / HALTED)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _halt() -> None:
+    time.sleep(3600)
