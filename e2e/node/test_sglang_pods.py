@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -79,8 +79,8 @@ class Fleet:
                 break
         check(after, self.unmoved)
         during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
-        count = sum(len(session.turns) for session in (*played, *after))
-        print(f"| {fault} | {count} | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
+        number = sum(len(session.turns) for session in (*played, *after))
+        print(f"| {fault} | {number} | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
 
     def engine_pod(self, pool: str) -> Manifest:
         """The pod of a pool's only engine."""
@@ -90,9 +90,12 @@ class Fleet:
     def restarted(self, pod: Manifest, pool: str) -> None:
         """Wait until a killed engine serves again, and the gateway sends it requests."""
         until_restarted(self.kube, pod, LOAD_SECONDS)
+        attempts = count(1)
 
         def routed() -> None:
-            first = next(turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]]))
+            # Each attempt is a new session. Repeated, the prompt would have grown by nothing, and be routed by that.
+            system = f"You are brief. This is attempt {next(attempts)}."
+            (first,) = turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]], system=system)
             assert first.pool == pool
 
         eventually(routed)
