@@ -54,7 +54,8 @@ e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoe
 
 e2e-paper-engines: $(INSTALLED) ## install vLLM (6 GB) and run the tests with the paper's other engines, vLLM and Transformers
 	@e2e/paper_engines/install
-	@$(BIN)/python -m pytest e2e/paper_engines --timeout 600 --tb short
+	@e2e/cluster/build
+	@$(BIN)/python -m pytest e2e/paper_engines e2e/node/test_vllm_pods.py --timeout 600 --tb short
 
 images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images

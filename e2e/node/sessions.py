@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+SYSTEM = "You are brief."
 SHORT, LONG = "And then?", "Consider all of this, point by point, and compare it with what was said. " * 40
 
 
@@ -20,6 +21,7 @@ class Turn:
     number: int
     engine_prompt_tokens: int
     cached_tokens: int
+    answer: str
 
 
 def alternating(count: int) -> list[str]:
@@ -32,18 +34,20 @@ def turns(
     model: str,
     questions: Sequence[str] = tuple(alternating(4)),
     answer_tokens: int = 16,
-    system: str = "You are brief.",
+    system: str = SYSTEM,
 ) -> Iterator[Turn]:
     """Send a session without a session id. Sessions with the same questions differ if `system` does."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
-    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": system}]
-    for number, question in enumerate(questions):
-        messages.append({"role": "user", "content": f"{number}. {question}"})
+    answers: list[str] = []
+    for asked in range(1, len(questions) + 1):
         raw = client.chat.completions.with_raw_response.create(
-            model=model, messages=messages, max_tokens=answer_tokens, temperature=0
+            model=model,
+            messages=messages(questions[:asked], answers, system),
+            max_tokens=answer_tokens,
+            temperature=0,
         )
         answer = raw.parse()
-        messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+        answers.append(answer.choices[0].message.content or "")
         usage = answer.usage
         assert usage is not None
         details = usage.prompt_tokens_details
@@ -55,4 +59,17 @@ def turns(
             number=int(raw.headers["x-dps-turn"]),
             engine_prompt_tokens=usage.prompt_tokens,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
+            answer=answers[-1],
         )
+
+
+def messages(
+    questions: Sequence[str], answers: Sequence[str], system: str = SYSTEM
+) -> list[ChatCompletionMessageParam]:
+    """The messages of a turn: the questions up to it, each with its answer but the last."""
+    history: list[ChatCompletionMessageParam] = [{"role": "system", "content": system}]
+    for number, question in enumerate(questions):
+        history.append({"role": "user", "content": f"{number}. {question}"})
+        if number < len(questions) - 1:
+            history.append({"role": "assistant", "content": answers[number]})
+    return history

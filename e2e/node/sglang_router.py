@@ -10,10 +10,10 @@ from pathlib import Path
 from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Manifest
 from e2e.node.conftest import A100
+from e2e.node.mounts import IMAGE, mounted
 from e2e.prefix_cache.alternation import THRESHOLD_TOKENS
 from e2e.real_sglang.local_sglang import HERE, VENV
 
-IMAGE = "localhost/python:bookworm"
 ROUTER = "real"
 PORT = 30000
 MODEL = "/opt/tiny"
@@ -88,10 +88,3 @@ def router(model: Path, pages: Path, halting: Path, hashes: Path, requests: Mapp
             },
         },
     }
-
-
-def mounted(container: str, **folders: Path) -> Manifest:
-    """A pod template that mounts folders of this machine at /opt/NAME."""
-    mounts = [{"name": name, "mountPath": f"/opt/{name}"} for name in folders]
-    volumes = [{"name": name, "hostPath": {"path": str(path)}} for name, path in folders.items()]
-    return {"spec": {"containers": [{"name": container, "volumeMounts": mounts}], "volumes": volumes}}

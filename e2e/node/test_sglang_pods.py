@@ -23,8 +23,9 @@ from dps_testkit.cluster.providers import Cluster
 from dps_testkit.waiting import eventually, wait_until
 from e2e.node import halting, sglang_router, storage_faults
 from e2e.node.containers import kill, until_restarted
+from e2e.node.mounts import LOAD_SECONDS, load_image
 from e2e.node.sessions import alternating, turns
-from e2e.node.sglang_router import IMAGE, PORT, ROUTER
+from e2e.node.sglang_router import PORT, ROUTER
 from e2e.prefix_cache import hicache
 from e2e.prefix_cache.alternation import cached_share, check, check_answers, fewer_sessions, lacking, sessions
 from e2e.prefix_cache.sessions import Session, play
@@ -33,8 +34,6 @@ from e2e.real_sglang.local_sglang import tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
-LOAD_SECONDS = 900.0
-"""Time limit for loading the engines on a busy machine; an idle one with two cores needs 90 s."""
 DISK = 256 * 2**20
 """The size of the volume, twice the size limit of all pages."""
 ATTEMPTS = 3
@@ -134,14 +133,6 @@ async def fleet(
         await play(unmoved, engines["greedy"], {"": engines["greedy"]})
         yield Fleet(node, kube, gateway, engines, pages, requests, unmoved)
     kube.kubectl("delete", "dpsrouter", ROUTER)
-
-
-def load_image(node: Cluster, folder: Path) -> None:
-    """Load the image of the engines' pods into the node."""
-    archive = folder / "python.tar"
-    target = f"docker-archive:{archive}:{IMAGE}"
-    subprocess.run(["buildah", "push", "--quiet", IMAGE, target], check=True, timeout=300)
-    subprocess.run([*node.load, archive], check=True, timeout=300)
 
 
 async def test_turns_are_routed_to_engines_started_by_the_operator(fleet: Fleet) -> None:

@@ -17,6 +17,9 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import ResponseInputParam
 
+from dps_gateway.pool import Pool
+from dps_lab.calibrate.live import measure_engines
+from dps_lab.calibrate.measure import Plan
 from dps_local.processes import free_ports
 from dps_testkit.http import metric
 from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
@@ -31,6 +34,8 @@ END_SECONDS = 120.0
 LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
 SHORT = "And then?"
 ANSWER_TOKENS = 12
+FEW_REQUESTS = Plan(prompt_words=(50, 400), repeats=2, batches=(1, 4), waves=1, answer_tokens=32)
+"""What `dps calibrate` sends to an engine takes minutes on a CPU that others use too."""
 POOLS = ["greedy", "speculative", "speculative", "greedy", "speculative"]
 QUESTIONS = [SHORT, SHORT, SHORT, LONG, SHORT]
 
@@ -280,6 +285,18 @@ async def test_conversation_without_stored_responses_is_routed_by_growth(up: Up)
         ("greedy", "new", str(turns[0][1])),
         ("speculative", "grown", str(turns[1][1])),
     ]
+
+
+async def test_calibration_measures_both_engines(up: Up) -> None:
+    urls = {pool: [up.printed(f"{pool} engine")] for pool in Pool}
+    measured = await measure_engines(urls, None, FEW_REQUESTS)
+    for engine in measured.values():
+        assert not engine.serialized
+        assert engine.passes.prefill_seconds_per_token > 0
+        assert engine.passes.decode_base_seconds + engine.passes.decode_seconds_per_request > 0
+    # SGLang sends a character that consists of several tokens in one part.
+    assert measured[Pool.GREEDY].acceptance_length == pytest.approx(1.0, abs=0.05)
+    assert measured[Pool.SPECULATIVE].acceptance_length > 1.2
 
 
 async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_path: Path) -> None:
