@@ -100,8 +100,8 @@ class Adaptive:
         self._others_workload: Workload | None = None
         self._usual_load = dict.fromkeys(Pool, 0.0)
         self._error = dict.fromkeys(Pool, 0.0)
-        """Mean relative error of the recent predictions for each pool, as far as it is not due to the length of the
-        answer, which does not depend on the pool. Errors in both directions cancel out."""
+        """Mean relative error of the recent predictions for each pool. Each prediction is made for the actual length of
+        the answer, which does not depend on the pool. Errors in both directions cancel out."""
         self._unobserved = dict.fromkeys(Pool, 0)
 
     def decide(self, turn: Turn, /) -> Decision:

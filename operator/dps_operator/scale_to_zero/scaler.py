@@ -50,8 +50,8 @@ class IdlePools:
     def scaled_to_zero(self, key: Key, spec: Spec, engines: Mapping[str, Child]) -> list[PoolName]:
         """The pools that are scaled to zero.
 
-        engines: the live Deployments by pool. A pool without a decision remains as it is, so that a restart of the
-        operator changes nothing.
+        engines: the live Deployments by pool. A pool for which nothing has been decided yet keeps its replicas, so
+        that a restart of the operator does not change them.
         """
         decided = self.decided.get(key, {})
         return [
