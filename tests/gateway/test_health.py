@@ -1,4 +1,4 @@
-"""Checks whether an engine generates tokens."""
+"""Health checks of engines, and checks whether they generate tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,14 +8,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.upstream.health import watch_generation
+from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
 
 class Engine:
-    """Answers generation checks with `status`, or not at all if it is None."""
+    """Answers checks with `status`, or not at all if it is None."""
 
     def __init__(self) -> None:
         self.status: int | None = 200
@@ -35,6 +36,42 @@ class Engine:
             return self.checks >= before + 2
 
         await wait_until(twice, "two checks")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ready"),
+    [
+        pytest.param([None] * (LATE_CHECKS_TO_FAIL - 1), 1, id="few late answers"),
+        pytest.param([None] * LATE_CHECKS_TO_FAIL, 0, id="late answers"),
+        pytest.param(
+            [None] * (LATE_CHECKS_TO_FAIL - 1) + [200, None], 1, id="late answers, but not in a row"
+        ),
+        pytest.param([503], 0, id="503"),
+    ],
+)
+async def test_replica_is_unavailable_after_one_failed_health_check_or_several_late_ones(
+    statuses: list[int | None], ready: int
+) -> None:
+    """A check has at least a second; `None` is no answer. The check after the given ones has none either."""
+    asked = asyncio.Queue[asyncio.Future[int]]()
+
+    async def answer(request: web.Request) -> web.Response:
+        status = asyncio.get_running_loop().create_future()
+        asked.put_nowait(status)
+        return web.Response(status=await status)
+
+    app, pool = web.Application(), SinglePool()
+    app.router.add_get(SGLang.health_path, answer)
+    async with TestServer(app) as server:
+        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
+        task = asyncio.create_task(watch_health([pool], SGLang.health_path, lambda: 0.01))
+        for status in statuses:
+            check = await asked.get()
+            if status is not None:
+                check.set_result(status)
+        await asked.get()
+        assert len(pool.ready) == ready
+        task.cancel()
 
 
 class Watched:

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
 from dps_testkit.engine_pool import SinglePool
 
 NO_REPLICA: frozenset[str] = frozenset()
@@ -347,3 +349,19 @@ async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_to
     engines.record_token(held)
     engines.release(held)
     assert await (await acquired(engines)) is held
+
+
+@pytest.mark.parametrize("answered", [EnginePool.mark_available, EnginePool.record_success])
+def test_late_health_checks_count_until_the_replica_answers(
+    answered: Callable[[EnginePool, Replica], None],
+) -> None:
+    engines = pool("a")
+    (replica,) = engines.ready
+    for _ in range(2):
+        for _ in range(LATE_CHECKS_TO_FAIL - 1):
+            engines.record_late_check(replica)
+        assert engines.ready == [replica]
+        answered(engines, replica)
+    for _ in range(LATE_CHECKS_TO_FAIL):
+        engines.record_late_check(replica)
+    assert engines.ready == []

@@ -29,9 +29,9 @@ async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds:
                     for replica in list(pool.replicas.values()):
                         group.create_task(_check(session, pool, replica, path, limits))
             replicas = [replica for pool in pools for replica in pool.replicas.values()]
-            all_available = all(replica.available for replica in replicas)
-            # An unavailable replica is checked every second, so that it returns to service soon.
-            await asyncio.sleep(interval_seconds() if all_available else min(1.0, interval_seconds()))
+            settled = all(replica.available and not replica.late_checks for replica in replicas)
+            # Otherwise each second, so that a replica returns to service, or a late one is found unavailable, soon.
+            await asyncio.sleep(interval_seconds() if settled else min(1.0, interval_seconds()))
 
 
 async def _check(
@@ -41,23 +41,23 @@ async def _check(
     path: str,
     limits: aiohttp.ClientTimeout,
 ) -> None:
+    before = replica.available
     try:
-        healthy = await _status(session, pool, replica, path, limits) < 500
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        status = await _status(session, pool, replica, path, limits)
+    except TimeoutError:
+        pool.record_late_check(replica)
+    except (aiohttp.ClientError, OSError) as error:
         if out_of_files(error):  # the check says nothing about the replica
             return
-        healthy = False
-    if healthy != replica.available:
-        log.info(
-            "replica %s of the %s pool is %s",
-            replica.url,
-            pool.name,
-            "available" if healthy else "unavailable",
-        )
-    if healthy:
-        pool.mark_available(replica)
-    else:
         pool.mark_unavailable(replica)
+    else:
+        if status < 500:
+            pool.mark_available(replica)
+        else:
+            pool.mark_unavailable(replica)
+    if replica.available != before:
+        state = "available" if replica.available else "unavailable"
+        log.info("replica %s of the %s pool is %s", replica.url, pool.name, state)
 
 
 async def watch_generation(

@@ -11,7 +11,7 @@ from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
-from dps_gateway.upstream.replica import SLOW_START_SECONDS, Replica
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, SLOW_START_SECONDS, Replica
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,14 @@ class EnginePool:
     def mark_available(self, replica: Replica) -> None:
         """Record a successful health check."""
         replica.available = replica.seen_ready = True
+        replica.late_checks = 0
         self.admission.assign()
+
+    def record_late_check(self, replica: Replica) -> None:
+        """Record a health check that was not answered in time. The replica is unavailable after several of them."""
+        replica.late_checks += 1
+        if replica.late_checks >= LATE_CHECKS_TO_FAIL:
+            self.mark_unavailable(replica)
 
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""

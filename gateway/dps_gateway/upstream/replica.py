@@ -1,10 +1,10 @@
 """One engine server, and whether it may receive requests. This module performs no I/O; it reads a clock.
 
-Three independent mechanisms take a replica out of rotation. A failed connection or health check makes it unavailable
-until a health check succeeds. An engine whose API answers but whose scheduler generates nothing is hung until it
-generates a token. Consecutive errors, or a high error rate, eject it for a backoff period, even if its health checks
-succeed; then a single request probes it, and its share of the requests grows slowly. Envoy's outlier detection and
-slow start are similar.
+Three independent mechanisms take a replica out of rotation. A failed connection or health check, or several health
+checks without an answer in time, make it unavailable until a health check succeeds. An engine whose API answers but
+whose scheduler generates nothing is hung until it generates a token. Consecutive errors, or a high error rate, eject it
+for a backoff period, even if its health checks succeed; then a single request probes it, and its share of the requests
+grows slowly. Envoy's outlier detection and slow start are similar.
 """
 
 import time
@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from dps_gateway.replica_id import replica_id
+
+LATE_CHECKS_TO_FAIL: Final = 3
+"""Consecutive health checks without an answer in time after which a replica is unavailable.
+
+A single late answer is not enough: the gateway itself may have had no CPU time, and would then find every replica late.
+"""
 
 ERRORS_TO_EJECT: Final = 5
 """Consecutive 5xx answers and timeouts after which a replica is ejected."""
@@ -62,7 +68,9 @@ class Replica:
         self.limit: int | None = None
         """The last limit that the engine reported."""
         self.available = True
-        """Whether the last connection or health check succeeded. True before the first."""
+        """Whether the last connection or health check succeeded. True before the first, and after few late checks."""
+        self.late_checks = 0
+        """The number of most recent health checks that were not answered in time."""
         self.seen_ready = False
         """Whether it has ever answered. Until then it does not count towards the gateway's readiness."""
         self.hung = False
@@ -130,6 +138,7 @@ class Replica:
     def succeeded(self) -> None:
         """Record an answer that is not a server error."""
         self.available = self.seen_ready = True
+        self.late_checks = 0
         self._errors = 0
         if self.probing:
             self._recovered_at = self._clock()
