@@ -29,7 +29,7 @@ from dps_local.processes import free_ports
 from dps_testkit.documents import DOCUMENTS, Block, all_blocks, blocks, run_by
 from dps_testkit.http import status_of
 from dps_testkit.paths import ROOT
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import eventually_async
 
 SHELL = {"sh", "bash", "shell", "console"}
@@ -145,10 +145,10 @@ def documents_run_here() -> list[str]:
 @pytest.mark.parametrize("document", documents_run_here())
 async def test_commands_succeed_and_print_the_documented_output(document: str, tmp_path: Path) -> None:
     found = blocks(document)
-    async with Site(tmp_path) as site:
+    async with LocalProcesses(tmp_path) as processes:
         existing: dict[str, int] = {}
         if any("--speculative-url" in block.text for block in found if block.runner):
-            engines = await site.engines("speculative", "greedy")
+            engines = await processes.start_engines("speculative", "greedy")
             urls = zip(("30000", "30001"), engines, strict=True)
             existing = {port: int(engine.url.rpartition(":")[2]) for port, engine in urls}
         folder = tmp_path / "sandbox"

@@ -8,7 +8,7 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.operator import Operator
 from dps_testkit.operator.external_stores import NAME, STORES, check_that_sessions_continue
 from dps_testkit.operator.gateway_pod import GatewayPod, decoded
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 from e2e.cluster.routers import router
 
 pytest_plugins = ["e2e.cluster.fixtures"]
@@ -18,7 +18,7 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 async def test_restarted_gateway_continues_the_sessions_of_an_external_store(
     kube: Kube, operator: Operator, kind: str, tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site, STORES[kind](site, tmp_path) as store:
+    async with LocalProcesses(tmp_path) as processes, STORES[kind](processes, tmp_path) as store:
         secret: Manifest = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -29,4 +29,4 @@ async def test_restarted_gateway_continues_the_sessions_of_an_external_store(
         kube.until("qwen", Ready="True", SessionStoreReady="External")
         live = [kube.get("deployment", "qwen-gateway"), kube.get("configmap", "qwen-gateway")]
         pod = GatewayPod.of(live, {NAME: decoded(kube.get("secret", NAME))})
-        await check_that_sessions_continue(pod, site, tmp_path)
+        await check_that_sessions_continue(pod, processes, tmp_path)

@@ -16,8 +16,8 @@ import aiohttp
 
 from dps_local.assets import bundled_tokenizer
 from dps_local.stack import MODEL
-from dps_testkit.plane import common_cache
-from dps_testkit.processes import Engine, Gateway, RedisServer, Site
+from dps_testkit.data_plane import common_cache
+from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
 from e2e.metrics.prometheus import Target
 
 NAMESPACE = "llm"
@@ -90,13 +90,16 @@ async def local_routers(folder: Path) -> AsyncIterator[tuple[LocalRouter, LocalR
     The engines of the faulty router reject all drafts, have slow storage, and use a different chat template from its
     gateway's. The last gateway has the same engines, so that it loses them with the faulty router.
     """
-    async with Site(folder) as site, Site(folder, other_template(folder / "other-tokenizer")) as other:
+    async with (
+        LocalProcesses(folder) as processes,
+        LocalProcesses(folder, other_template(folder / "other-tokenizer")) as other,
+    ):
         healthy, faulty = ([*common_cache(folder / name), *PAGES] for name in (HEALTHY, FAULTY))
         first, second = await asyncio.gather(
-            _router(HEALTHY, site, site, healthy, ()),
-            _router(FAULTY, site, other, [*faulty, *SLOW_STORAGE], REJECTED_DRAFTS),
+            _router(HEALTHY, processes, processes, healthy, ()),
+            _router(FAULTY, processes, other, [*faulty, *SLOW_STORAGE], REJECTED_DRAFTS),
         )
-        yield first, second, await _gateway(site, second.speculative, second.greedy, first.redis)
+        yield first, second, await _gateway(processes, second.speculative, second.greedy, first.redis)
 
 
 @asynccontextmanager
@@ -129,20 +132,26 @@ def other_template(folder: Path) -> Path:
 
 
 async def _router(
-    name: str, gateways: Site, engines: Site, storage: Sequence[str], speculation: Sequence[str]
+    name: str,
+    gateways: LocalProcesses,
+    engines: LocalProcesses,
+    storage: Sequence[str],
+    speculation: Sequence[str],
 ) -> LocalRouter:
     drafts = ("--speculative-algorithm", "STANDALONE", *speculation)
     redis, (speculative,), (greedy,) = await asyncio.gather(
-        gateways.redis(),
-        engines.engines(f"{name}-speculative", arguments=[*SPEED, *storage, *drafts]),
-        engines.engines(f"{name}-greedy", arguments=[*SPEED, *storage]),
+        gateways.start_redis(),
+        engines.start_engines(f"{name}-speculative", arguments=[*SPEED, *storage, *drafts]),
+        engines.start_engines(f"{name}-greedy", arguments=[*SPEED, *storage]),
     )
     return LocalRouter(name, await _gateway(gateways, speculative, greedy, redis), speculative, greedy, redis)
 
 
-async def _gateway(site: Site, speculative: Engine, greedy: Engine, redis: RedisServer) -> Gateway:
+async def _gateway(
+    processes: LocalProcesses, speculative: Engine, greedy: Engine, redis: RedisServer
+) -> Gateway:
     session = {"redisUrl": redis.url, "redisTimeoutSeconds": 2.0}
-    return await site.gateway([speculative], [greedy], {"session": session})
+    return await processes.start_gateway([speculative], [greedy], {"session": session})
 
 
 def labels(namespace: str, router: str, component: str) -> Mapping[str, str]:

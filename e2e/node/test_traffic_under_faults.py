@@ -21,7 +21,7 @@ from dps_lab.replay.records import Verdict
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.paths import ROOT
-from dps_testkit.traffic.flow import Flow, Traffic, traffic
+from dps_testkit.traffic.load import LoadOptions, Traffic, traffic
 from dps_testkit.traffic.table import Report, Row
 from dps_testkit.waiting import eventually
 from e2e.node import containers
@@ -111,7 +111,7 @@ def stage(node: Cluster, system: Kube, kube: Kube) -> Iterator[Stage]:
 async def flow(stage: Stage, report: Report) -> AsyncIterator[Traffic]:
     """The load for all cases, after an undisturbed baseline."""
     with stage.node.reach(stage.kube, f"{ROUTER}-gateway", 8000) as url:
-        async with traffic(Flow(f"{url}/v1", ROUTER)) as running:
+        async with traffic(LoadOptions(f"{url}/v1", ROUTER)) as running:
             await running.observe(UNDISTURBED_TURNS)
             baseline = await running.checkpoint("undisturbed")
             report.rows.append(baseline)
@@ -248,9 +248,9 @@ async def in_force(flow: Traffic, change: Callable[[], None], new: Callable[[Ver
     changed, before = time.monotonic(), len(flow.turns)
     await asyncio.to_thread(change)
     while True:
-        await flow.observe(3 * flow.flow.agents)
+        await flow.observe(3 * flow.options.agents)
         old = [turn for turn in flow.turns[before:] if turn.verdict is not None and not new(turn.verdict)]
-        newest = flow.turns[-3 * flow.flow.agents :]
+        newest = flow.turns[-3 * flow.options.agents :]
         if not any(turn in old for turn in newest):
             return max([0.0, *(turn.began - changed for turn in old)])
 

@@ -22,8 +22,8 @@ from dps_lab.replay.source import load_asset
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Message, Session
 from dps_local.stack import MODEL, LocalStack, StackOptions
+from dps_testkit.data_plane import posted
 from dps_testkit.http import metric
-from dps_testkit.plane import posted
 from e2e.paper_engines.engines import VLLM_INSTALLED, Method, prepare, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]

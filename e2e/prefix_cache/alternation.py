@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.sessions import Session
 from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
 
@@ -29,10 +29,10 @@ def fewer_sessions(salt: str) -> list[Session]:
     return [session for session in sessions(salt) if SHORT in session.lengths]
 
 
-async def gateway(site: Site, speculative: Engine, greedy: Engine) -> Gateway:
+async def gateway(processes: LocalProcesses, speculative: Engine, greedy: Engine) -> Gateway:
     """A gateway in front of these engines, which moves the sessions on every turn."""
     routing = {"thresholdTokens": THRESHOLD_TOKENS, "commonPrefixCache": True}
-    return await site.gateway([speculative], [greedy], {"routing": routing})
+    return await processes.start_gateway([speculative], [greedy], {"routing": routing})
 
 
 def check(moved: Sequence[Session], unmoved: Sequence[Session], page_tokens: int = PAGE_TOKENS) -> None:

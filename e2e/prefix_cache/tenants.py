@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 KEYS = {"alpha": "sk-alpha", "beta": "sk-beta", "gamma": "sk-gamma"}
 """Each tenant's API key."""
@@ -23,7 +23,7 @@ ENDPOINTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-async def tenants_gateway(site: Site, folder: Path, engine: Engine) -> Gateway:
+async def tenants_gateway(processes: LocalProcesses, folder: Path, engine: Engine) -> Gateway:
     """A gateway with the tenants' keys, all of whose requests are served by this engine."""
     keys = folder / "keys"
     keys.write_text("".join(f"{tenant}:{key}\n" for tenant, key in KEYS.items()))
@@ -31,7 +31,7 @@ async def tenants_gateway(site: Site, folder: Path, engine: Engine) -> Gateway:
         "auth": {"keysFile": str(keys)},
         "routing": {"commonPrefixCache": True},
     }
-    return await site.gateway([engine], [engine], settings)
+    return await processes.start_gateway([engine], [engine], settings)
 
 
 async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:

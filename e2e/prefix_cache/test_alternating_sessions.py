@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.alternation import KINDS, LONG, SHORT, check, gateway, sessions
 from e2e.prefix_cache.sessions import Session, play, stored_tokens, until_stored
 from e2e.prefix_cache.shared_servers import shared_servers
@@ -55,11 +55,16 @@ async def shared(
 ) -> AsyncIterator[Shared]:
     page_tokens: int = request.param
     folder = tmp_path_factory.mktemp("shared")
-    async with shared_servers(folder, page_tokens) as servers, Site(folder, tiny_model()) as site:
+    async with (
+        shared_servers(folder, page_tokens) as servers,
+        LocalProcesses(folder, tiny_model()) as processes,
+    ):
         greedy = servers["greedy"]
-        gateways = {algorithm: await gateway(site, servers[algorithm], greedy) for algorithm in ALGORITHMS}
+        gateways = {
+            algorithm: await gateway(processes, servers[algorithm], greedy) for algorithm in ALGORITHMS
+        }
         tenants = {
-            kind: await tenants_gateway(site, folder, servers[kind]) for kind in ("greedy", "STANDALONE")
+            kind: await tenants_gateway(processes, folder, servers[kind]) for kind in ("greedy", "STANDALONE")
         }
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url}, page_tokens)

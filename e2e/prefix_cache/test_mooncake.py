@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.alternation import check, check_answers, gateway, sessions
 from e2e.prefix_cache.mooncake import Master
@@ -54,10 +54,12 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
     async with (
         mooncake.mooncake_master(folder) as master,
         shared_servers(folder, cache=master.cache, environment=mooncake.ENVIRONMENT) as servers,
-        Site(folder, tiny_model()) as site,
+        LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
-        gateways = {algorithm: await gateway(site, servers[algorithm], greedy) for algorithm in ALGORITHMS}
+        gateways = {
+            algorithm: await gateway(processes, servers[algorithm], greedy) for algorithm in ALGORITHMS
+        }
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
         yield Shared(master, servers, gateways, unmoved)

@@ -17,8 +17,8 @@ from e2e.traces.agent import SPAN as AGENT_SPAN
 from e2e.traces.agent import TURNS, Agent, Turn
 from e2e.traces.browser import opened
 from e2e.traces.phoenix import Phoenix, phoenix
-from e2e.traces.site import site
 from e2e.traces.spans import Span
+from e2e.traces.traced_stack import traced_stack
 
 WINDOW = (1400, 930)
 WIDTH = 1400
@@ -62,7 +62,7 @@ async def route_of(server: Phoenix, turn: Turn) -> Span:
 async def run(file: Path) -> None:
     """Send a session and take a screenshot of its second turn, which grew little and was routed to speculation."""
     local_sglang.install()
-    async with phoenix() as server, site("sglang", server) as running:
+    async with phoenix() as server, traced_stack("sglang", server) as running:
         agent = Agent(MODEL, server.grpc_url, "fix-the-build")
         turns = [
             await asyncio.to_thread(agent.send, running.stack.urls[0], text, stream=stream)

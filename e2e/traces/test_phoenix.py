@@ -19,8 +19,8 @@ from e2e.real_sglang import local_sglang
 from e2e.traces.agent import MAX_TOKENS, SPAN, TURNS, Agent, Turn
 from e2e.traces.phoenix import Phoenix, phoenix
 from e2e.traces.screenshot import WIDTH, route_of, screenshot
-from e2e.traces.site import Engines, Site, site
 from e2e.traces.spans import Node, tree
+from e2e.traces.traced_stack import Engines, TracedStack, traced_stack
 
 THRESHOLD = 128
 SERVER_SPAN = "POST /v1/chat/completions"
@@ -45,30 +45,32 @@ async def backend() -> AsyncIterator[Phoenix]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["emulated", "sglang"])
-async def running(request: pytest.FixtureRequest, backend: Phoenix) -> AsyncIterator[tuple[Site, Engines]]:
+async def running(
+    request: pytest.FixtureRequest, backend: Phoenix
+) -> AsyncIterator[tuple[TracedStack, Engines]]:
     engines: Engines = request.param
     if engines == "sglang":
         await asyncio.to_thread(local_sglang.install)
-    async with site(engines, backend) as started:
+    async with traced_stack(engines, backend) as started:
         yield started, engines
 
 
-async def play(site: Site, topic: str, conversation_id: str | None) -> list[Turn]:
+async def play(traced: TracedStack, topic: str, conversation_id: str | None) -> list[Turn]:
     """Send all turns of a session, each to its gateway. topic: a beginning that no other session has."""
-    agent = Agent(MODEL, site.phoenix.grpc_url, conversation_id)
+    agent = Agent(MODEL, traced.phoenix.grpc_url, conversation_id)
     try:
         return [
-            await asyncio.to_thread(agent.send, site.stack.urls[gateway], f"{topic}: {text}", stream=stream)
+            await asyncio.to_thread(agent.send, traced.stack.urls[gateway], f"{topic}: {text}", stream=stream)
             for gateway, (stream, text) in zip(GATEWAYS, TURNS, strict=True)
         ]
     finally:
         await asyncio.to_thread(agent.close)
 
 
-async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[Site, Engines]) -> None:
-    site, engines = running
+async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[TracedStack, Engines]) -> None:
+    traced, engines = running
     conversation = f"conversation with {engines} engines"
-    turns = await play(site, conversation, conversation)
+    turns = await play(traced, conversation, conversation)
     assert [turn.headers["x-dps-pool"] for turn in turns] == ["greedy", "speculative"] * 2
     cached: dict[str, int] = {}
     for turn in turns:
@@ -92,7 +94,7 @@ async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[Site,
                             Node("dps.route", decision),
                             Node(
                                 f"chat {MODEL}",
-                                call_attributes(turn, conversation, decision, site.stack.engine_urls),
+                                call_attributes(turn, conversation, decision, traced.stack.engine_urls),
                                 engine_spans(turn) if engines == "sglang" else (),
                             ),
                         ),
@@ -102,30 +104,30 @@ async def test_each_turn_is_one_trace_from_client_to_engine(running: tuple[Site,
         )
 
         async def as_expected(turn: Turn = turn, expected: tuple[Node, ...] = expected) -> None:
-            assert tree(await site.phoenix.spans(trace_id=turn.trace_id)) == expected
+            assert tree(await traced.phoenix.spans(trace_id=turn.trace_id)) == expected
 
         await eventually_async(as_expected, START_SECONDS)
 
-    assert await site.phoenix.conversation(conversation) == [turn.trace_id for turn in turns]
+    assert await traced.phoenix.conversation(conversation) == [turn.trace_id for turn in turns]
     servers = [
         span.span_id
         for turn in turns
-        for span in await site.phoenix.spans(trace_id=turn.trace_id, name=SERVER_SPAN)
+        for span in await traced.phoenix.spans(trace_id=turn.trace_id, name=SERVER_SPAN)
     ]
     # Only the gateway of the second and third turn exports through the relay.
-    links = {span: targets for span, targets in site.relay.links().items() if span in servers}
+    links = {span: targets for span, targets in traced.relay.links().items() if span in servers}
     assert links == {servers[1]: [servers[0]], servers[2]: [servers[1]]}
 
 
 async def test_turns_without_conversation_id_can_be_queried_by_the_gateways_session_id(
-    running: tuple[Site, Engines],
+    running: tuple[TracedStack, Engines],
 ) -> None:
-    site, engines = running
-    turns = await play(site, f"no conversation id, {engines} engines", None)
+    traced, engines = running
+    turns = await play(traced, f"no conversation id, {engines} engines", None)
     (session,) = {turn.headers["x-dps-session"] for turn in turns}
 
     async def found() -> None:
-        spans = await site.phoenix.spans(name=SERVER_SPAN, attribute=f"dps.session:{session}")
+        spans = await traced.phoenix.spans(name=SERVER_SPAN, attribute=f"dps.session:{session}")
         assert {span.trace_id for span in spans} == {turn.trace_id for turn in turns}
         assert not any("gen_ai.conversation.id" in span.attributes for span in spans)
 
@@ -133,27 +135,27 @@ async def test_turns_without_conversation_id_can_be_queried_by_the_gateways_sess
 
 
 async def test_unsampled_request_produces_no_spans(
-    running: tuple[Site, Engines],
+    running: tuple[TracedStack, Engines],
 ) -> None:
-    site, engines = running
+    traced, engines = running
     unsampled = uuid.uuid4().hex
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Do not sample this."}], "max_tokens": 4}
     headers = {"traceparent": f"00-{unsampled}-00f067aa0ba902b7-00"}
-    for url in site.stack.urls:
+    for url in traced.stack.urls:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http,
             http.post(f"{url}/chat/completions", json=body, headers=headers) as answer,
         ):
             assert answer.status == 200, await answer.text()
-    turns = await play(site, f"after an unsampled request, {engines} engines", None)
+    turns = await play(traced, f"after an unsampled request, {engines} engines", None)
 
     async def later_turns_have_arrived() -> None:
         for turn in turns:
-            names = {span.name for span in await site.phoenix.spans(trace_id=turn.trace_id)}
+            names = {span.name for span in await traced.phoenix.spans(trace_id=turn.trace_id)}
             assert {SPAN, SERVER_SPAN, *(["decode_forward"] if engines == "sglang" else [])} <= names
 
     await eventually_async(later_turns_have_arrived, START_SECONDS)
-    assert await site.phoenix.spans(trace_id=unsampled) == []
+    assert await traced.phoenix.spans(trace_id=unsampled) == []
 
 
 def route_attributes(headers: Mapping[str, str], cached: Mapping[str, int]) -> dict[str, Any]:
@@ -228,11 +230,11 @@ def engine_spans(turn: Turn) -> tuple[Node, ...]:
 
 
 async def test_decision_is_visible_in_phoenix_and_in_a_screenshot(
-    running: tuple[Site, Engines], tmp_path: Path
+    running: tuple[TracedStack, Engines], tmp_path: Path
 ) -> None:
-    site, engines = running
-    (turn, *_) = await play(site, f"screenshot, {engines} engines", None)
-    page = await site.phoenix.page_of(await route_of(site.phoenix, turn))
+    traced, engines = running
+    (turn, *_) = await play(traced, f"screenshot, {engines} engines", None)
+    page = await traced.phoenix.page_of(await route_of(traced.phoenix, turn))
     await screenshot(page, tmp_path / "trace.png", set(route_attributes(turn.headers, {})))
     with Image.open(tmp_path / "trace.png") as picture:
         assert picture.width == WIDTH

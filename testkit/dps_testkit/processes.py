@@ -78,7 +78,7 @@ class RedisServer:
         return Redis.from_url(self.url)
 
 
-class Site:
+class LocalProcesses:
     """An async context manager that starts processes and stops all of them on exit."""
 
     def __init__(self, folder: Path, tokenizer: Path | None = None) -> None:
@@ -94,7 +94,7 @@ class Site:
     ) -> None:
         await asyncio.gather(*(child.stop() for child in reversed(self._children)))
 
-    async def engines(
+    async def start_engines(
         self, *names: str, arguments: Sequence[str] = ("--emulate-speed", "200")
     ) -> list[Engine]:
         """Start one engine per name."""
@@ -106,7 +106,7 @@ class Site:
         await asyncio.gather(*(engine.child.wait_ready(seconds=PATIENCE_SECONDS) for engine in engines))
         return engines
 
-    async def gateway(
+    async def start_gateway(
         self,
         speculative: Sequence[Engine],
         greedy: Sequence[Engine],
@@ -135,7 +135,7 @@ class Site:
         )
         return await self._run_gateway(self._folder / f"gateway-{port}.yaml", config, environment)
 
-    async def gateway_of(
+    async def start_gateway_of(
         self, file: Path, config: Mapping[str, Any], environment: Mapping[str, str] | None = None
     ) -> Gateway:
         """Start a gateway with this configuration, at free ports of 127.0.0.1. It is written to `file`."""
@@ -158,7 +158,7 @@ class Site:
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 
-    async def redis(
+    async def start_redis(
         self, *arguments: str, binary: Path = REDIS_SERVER, port: int | None = None
     ) -> RedisServer:
         """Start a Redis server without persistence, or a sentinel if `arguments` contain `--sentinel`."""

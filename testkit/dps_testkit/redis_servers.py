@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from dps_local.processes import free_ports
 from dps_local.redis_server import REDIS_SERVER
-from dps_testkit.processes import RedisServer, Site
+from dps_testkit.processes import LocalProcesses, RedisServer
 from dps_testkit.waiting import wait_until
 
 CLUSTER_BUS = 10_000
@@ -53,9 +53,11 @@ async def tls_in_front_of(server: RedisServer, certificate: Path, key: Path) -> 
         yield listener.sockets[0].getsockname()[1]
 
 
-async def monitored(site: Site, master: RedisServer, binary: Path = REDIS_SERVER) -> RedisServer:
+async def monitored(
+    processes: LocalProcesses, master: RedisServer, binary: Path = REDIS_SERVER
+) -> RedisServer:
     """Start a sentinel that monitors a master as MASTER."""
-    sentinel = await site.redis("--sentinel", binary=binary)
+    sentinel = await processes.start_redis("--sentinel", binary=binary)
     async with sentinel.client() as client:
         await execute(client, "SENTINEL", "MONITOR", MASTER, "127.0.0.1", master.port, 1)
         for option, value in (("down-after-milliseconds", 1000), ("failover-timeout", 10_000)):
@@ -78,10 +80,11 @@ def _cluster_ports(count: int) -> list[int]:
     return [port for port in low if is_free(port + CLUSTER_BUS)][:count]
 
 
-async def clustered(site: Site, binary: Path = REDIS_SERVER) -> list[RedisServer]:
+async def clustered(processes: LocalProcesses, binary: Path = REDIS_SERVER) -> list[RedisServer]:
     """Start the three masters of a cluster."""
     nodes = [
-        await site.redis("--cluster-enabled", "yes", binary=binary, port=port) for port in _cluster_ports(3)
+        await processes.start_redis("--cluster-enabled", "yes", binary=binary, port=port)
+        for port in _cluster_ports(3)
     ]
     for index, node in enumerate(nodes):
         async with node.client() as admin:

@@ -7,15 +7,15 @@ class FakeBackend:
     """Implements the session backend. It can be unavailable, full or slow, and `values` can be changed between a
     read and a commit as another gateway would.
 
-    away: every call fails. full: every write fails. late: how many writes time out before one succeeds.
+    unavailable: every call fails. full: every write fails. timeouts: how many writes time out before one succeeds.
     foreign: keys that hold a value of another type.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.away = False
+        self.unavailable = False
         self.full = False
-        self.late = 0
+        self.timeouts = 0
         self.foreign: set[str] = set()
 
     async def get(self, key: str) -> bytes | None:
@@ -43,8 +43,8 @@ class FakeBackend:
         self._check()
         if self.full:
             raise StoreUnavailable("OOM")
-        if self.late:
-            self.late -= 1
+        if self.timeouts:
+            self.timeouts -= 1
             raise StoreUnavailable("no answer in time")
         if self.values.get(key) != expected:
             return False, self.values.get(key)
@@ -58,5 +58,5 @@ class FakeBackend:
         return self.values.pop(key, None) is not None
 
     def _check(self) -> None:
-        if self.away:
-            raise StoreUnavailable("away")
+        if self.unavailable:
+            raise StoreUnavailable("unavailable")

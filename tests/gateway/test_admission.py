@@ -19,7 +19,7 @@ from dps_gateway.upstream.replica import Replica
 Task = asyncio.Task[tuple[Pool, Replica]]
 
 
-class Door:
+class SharedQueue:
     """Two pools with one slot each, and the queue for both."""
 
     def __init__(self, max_queued: int = 100) -> None:
@@ -50,70 +50,70 @@ class Door:
 
 
 async def test_preferred_pool_serves_a_request_unless_only_the_other_one_is_free() -> None:
-    door = Door()
-    first = await (await door.request(Pool.GREEDY, Pool.SPECULATIVE))
-    second = await (await door.request(Pool.GREEDY, Pool.SPECULATIVE))
+    queue = SharedQueue()
+    first = await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
+    second = await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
     assert (first[0], second[0]) == (Pool.GREEDY, Pool.SPECULATIVE)
 
 
 @pytest.mark.parametrize("freed", list(Pool))
 async def test_waiting_request_takes_the_first_slot_of_either_pool(freed: Pool) -> None:
-    door = Door()
-    await door.fill()
-    waiting = await door.request(Pool.GREEDY, Pool.SPECULATIVE)
-    assert [door.pools[pool].queued for pool in (Pool.GREEDY, Pool.SPECULATIVE)] == [1, 0]
-    door.release(freed)
+    queue = SharedQueue()
+    await queue.fill()
+    waiting = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
+    assert [queue.pools[pool].queued for pool in (Pool.GREEDY, Pool.SPECULATIVE)] == [1, 0]
+    queue.release(freed)
     assert (await waiting)[0] is freed
-    assert len(door.admission) == 0
+    assert len(queue.admission) == 0
 
 
 async def test_request_of_a_fixed_pool_leaves_the_slots_of_the_other_one_to_later_requests() -> None:
-    door = Door()
-    await door.fill()
-    fixed = await door.request(Pool.GREEDY)
-    either = await door.request(Pool.GREEDY, Pool.SPECULATIVE)
-    door.release(Pool.SPECULATIVE)
+    queue = SharedQueue()
+    await queue.fill()
+    fixed = await queue.request(Pool.GREEDY)
+    either = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
+    queue.release(Pool.SPECULATIVE)
     assert (await either)[0] is Pool.SPECULATIVE
     assert not fixed.done()
-    door.release(Pool.GREEDY)
+    queue.release(Pool.GREEDY)
     assert (await fixed)[0] is Pool.GREEDY
 
 
 async def test_limit_of_the_queue_spans_both_pools() -> None:
-    door = Door(max_queued=2)
-    await door.fill()
+    queue = SharedQueue(max_queued=2)
+    await queue.fill()
     for pool in Pool:
-        await door.request(pool)
+        await queue.request(pool)
     with pytest.raises(PoolFull, match="both pools were full, and so is the queue"):
-        await (await door.request(Pool.GREEDY, Pool.SPECULATIVE))
+        await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
 
 
 async def test_request_fails_once_no_pool_that_may_serve_it_has_a_replica() -> None:
-    door = Door()
-    await door.fill()
-    waiting = await door.request(Pool.GREEDY, Pool.SPECULATIVE)
+    queue = SharedQueue()
+    await queue.fill()
+    waiting = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
     for pool in Pool:
         assert not waiting.done()
-        door.pools[pool].set_endpoints([])
+        queue.pools[pool].set_endpoints([])
         await asyncio.sleep(0)
     with pytest.raises(PoolEmpty, match="no replica of either pool is ready"):
         await waiting
 
 
 async def test_urgent_requests_are_served_first_and_displace_others() -> None:
-    door = Door(max_queued=2)
-    await door.fill()
-    usual, low = await door.request(Pool.GREEDY), await door.request(Pool.GREEDY, urgency=5)
-    urgent = await door.request(Pool.GREEDY, urgency=0)
+    queue = SharedQueue(max_queued=2)
+    await queue.fill()
+    usual, low = await queue.request(Pool.GREEDY), await queue.request(Pool.GREEDY, urgency=5)
+    urgent = await queue.request(Pool.GREEDY, urgency=0)
     with pytest.raises(PoolFull):
         await low
-    door.release(Pool.GREEDY)
+    queue.release(Pool.GREEDY)
     await urgent
     assert not usual.done()
-    refused = [await door.request(Pool.GREEDY, urgency=7) for _ in range(2)]
+    refused = [await queue.request(Pool.GREEDY, urgency=7) for _ in range(2)]
     with pytest.raises(PoolFull):
         await refused[1]
-    door.release(Pool.GREEDY)
+    queue.release(Pool.GREEDY)
     await usual
 
 

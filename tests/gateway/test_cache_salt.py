@@ -92,7 +92,7 @@ def test_secret_depends_on_the_tenant_and_on_its_first_key(tmp_path: Path) -> No
     assert before.secret("b") == replaced.secret("b") != before.secret("a")
 
 
-class Site:
+class Gateway:
     """A gateway with an engine that records the bodies and the headers with salts that it receives."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     received: list[bytes] = []
     salts: list[str | None] = []
 
@@ -138,7 +138,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         runtime = Runtime(config, shared_tokenizer())
         runtime.keys = load_keys(tmp_path, KEYS)
         async with TestClient(TestServer(public_app(runtime))) as client:
-            yield Site(runtime, client, received, salts)
+            yield Gateway(runtime, client, received, salts)
         await runtime.close()
 
 
@@ -161,11 +161,11 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     ],
 )
 async def test_every_endpoint_with_a_salt_receives_the_tenants(
-    site: Site, path: str, body: dict[str, Any], fields: tuple[str, ...]
+    gateway: Gateway, path: str, body: dict[str, Any], fields: tuple[str, ...]
 ) -> None:
-    alpha = await site.sent(body, "sk-alpha", path)
-    beta = await site.sent(body, "sk-beta", path)
-    again = await site.sent(body, "sk-alpha", path)
+    alpha = await gateway.sent(body, "sk-alpha", path)
+    beta = await gateway.sent(body, "sk-beta", path)
+    again = await gateway.sent(body, "sk-alpha", path)
     assert alpha == again
     for field in fields:
         assert alpha[field] != beta[field]
@@ -174,48 +174,48 @@ async def test_every_endpoint_with_a_salt_receives_the_tenants(
     assert rest == [{key: value for key, value in body.items() if key not in ignored}] * 2
 
 
-async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_header(site: Site) -> None:
+async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_header(gateway: Gateway) -> None:
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
     for key in ("sk-alpha", "sk-beta", "sk-alpha"):
-        await site.post(body, key, "/v1/messages")
-    alpha, beta, again = site.salts
+        await gateway.post(body, key, "/v1/messages")
+    alpha, beta, again = gateway.salts
     assert alpha == again
     assert None not in {alpha, beta}
     assert alpha != beta
-    assert [json.loads(sent) for sent in site.received] == [body] * 3
+    assert [json.loads(sent) for sent in gateway.received] == [body] * 3
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", CHAT, "/v1/embeddings"])
-async def test_clients_cannot_choose_the_salt_header(site: Site, path: str) -> None:
+async def test_clients_cannot_choose_the_salt_header(gateway: Gateway, path: str) -> None:
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
-    await site.post(body, path=path)
-    await site.post(body, path=path, own_header="that of another tenant")
-    own, forged = site.salts
+    await gateway.post(body, path=path)
+    await gateway.post(body, path=path, own_header="that of another tenant")
+    own, forged = gateway.salts
     assert own == forged
 
 
 @pytest.mark.parametrize("body", [b'{"input": NaN}', b"[]", b"{"])
-async def test_body_that_cannot_carry_a_salt_is_not_relayed(site: Site, body: bytes) -> None:
-    assert (await site.post(body, path="/v1/responses"))[0] == 400
-    assert site.received == []
+async def test_body_that_cannot_carry_a_salt_is_not_relayed(gateway: Gateway, body: bytes) -> None:
+    assert (await gateway.post(body, path="/v1/responses"))[0] == 400
+    assert gateway.received == []
 
 
-async def test_forwarded_bytes_are_the_clients_without_tenants_or_isolation(site: Site) -> None:
+async def test_forwarded_bytes_are_the_clients_without_tenants_or_isolation(gateway: Gateway) -> None:
     raw = b'{ "messages": [{"role": "user", "content": "hello"}], "cache_salt": ["any", 1] }'
-    site.runtime.config = site.runtime.config.model_copy(
-        update={"auth": site.runtime.config.auth.model_copy(update={"isolate_cache": False})}
+    gateway.runtime.config = gateway.runtime.config.model_copy(
+        update={"auth": gateway.runtime.config.auth.model_copy(update={"isolate_cache": False})}
     )
-    await site.post(raw)
-    site.runtime.keys = None
-    await site.post(raw)
-    await site.post(raw, path="/v1/responses")
-    assert site.received == [raw] * 3
+    await gateway.post(raw)
+    gateway.runtime.keys = None
+    await gateway.post(raw)
+    await gateway.post(raw, path="/v1/responses")
+    assert gateway.received == [raw] * 3
 
 
-async def test_new_secret_of_a_tenant_makes_the_whole_prompt_new(site: Site, tmp_path: Path) -> None:
+async def test_new_secret_of_a_tenant_makes_the_whole_prompt_new(gateway: Gateway, tmp_path: Path) -> None:
     async def delta() -> str:
-        return (await site.post({"messages": MESSAGES}))[1]["x-dps-delta-tokens"]
+        return (await gateway.post({"messages": MESSAGES}))[1]["x-dps-delta-tokens"]
 
     whole, repeated = await delta(), await delta()
-    site.runtime.keys = load_keys(tmp_path, "team-a:sk-new\nteam-a:sk-alpha\n")
+    gateway.runtime.keys = load_keys(tmp_path, "team-a:sk-new\nteam-a:sk-alpha\n")
     assert (repeated, await delta()) == ("0", whole)

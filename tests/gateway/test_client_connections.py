@@ -41,8 +41,8 @@ class Recorded:
         self.dropped = True
 
 
-class Door:
-    """ClientConnections for at most three connections."""
+class Server:
+    """The connections of a server that accepts at most three at once."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -59,55 +59,55 @@ class Door:
 
 
 def test_connection_without_a_request_is_closed_in_time() -> None:
-    door = Door()
-    silent, answered, busy = door.open(), door.open(), door.open()
+    server = Server()
+    silent, answered, busy = server.open(), server.open(), server.open()
     for connection in (answered, busy):
-        door.connections.began(connection)
-    door.connections.ended(answered)
-    door.clock.now += HEADER_SECONDS
-    door.connections.expire()
+        server.connections.began(connection)
+    server.connections.ended(answered)
+    server.clock.now += HEADER_SECONDS
+    server.connections.expire()
     assert [each.dropped for each in (silent, answered, busy)] == [True, False, False]
-    assert (door.closed, len(door.connections)) == ({"timeout": 1}, 2)
+    assert (server.closed, len(server.connections)) == ({"timeout": 1}, 2)
 
 
 def test_second_request_on_a_connection_must_arrive_in_time_once_it_has_begun() -> None:
-    door = Door()
-    connection = door.open()
-    door.connections.began(connection)
-    door.connections.ended(connection)
-    door.clock.now += 10 * HEADER_SECONDS
-    door.connections.received(connection)
-    door.clock.now += HEADER_SECONDS / 2
-    door.connections.received(connection)
-    door.connections.expire()
+    server = Server()
+    connection = server.open()
+    server.connections.began(connection)
+    server.connections.ended(connection)
+    server.clock.now += 10 * HEADER_SECONDS
+    server.connections.received(connection)
+    server.clock.now += HEADER_SECONDS / 2
+    server.connections.received(connection)
+    server.connections.expire()
     assert not connection.dropped
-    door.clock.now += HEADER_SECONDS / 2
-    door.connections.expire()
+    server.clock.now += HEADER_SECONDS / 2
+    server.connections.expire()
     assert connection.dropped
 
 
 def test_new_connection_replaces_the_oldest_one_without_a_request() -> None:
-    door = Door()
-    answered, second, third = door.open(), door.open(), door.open()
-    door.connections.began(answered)
-    door.connections.ended(answered)
-    busy = door.open()
+    server = Server()
+    answered, second, third = server.open(), server.open(), server.open()
+    server.connections.began(answered)
+    server.connections.ended(answered)
+    busy = server.open()
     assert [each.dropped for each in (answered, second, third)] == [False, True, False]
-    door.connections.began(busy)
-    door.connections.began(third)
-    door.open()
+    server.connections.began(busy)
+    server.connections.began(third)
+    server.open()
     assert [each.dropped for each in (answered, third, busy)] == [True, False, False]
-    assert door.closed == {"evicted": 2}
+    assert server.closed == {"evicted": 2}
 
 
 def test_new_connection_is_refused_while_all_others_are_in_use() -> None:
-    door = Door()
-    for connection in (door.open(), door.open(), door.open()):
-        door.connections.began(connection)
-    assert not door.connections.opened(Recorded())
-    assert (door.closed, len(door.connections)) == ({"refused": 1}, 3)
-    door.connections.closed(connection)
-    door.open()
+    server = Server()
+    for connection in (server.open(), server.open(), server.open()):
+        server.connections.began(connection)
+    assert not server.connections.opened(Recorded())
+    assert (server.closed, len(server.connections)) == ({"refused": 1}, 3)
+    server.connections.closed(connection)
+    server.open()
 
 
 class Gateway:

@@ -45,7 +45,7 @@ class ScriptedEngine:
         return web.json_response(ANSWER)
 
 
-class Site:
+class Gateway:
     """A gateway between one client and scripted engines."""
 
     def __init__(self, runtime: Runtime, client: TestClient[Any, Any], engines: list[ScriptedEngine]) -> None:
@@ -69,7 +69,7 @@ class Site:
         return response
 
 
-Start = Callable[..., Awaitable[Site]]
+Start = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def start() -> AsyncIterator[Start]:
             policy: str = "DeltaPrefill",
             limits: str = "{}",
             common_prefix_cache: bool = False,
-        ) -> Site:
+        ) -> Gateway:
             urls: list[list[str]] = []
             for pool in (speculative, greedy):
                 urls.append([])
@@ -104,7 +104,7 @@ async def start() -> AsyncIterator[Start]:
             runtime = Runtime(config, shared_tokenizer(config.model.tokenizer))
             stack.push_async_callback(runtime.close)
             client = await stack.enter_async_context(TestClient(TestServer(public_app(runtime))))
-            return Site(runtime, client, [*speculative, *greedy])
+            return Gateway(runtime, client, [*speculative, *greedy])
 
         yield started
 
@@ -115,115 +115,115 @@ def engines(count: int, status: int = 200, delay: float = 0.0) -> list[ScriptedE
 
 async def test_rejected_request_is_retried_in_both_pools(start: Start) -> None:
     healthy = ScriptedEngine()
-    site = await start(engines(3, status=503), [healthy])
-    response = await site.post()
+    gateway = await start(engines(3, status=503), [healthy])
+    response = await gateway.post()
     assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
-    assert site.attempts == 3
+    assert gateway.attempts == 3
 
 
 async def test_request_that_all_replicas_reject_is_attempted_three_times(start: Start) -> None:
-    site = await start(engines(3, status=503), engines(3, status=503))
-    assert (await site.post()).status == 503
-    assert site.attempts == 3
+    gateway = await start(engines(3, status=503), engines(3, status=503))
+    assert (await gateway.post()).status == 503
+    assert gateway.attempts == 3
 
 
 async def test_retries_of_rejected_requests_are_limited_to_a_fraction_of_the_load(start: Start) -> None:
-    site = await start(engines(3, status=503), engines(3, status=503))
+    gateway = await start(engines(3, status=503), engines(3, status=503))
     requests = 100
-    statuses = {(await site.post(number)).status for number in range(requests)}
+    statuses = {(await gateway.post(number)).status for number in range(requests)}
     assert statuses == {503}
-    assert site.attempts <= requests + RETRY_BURST + RETRY_RATIO * requests
+    assert gateway.attempts <= requests + RETRY_BURST + RETRY_RATIO * requests
 
 
 async def test_unreachable_replicas_are_not_limited_by_the_retry_budget(start: Start) -> None:
-    site = await start([ScriptedEngine()], [ScriptedEngine()])
-    pool = site.runtime.pools[Pool.SPECULATIVE]
+    gateway = await start([ScriptedEngine()], [ScriptedEngine()])
+    pool = gateway.runtime.pools[Pool.SPECULATIVE]
     for number in range(30):
         pool.set_endpoints([f"http://127.0.0.1:9/{number}"])  # the discard port: connections are refused
-        assert (await site.post(number)).status == 200
+        assert (await gateway.post(number)).status == 200
 
 
 async def test_total_timeout_bounds_all_attempts_of_a_stream(start: Start) -> None:
     timeouts = "{firstByteSeconds: 0.3, totalSeconds: 0.5}"
-    site = await start(engines(3, delay=30.0), engines(3, delay=30.0), timeouts)
+    gateway = await start(engines(3, delay=30.0), engines(3, delay=30.0), timeouts)
     started = time.monotonic()
-    assert (await site.post(stream=True)).status == 502
+    assert (await gateway.post(stream=True)).status == 502
     assert time.monotonic() - started < 10.0
-    assert site.attempts <= 2
+    assert gateway.attempts <= 2
 
 
 async def test_stream_that_does_not_begin_in_time_is_tried_once_more(start: Start) -> None:
-    site = await start(engines(3, delay=3.0), engines(3, delay=3.0), "{firstByteSeconds: 0.2}")
-    assert (await site.post(stream=True)).status == 502
-    assert site.attempts == 2
+    gateway = await start(engines(3, delay=3.0), engines(3, delay=3.0), "{firstByteSeconds: 0.2}")
+    assert (await gateway.post(stream=True)).status == 502
+    assert gateway.attempts == 2
 
 
 async def test_non_streaming_answer_may_take_longer_than_the_first_byte_timeout(start: Start) -> None:
-    site = await start(engines(2, delay=0.5), engines(2), "{firstByteSeconds: 0.1}")
-    response = await site.post()
+    gateway = await start(engines(2, delay=0.5), engines(2), "{firstByteSeconds: 0.1}")
+    response = await gateway.post()
     assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
-    assert site.attempts == 1
+    assert gateway.attempts == 1
 
 
 async def test_non_streaming_request_is_not_retried_after_the_total_timeout(start: Start) -> None:
-    site = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
-    assert (await site.post()).status == 502
-    assert site.attempts == 1
+    gateway = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
+    assert (await gateway.post()).status == 502
+    assert gateway.attempts == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_time_that_the_client_allows_bounds_all_attempts_and_ejects_no_replica(
     start: Start, stream: bool
 ) -> None:
-    site = await start(engines(2, delay=30.0), engines(2, delay=30.0))
+    gateway = await start(engines(2, delay=30.0), engines(2, delay=30.0))
     for number in range(2 * ERRORS_TO_EJECT):
-        response = await site.post(number, headers={TIMEOUT_HEADER: "100"}, stream=stream)
+        response = await gateway.post(number, headers={TIMEOUT_HEADER: "100"}, stream=stream)
         assert response.status == 504
         assert (await response.json())["error"][
             "message"
         ] == f"no engine answered within 0.1 s ({TIMEOUT_HEADER})"
-    assert [len(pool.ready) for pool in site.runtime.pools.values()] == [2, 2]
+    assert [len(pool.ready) for pool in gateway.runtime.pools.values()] == [2, 2]
 
 
 async def test_time_that_the_client_allows_cannot_exceed_the_total_timeout(start: Start) -> None:
-    site = await start(engines(1, delay=30.0), engines(1, delay=30.0), "{totalSeconds: 0.3}")
-    assert (await site.post(headers={TIMEOUT_HEADER: "60000"})).status == 502
+    gateway = await start(engines(1, delay=30.0), engines(1, delay=30.0), "{totalSeconds: 0.3}")
+    assert (await gateway.post(headers={TIMEOUT_HEADER: "60000"})).status == 502
 
 
 @pytest.mark.parametrize("sent", ["-1", "1.5", "soon", ""])
 async def test_malformed_time_limit_is_refused(start: Start, sent: str) -> None:
-    site = await start(engines(1), engines(1))
-    assert (await site.post(headers={TIMEOUT_HEADER: sent})).status == 400
-    assert site.attempts == 0
+    gateway = await start(engines(1), engines(1))
+    assert (await gateway.post(headers={TIMEOUT_HEADER: sent})).status == 400
+    assert gateway.attempts == 0
 
 
 async def test_time_limit_of_zero_means_none(start: Start) -> None:
-    site = await start(engines(1), engines(1))
-    assert (await site.post(headers={TIMEOUT_HEADER: "0"})).status == 200
+    gateway = await start(engines(1), engines(1))
+    assert (await gateway.post(headers={TIMEOUT_HEADER: "0"})).status == 200
 
 
 async def test_replica_that_keeps_failing_is_ejected(start: Start) -> None:
     failing = ScriptedEngine(status=500)
-    site = await start([failing, *engines(2)], engines(1))
-    statuses = [(await site.post(number)).status for number in range(60)]
+    gateway = await start([failing, *engines(2)], engines(1))
+    statuses = [(await gateway.post(number)).status for number in range(60)]
     assert failing.requests == statuses.count(500) == ERRORS_TO_EJECT
-    assert len(site.runtime.pools[Pool.SPECULATIVE].ready) == 2
+    assert len(gateway.runtime.pools[Pool.SPECULATIVE].ready) == 2
 
 
 async def test_replica_that_times_out_is_ejected(start: Start) -> None:
     hanging = ScriptedEngine(delay=30.0)
-    site = await start([hanging, *engines(2)], engines(1), "{firstByteSeconds: 1}")
-    statuses = [(await site.post(number, stream=True)).status for number in range(60)]
+    gateway = await start([hanging, *engines(2)], engines(1), "{firstByteSeconds: 1}")
+    statuses = [(await gateway.post(number, stream=True)).status for number in range(60)]
     assert hanging.requests == ERRORS_TO_EJECT
     assert set(statuses) == {200}
 
 
 async def test_pool_whose_replicas_all_fail_keeps_serving(start: Start) -> None:
     """Errors of every replica are probably caused by the requests."""
-    site = await start(engines(2, status=500), engines(1))
+    gateway = await start(engines(2, status=500), engines(1))
     for number in range(40):
-        await site.post(number)
-    assert len(site.runtime.pools[Pool.SPECULATIVE].ready) == 1
+        await gateway.post(number)
+    assert len(gateway.runtime.pools[Pool.SPECULATIVE].ready) == 1
 
 
 def predicted(response: ClientResponse) -> dict[str, float]:
@@ -233,8 +233,8 @@ def predicted(response: ClientResponse) -> dict[str, float]:
 
 
 async def test_predicting_policy_reports_what_it_predicts_for_each_pool(start: Start) -> None:
-    site = await start(engines(1), engines(1), policy="Adaptive")
-    response = await site.post()
+    gateway = await start(engines(1), engines(1), policy="Adaptive")
+    response = await gateway.post()
     assert response.headers["x-dps-reason"] == "predicted_faster"
     seconds = predicted(response)
     assert list(seconds) == ["speculative", "greedy"]
@@ -244,12 +244,12 @@ async def test_predicting_policy_reports_what_it_predicts_for_each_pool(start: S
 
 async def test_predicting_policy_never_chooses_a_pool_without_a_ready_engine(start: Start) -> None:
     down, up = ScriptedEngine(), ScriptedEngine()
-    site = await start([down], [up], policy="Adaptive")
-    speculative = site.runtime.pools[Pool.SPECULATIVE]
+    gateway = await start([down], [up], policy="Adaptive")
+    speculative = gateway.runtime.pools[Pool.SPECULATIVE]
     for replica in speculative.replicas.values():
         speculative.mark_unavailable(replica)
     for number in range(20):
-        response = await site.post(number)
+        response = await gateway.post(number)
         assert (response.headers["x-dps-pool"], response.headers["x-dps-reason"]) == (
             "greedy",
             "predicted_faster",
@@ -263,11 +263,11 @@ async def test_turn_that_another_pool_served_after_a_failure_is_not_learned_from
     learned = {}
     for failing, healthy in ((0, 1), (1, 0)):  # one of them is the pool that the policy chooses
         pools = {failing: engines(1, status=503), healthy: engines(1)}
-        site = await start(pools[0], pools[1], policy="Adaptive")
-        policy = site.runtime.policy
+        gateway = await start(pools[0], pools[1], policy="Adaptive")
+        policy = gateway.runtime.policy
         assert isinstance(policy, LearningPolicy)
         before = policy.export()
-        response = await site.post()
+        response = await gateway.post()
         assert response.status == 200
         learned[response.headers["x-dps-reason"]] = policy.export() != before
     assert learned == {"failover": False, "predicted_faster": True}
@@ -276,20 +276,20 @@ async def test_turn_that_another_pool_served_after_a_failure_is_not_learned_from
 async def test_turn_of_a_predicting_policy_goes_to_the_other_pool_if_the_chosen_one_is_full(
     start: Start,
 ) -> None:
-    site = await start(
+    gateway = await start(
         engines(1, delay=1.0), engines(1, delay=1.0), policy="Adaptive", limits="{maxInFlightPerReplica: 1}"
     )
-    answers = await asyncio.gather(*(site.post(number) for number in range(2)))
+    answers = await asyncio.gather(*(gateway.post(number) for number in range(2)))
     assert {answer.headers["x-dps-pool"] for answer in answers} == {"speculative", "greedy"}
     assert {answer.headers["x-dps-reason"] for answer in answers} <= {"predicted_faster", "fixed", "overload"}
 
 
 async def test_completed_turns_are_learned_from_and_their_prediction_errors_counted(start: Start) -> None:
-    site = await start(engines(1), engines(1), policy="Adaptive")
-    policy, metrics = site.runtime.policy, site.runtime.metrics
+    gateway = await start(engines(1), engines(1), policy="Adaptive")
+    policy, metrics = gateway.runtime.policy, gateway.runtime.metrics
     assert isinstance(policy, LearningPolicy)
     before = policy.export()
-    await site.post(stream=False)
+    await gateway.post(stream=False)
     assert policy.export() != before
     counts = [
         metrics.registry.get_sample_value("dps_prediction_error_seconds_count", {"pool": pool}) or 0
@@ -299,8 +299,8 @@ async def test_completed_turns_are_learned_from_and_their_prediction_errors_coun
 
 
 async def test_reloaded_configuration_keeps_what_the_policy_has_learned(start: Start) -> None:
-    site = await start(engines(1), engines(1), policy="Adaptive")
-    runtime = site.runtime
+    gateway = await start(engines(1), engines(1), policy="Adaptive")
+    runtime = gateway.runtime
     policy = runtime.policy
     runtime.apply(runtime.config.model_copy(update={"limits": Limits.model_validate({"maxQueued": 1})}))
     assert runtime.policy is policy
@@ -312,14 +312,14 @@ async def test_reloaded_configuration_keeps_what_the_policy_has_learned(start: S
 
 async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Start) -> None:
     """A session whose first turn the greedy pool has answered is repeated in the speculative pool."""
-    site = await start(engines(1, delay=1.0), engines(1), policy="AlwaysGreedy", common_prefix_cache=True)
+    gateway = await start(engines(1, delay=1.0), engines(1), policy="AlwaysGreedy", common_prefix_cache=True)
     messages = [{"role": "user", "content": "hello " * 1000}]
-    await site.post(stream=True, messages=messages)
-    routing = site.runtime.config.routing.model_copy(update={"policy": "AlwaysSpeculative"})
-    site.runtime.apply(site.runtime.config.model_copy(update={"routing": routing}))
-    (replica,) = site.runtime.pools[Pool.SPECULATIVE].replicas.values()
+    await gateway.post(stream=True, messages=messages)
+    routing = gateway.runtime.config.routing.model_copy(update={"policy": "AlwaysSpeculative"})
+    gateway.runtime.apply(gateway.runtime.config.model_copy(update={"routing": routing}))
+    (replica,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas.values()
     messages += [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "on"}]
-    waiting = asyncio.create_task(site.post(stream=True, messages=messages))
+    waiting = asyncio.create_task(gateway.post(stream=True, messages=messages))
 
     async def sent() -> bool:
         return replica.in_flight > 0
@@ -331,9 +331,9 @@ async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Star
 
 
 async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to_stream(start: Start) -> None:
-    site = await start(engines(1, delay=1.0), engines(1), policy="AlwaysSpeculative")
-    (replica,) = site.runtime.pools[Pool.SPECULATIVE].replicas.values()
-    waiting = asyncio.create_task(site.post(stream=True))
+    gateway = await start(engines(1, delay=1.0), engines(1), policy="AlwaysSpeculative")
+    (replica,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas.values()
+    waiting = asyncio.create_task(gateway.post(stream=True))
 
     async def sent() -> bool:
         return replica.in_flight > 0
@@ -345,21 +345,21 @@ async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to
     assert replica.prefill_tokens == 0
 
 
-async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[Site, str]:
+async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[Gateway, str]:
     """A gateway whose pools have no replica, and the URL of an engine that could be one."""
-    site = await start(engines(1), engines(1), "{wakeSeconds: 60, healthIntervalSeconds: 600}", policy)
-    (url,) = site.runtime.pools[Pool.SPECULATIVE].replicas
-    for pool in site.runtime.pools.values():
+    gateway = await start(engines(1), engines(1), "{wakeSeconds: 60, healthIntervalSeconds: 600}", policy)
+    (url,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas
+    for pool in gateway.runtime.pools.values():
         pool.set_endpoints([])
-    assert site.runtime.ready
-    return site, url
+    assert gateway.runtime.ready
+    return gateway, url
 
 
-async def queued(site: Site) -> None:
+async def queued(gateway: Gateway) -> None:
     """Return when one request waits."""
 
     async def waits() -> bool:
-        return len(site.runtime.admission) == 1
+        return len(gateway.runtime.admission) == 1
 
     await wait_until(waits, "the request waits")
 
@@ -367,37 +367,37 @@ async def queued(site: Site) -> None:
 @pytest.mark.parametrize("policy", ["DeltaPrefill", "AlwaysGreedy", "Adaptive"])
 @pytest.mark.parametrize("stopped", [[], ["http://127.0.0.1:1"]], ids=["no replica", "a stopped replica"])
 async def test_request_waits_for_an_engine_that_starts(start: Start, policy: str, stopped: list[str]) -> None:
-    site, url = await asleep(start, policy)
-    speculative = site.runtime.pools[Pool.SPECULATIVE]
+    gateway, url = await asleep(start, policy)
+    speculative = gateway.runtime.pools[Pool.SPECULATIVE]
     speculative.set_endpoints(stopped)
-    waiting = asyncio.create_task(site.post())
-    await queued(site)
+    waiting = asyncio.create_task(gateway.post())
+    await queued(gateway)
     speculative.set_endpoints([url])
     assert (await waiting).status == 200
 
 
 async def test_request_that_every_engine_has_rejected_does_not_wait(start: Start) -> None:
-    site = await start(engines(1, status=503), engines(1, status=503), "{wakeSeconds: 60}")
-    assert (await site.post()).status == 503
-    assert site.attempts == 2
+    gateway = await start(engines(1, status=503), engines(1, status=503), "{wakeSeconds: 60}")
+    assert (await gateway.post()).status == 503
+    assert gateway.attempts == 2
 
 
 async def test_requests_without_a_ready_engine_in_their_pool_are_counted(start: Start) -> None:
-    site, url = await asleep(start)
-    site.runtime.pools[Pool.GREEDY].set_endpoints([url])
-    assert (await site.post()).headers["x-dps-pool"] == "greedy"
-    assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in site.runtime.metrics.render().decode()
+    gateway, url = await asleep(start)
+    gateway.runtime.pools[Pool.GREEDY].set_endpoints([url])
+    assert (await gateway.post()).headers["x-dps-pool"] == "greedy"
+    assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in gateway.runtime.metrics.render().decode()
 
 
 async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -> None:
-    site, _ = await asleep(start)
-    waiting = asyncio.create_task(site.post())
-    await queued(site)
-    config = site.runtime.config
+    gateway, _ = await asleep(start)
+    waiting = asyncio.create_task(gateway.post())
+    await queued(gateway)
+    config = gateway.runtime.config
     routing = config.routing.model_copy(update={"suspended": True})
-    site.runtime.apply(config.model_copy(update={"routing": routing}))
-    for response in (await waiting, await site.post()):
+    gateway.runtime.apply(config.model_copy(update={"routing": routing}))
+    for response in (await waiting, await gateway.post()):
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "suspended"
-    assert site.attempts == 0
-    assert site.runtime.ready
+    assert gateway.attempts == 0
+    assert gateway.runtime.ready

@@ -36,11 +36,11 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, bytes]] = {}
-        self.away = False
+        self.unavailable = False
 
     async def exchange(self, key: str, process: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
-        if self.away:
-            raise StoreUnavailable("away")
+        if self.unavailable:
+            raise StoreUnavailable("unavailable")
         self.values.setdefault(key, {})[process] = value
         return dict(self.values[key])
 
@@ -150,7 +150,7 @@ async def test_policy_keeps_what_it_has_absorbed_while_the_store_is_unavailable(
     await Process("other", store, clock).exchange()
     process = Process("own", store, clock)
     await process.exchange()
-    store.away = True
+    store.unavailable = True
     assert await process.exchange() == ["other"]
 
 

@@ -62,11 +62,11 @@ async def test_concurrent_turns_are_both_committed(backend: FakeBackend) -> None
 async def test_mirror_is_used_while_redis_is_unavailable(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     await gateway.commit(1)
-    backend.away = True
+    backend.unavailable = True
     assert await gateway.turns() == (StateSource.MIRROR, [1])
     await gateway.commit(2)
     assert await gateway.turns() == (StateSource.MIRROR, [2, 1])
-    backend.away = False
+    backend.unavailable = False
     assert await gateway.turns() == (StateSource.REDIS, [2, 1])
     await gateway.commit(3)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [3, 2, 1])
@@ -75,7 +75,7 @@ async def test_mirror_is_used_while_redis_is_unavailable(backend: FakeBackend) -
 async def test_commit_is_retried_after_one_timeout(backend: FakeBackend) -> None:
     gateway = Gateway(backend)
     await gateway.commit(1)
-    backend.late = 1
+    backend.timeouts = 1
     await gateway.commit(2)
     assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
     assert await gateway.store.flush() == 0
@@ -86,10 +86,10 @@ async def test_commit_made_during_an_outage_is_written_when_redis_is_available_a
 ) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
-    backend.away = True
+    backend.unavailable = True
     await gateway.commit(2)
     assert await gateway.store.flush() == 0
-    backend.away = False
+    backend.unavailable = False
     assert await gateway.store.flush() == 1
     assert await other.turns() == (StateSource.REDIS, [2, 1])
     assert await gateway.store.flush() == 0
@@ -98,9 +98,9 @@ async def test_commit_made_during_an_outage_is_written_when_redis_is_available_a
 async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: FakeBackend) -> None:
     gateway, other = Gateway(backend), Gateway(backend)
     await gateway.commit(1)
-    backend.away = True
+    backend.unavailable = True
     await gateway.commit(2)
-    backend.away = False
+    backend.unavailable = False
     await other.commit(3)
     await gateway.store.flush()
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
@@ -110,9 +110,9 @@ async def test_foreign_value_does_not_block_the_commits_behind_it(
     backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = Gateway(backend)
-    backend.away = True
+    backend.unavailable = True
     gateway.store.accept({"dps:{s:t}:s:foreign": b"1", "dps:{s:t}:p:valid": b"2"})
-    backend.away = False
+    backend.unavailable = False
     backend.foreign.add("dps:{s:t}:s:foreign")
     assert await gateway.store.flush() == 1
     assert backend.values == {"dps:{s:t}:p:valid": b"2"}
@@ -122,7 +122,7 @@ async def test_foreign_value_does_not_block_the_commits_behind_it(
 
 async def test_session_is_unknown_to_another_gateway_while_redis_is_unavailable(backend: FakeBackend) -> None:
     await Gateway(backend).commit(1)
-    backend.away = True
+    backend.unavailable = True
     assert await Gateway(backend).turns() == (StateSource.NONE, [])
 
 
@@ -167,8 +167,8 @@ async def test_session_is_found_by_the_longest_committed_prefix(backend: FakeBac
         snapshot = await gateway.store.read(SCOPE, SESSION)
         new = point(turn)
         await gateway.store.commit(SCOPE, snapshot, SESSION, Record(()), new, None, pointer_digest=new.digest)
-    for away in (False, True):
-        backend.away = away
+    for unavailable in (False, True):
+        backend.unavailable = unavailable
         found = await gateway.store.find(SCOPE, SESSION.tag, ["unknown", "d2", "d1"])
         assert (found.session, found.point) == (SESSION, point(2))
         assert (await gateway.store.find(SCOPE, SESSION.tag, ["unknown"])).session is None

@@ -13,23 +13,24 @@ SCOPE = Scope.of("model", "")
 SESSION = SessionId.of_client(SCOPE, "session")
 
 
-class Fleet:
+class Gateways:
     """Gateways that share one Redis and are each other's peers."""
 
     def __init__(self, gateways: int = 2) -> None:
-        self.redis = [FakeBackend() for _ in range(gateways)]
-        for way in self.redis:
-            way.values = self.redis[0].values
+        self.backends = [FakeBackend() for _ in range(gateways)]
+        for backend in self.backends:
+            backend.values = self.backends[0].values
         self.calls = 0
         self.mirrors = [Mirror(100) for _ in range(gateways)]
         self.stores = [
-            SessionStore(way, mirror, 600, self) for way, mirror in zip(self.redis, self.mirrors, strict=True)
+            SessionStore(backend, mirror, 600, self)
+            for backend, mirror in zip(self.backends, self.mirrors, strict=True)
         ]
 
-    def set_away(self, away: bool) -> None:
+    def set_unavailable(self, unavailable: bool) -> None:
         """Make Redis unavailable to all gateways, or available again."""
-        for way in self.redis:
-            way.away = away
+        for backend in self.backends:
+            backend.unavailable = unavailable
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         self.calls += 1
@@ -61,74 +62,74 @@ def point(turn: int) -> Point:
 
 
 @pytest.fixture
-def fleet() -> Fleet:
-    return Fleet()
+def gateways() -> Gateways:
+    return Gateways()
 
 
-async def test_session_can_change_gateways_while_redis_is_unavailable(fleet: Fleet) -> None:
-    await fleet.commit(0, 1)
-    fleet.set_away(True)
+async def test_session_can_change_gateways_while_redis_is_unavailable(gateways: Gateways) -> None:
+    await gateways.commit(0, 1)
+    gateways.set_unavailable(True)
     for turn in (2, 3, 4):
-        await fleet.commit(turn % 2, turn)
-    assert await fleet.known(0) == (StateSource.MIRROR, [4, 3, 2, 1])
-    assert await fleet.known(1) == (StateSource.MIRROR, [4, 3, 2, 1])
+        await gateways.commit(turn % 2, turn)
+    assert await gateways.known(0) == (StateSource.MIRROR, [4, 3, 2, 1])
+    assert await gateways.known(1) == (StateSource.MIRROR, [4, 3, 2, 1])
 
 
-async def test_session_without_an_id_is_found_through_a_peer(fleet: Fleet) -> None:
-    fleet.set_away(True)
-    await fleet.commit(0, 1)
-    await fleet.commit(0, 2)
-    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+async def test_session_without_an_id_is_found_through_a_peer(gateways: Gateways) -> None:
+    gateways.set_unavailable(True)
+    await gateways.commit(0, 1)
+    await gateways.commit(0, 2)
+    found = await gateways.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert (found.source, found.session, found.point) == (StateSource.MIRROR, SESSION, point(2))
     assert found.record is not None
     assert [known.turn for known in found.record.points] == [2, 1]
 
 
-async def test_longest_history_of_all_gateways_is_used(fleet: Fleet) -> None:
-    fleet.set_away(True)
-    await fleet.commit(1, 1)
-    await fleet.commit(0, 2)
-    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+async def test_longest_history_of_all_gateways_is_used(gateways: Gateways) -> None:
+    gateways.set_unavailable(True)
+    await gateways.commit(1, 1)
+    await gateways.commit(0, 2)
+    found = await gateways.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert found.point == point(2)
 
 
-async def test_peer_writes_a_commit_if_redis_is_unreachable_from_one_gateway(fleet: Fleet) -> None:
+async def test_peer_writes_a_commit_if_redis_is_unreachable_from_one_gateway(gateways: Gateways) -> None:
     """Redis may be unreachable for one gateway only, because established connections outlive their Service."""
-    await fleet.commit(1, 1)
-    fleet.redis[0].away = True
-    await fleet.commit(0, 2)
-    assert await fleet.known(1) == (StateSource.REDIS, [2, 1])
-    found = await fleet.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
+    await gateways.commit(1, 1)
+    gateways.backends[0].unavailable = True
+    await gateways.commit(0, 2)
+    assert await gateways.known(1) == (StateSource.REDIS, [2, 1])
+    found = await gateways.stores[1].find(SCOPE, SESSION.tag, ["d3", "d2", "d1"])
     assert (found.source, found.point) == (StateSource.REDIS, point(2))
-    await fleet.commit(1, 3)
-    await fleet.stores[1].flush()
-    late = SessionStore(fleet.redis[1], Mirror(100), 600)
+    await gateways.commit(1, 3)
+    await gateways.stores[1].flush()
+    late = SessionStore(gateways.backends[1], Mirror(100), 600)
     snapshot = await late.read(SCOPE, SESSION)
     assert snapshot.record is not None
     assert [known.turn for known in snapshot.record.points] == [3, 2, 1]
 
 
-async def test_commits_of_all_peers_during_an_outage_are_read_afterwards(fleet: Fleet) -> None:
-    await fleet.commit(0, 1)
-    fleet.set_away(True)
-    await fleet.commit(1, 2)
-    await fleet.commit(0, 3)
-    fleet.set_away(False)
-    assert await fleet.known(1) == (StateSource.REDIS, [3, 2, 1])
+async def test_commits_of_all_peers_during_an_outage_are_read_afterwards(gateways: Gateways) -> None:
+    await gateways.commit(0, 1)
+    gateways.set_unavailable(True)
+    await gateways.commit(1, 2)
+    await gateways.commit(0, 3)
+    gateways.set_unavailable(False)
+    assert await gateways.known(1) == (StateSource.REDIS, [3, 2, 1])
 
 
-async def test_peers_are_not_queried_while_redis_is_available(fleet: Fleet) -> None:
-    await fleet.commit(0, 1)
-    await fleet.commit(1, 2)
-    await fleet.stores[0].find(SCOPE, SESSION.tag, ["d3"])
-    assert fleet.calls == 0
+async def test_peers_are_not_queried_while_redis_is_available(gateways: Gateways) -> None:
+    await gateways.commit(0, 1)
+    await gateways.commit(1, 2)
+    await gateways.stores[0].find(SCOPE, SESSION.tag, ["d3"])
+    assert gateways.calls == 0
 
 
-async def test_invalid_entries_of_a_peer_are_ignored(fleet: Fleet) -> None:
-    fleet.set_away(True)
-    await fleet.commit(0, 1)
-    (key,) = [key for key in fleet.mirrors[0].unwritten_keys(limit=10) if ":s:" in key]
-    for mirror in fleet.mirrors:
+async def test_invalid_entries_of_a_peer_are_ignored(gateways: Gateways) -> None:
+    gateways.set_unavailable(True)
+    await gateways.commit(0, 1)
+    (key,) = [key for key in gateways.mirrors[0].unwritten_keys(limit=10) if ":s:" in key]
+    for mirror in gateways.mirrors:
         mirror.put(key, b"rubbish", None, 600, written=False)
-    fleet.stores[1].accept({key: b"more of it"})
-    assert await fleet.known(1) == (StateSource.NONE, [])
+    gateways.stores[1].accept({key: b"more of it"})
+    assert await gateways.known(1) == (StateSource.NONE, [])

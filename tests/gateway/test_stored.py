@@ -33,11 +33,11 @@ async def test_response_is_known_to_its_tenant_only(backend: FakeBackend | None)
 async def test_response_is_known_to_other_replicas_once_redis_is_back() -> None:
     backend = FakeBackend()
     replica, another = store(backend), store(backend)
-    backend.away = True
+    backend.unavailable = True
     await replica.remember(SCOPE, "resp_1", STORED)
     assert await replica.recall(SCOPE, "resp_1") == STORED
     assert await another.recall(SCOPE, "resp_1") is None
-    backend.away = False
+    backend.unavailable = False
     assert await replica.flush() == 1
     assert await another.recall(SCOPE, "resp_1") == STORED
 

@@ -17,7 +17,7 @@ LONG = 60.0
 Task = asyncio.Task[Pool]
 
 
-class Sleeping:
+class SharedQueue:
     """Two pools without a replica, and the queue for both."""
 
     def __init__(self, max_queued: int = 100, max_in_flight: int = 1) -> None:
@@ -49,77 +49,77 @@ class Sleeping:
 
 @pytest.mark.parametrize("woken", list(Pool))
 async def test_request_waits_for_the_first_replica_of_either_pool(woken: Pool) -> None:
-    site = Sleeping()
-    waiting = await site.request()
-    assert [site.pools[pool].queued for pool in BOTH] == [1, 0]
-    site.wake(woken)
+    queue = SharedQueue()
+    waiting = await queue.request()
+    assert [queue.pools[pool].queued for pool in BOTH] == [1, 0]
+    queue.wake(woken)
     assert await waiting is woken
-    assert len(site.admission) == 0
+    assert len(queue.admission) == 0
 
 
 async def test_request_is_refused_at_once_without_time_to_wait() -> None:
-    site = Sleeping()
+    queue = SharedQueue()
     with pytest.raises(PoolEmpty, match="no replica of either pool is ready"):
-        await (await site.request(wake_seconds=0))
+        await (await queue.request(wake_seconds=0))
 
 
 async def test_request_is_refused_if_no_replica_becomes_ready_in_time() -> None:
-    site = Sleeping()
-    waiting = await site.request(wake_seconds=0.01)
+    queue = SharedQueue()
+    waiting = await queue.request(wake_seconds=0.01)
     with pytest.raises(PoolEmpty, match=r"no replica of either pool became ready within 0\.01 s"):
         await waiting
-    assert len(site.admission) == 0
+    assert len(queue.admission) == 0
 
 
 async def test_time_for_a_busy_replica_begins_when_the_pool_is_awake() -> None:
-    site = Sleeping()
-    served, waiting = await site.request(), await site.request(wake_seconds=0.01)
-    site.wake(Pool.GREEDY)
+    queue = SharedQueue()
+    served, waiting = await queue.request(), await queue.request(wake_seconds=0.01)
+    queue.wake(Pool.GREEDY)
     await served
     await asyncio.sleep(0.03)
     assert not waiting.done()
-    site.release(Pool.GREEDY)
+    queue.release(Pool.GREEDY)
     assert await waiting is Pool.GREEDY
 
 
 async def test_replica_that_stays_busy_is_reported_as_full() -> None:
-    site = Sleeping()
-    served = await site.request()
-    waiting = await site.request(wake_seconds=0.01, timeout_seconds=0.01)
-    site.wake(Pool.GREEDY)
+    queue = SharedQueue()
+    served = await queue.request()
+    waiting = await queue.request(wake_seconds=0.01, timeout_seconds=0.01)
+    queue.wake(Pool.GREEDY)
     await served
     with pytest.raises(PoolFull, match="both pools were busy"):
         await waiting
 
 
 async def test_queue_of_waiting_requests_is_bounded() -> None:
-    site = Sleeping(max_queued=2)
-    held = [await site.request() for _ in range(2)]
+    queue = SharedQueue(max_queued=2)
+    held = [await queue.request() for _ in range(2)]
     with pytest.raises(PoolFull):
-        await (await site.request())
-    site.wake(Pool.GREEDY)
-    site.wake(Pool.SPECULATIVE)
+        await (await queue.request())
+    queue.wake(Pool.GREEDY)
+    queue.wake(Pool.SPECULATIVE)
     assert {await each for each in held} == set(Pool)
 
 
 async def test_waiting_requests_are_refused_when_holding_ends() -> None:
-    site = Sleeping()
-    waiting = await site.request()
-    site.admission.holding = False
-    site.admission.assign()
+    queue = SharedQueue()
+    waiting = await queue.request()
+    queue.admission.holding = False
+    queue.admission.assign()
     with pytest.raises(PoolEmpty):
         await waiting
     with pytest.raises(PoolEmpty):
-        await (await site.request())
+        await (await queue.request())
 
 
 async def test_cancelled_request_keeps_no_slot() -> None:
-    site = Sleeping()
-    abandoned, waiting = await site.request(), await site.request()
-    site.wake(Pool.GREEDY)
+    queue = SharedQueue()
+    abandoned, waiting = await queue.request(), await queue.request()
+    queue.wake(Pool.GREEDY)
     abandoned.cancel()
     assert await waiting is Pool.GREEDY
-    assert (site.pools[Pool.GREEDY].in_flight, len(site.admission)) == (1, 0)
+    assert (queue.pools[Pool.GREEDY].in_flight, len(queue.admission)) == (1, 0)
 
 
 @st.composite
@@ -134,30 +134,30 @@ def wakes(draw: st.DrawFn) -> list[tuple[str, Pool]]:
 @given(wakes())
 def test_no_request_is_refused_or_lost_whatever_happens_to_the_pools(events: list[tuple[str, Pool]]) -> None:
     async def run() -> None:
-        site, tasks = Sleeping(max_in_flight=2), []
+        queue, tasks = SharedQueue(max_in_flight=2), []
         cancelled = 0
         for kind, pool in events:
-            engines = site.pools[pool]
+            engines = queue.pools[pool]
             match kind:
                 case "request":
-                    tasks.append(await site.request((pool, pool.other)))
+                    tasks.append(await queue.request((pool, pool.other)))
                 case "wake":
-                    site.wake(pool)
+                    queue.wake(pool)
                 case "sleep" if engines.in_flight == 0:  # as the operator does: only an idle pool
                     engines.set_endpoints([])
                 case "release" if engines.in_flight:
-                    site.release(pool)
+                    queue.release(pool)
                 case "cancel" if waiting := [task for task in tasks if not task.done()]:
                     waiting[0].cancel()
                     cancelled += 1
             await asyncio.sleep(0)
-            assert sum(each.in_flight for each in site.pools.values()) <= 4
+            assert sum(each.in_flight for each in queue.pools.values()) <= 4
         for pool in Pool:
-            site.wake(pool)
-        while len(site.admission):
+            queue.wake(pool)
+        while len(queue.admission):
             for pool in Pool:
-                if site.pools[pool].in_flight:
-                    site.release(pool)
+                if queue.pools[pool].in_flight:
+                    queue.release(pool)
             await asyncio.sleep(0)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         failures = [each for each in results if not isinstance(each, Pool)]

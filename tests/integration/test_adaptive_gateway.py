@@ -11,8 +11,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from dps_testkit.plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
-from dps_testkit.processes import Gateway, RedisServer, Site
+from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
+from dps_testkit.processes import Gateway, LocalProcesses, RedisServer
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -40,8 +40,8 @@ async def take_turn(gateway: Gateway, session: str) -> tuple[str, dict[str, floa
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with Site(tmp_path) as result:
+async def processes(tmp_path: Path) -> AsyncIterator[LocalProcesses]:
+    async with LocalProcesses(tmp_path) as result:
         yield result
 
 
@@ -52,16 +52,18 @@ async def learned_by(redis: RedisServer) -> list[int]:
         return [orjson.loads(value)["turns"] for key in keys for value in await client.hvals(key)]
 
 
-async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_chosen(site: Site) -> None:
-    redis = await site.redis()
-    (slow,) = await site.engines("slow", arguments=VERY_SLOW)
-    (fast,) = await site.engines("fast")
+async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_chosen(
+    processes: LocalProcesses,
+) -> None:
+    redis = await processes.start_redis()
+    (slow,) = await processes.start_engines("slow", arguments=VERY_SLOW)
+    (fast,) = await processes.start_engines("fast")
     sections: dict[str, dict[str, Any]] = {
         "routing": ADAPTIVE,
         "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 5},
     }
 
-    first = await site.gateway([slow], [fast], sections)
+    first = await processes.start_gateway([slow], [fast], sections)
     pool, predicted = await take_turn(first, "0")
     assert pool == "speculative"
     assert predicted["speculative"] < predicted["greedy"]
@@ -77,7 +79,7 @@ async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_cho
     await wait_until(written, "what the gateway has learned is in Redis")
     first.child.kill()
 
-    second = await site.gateway([slow], [fast], sections)
+    second = await processes.start_gateway([slow], [fast], sections)
 
     async def exchanged() -> bool:
         return sorted(await learned_by(redis)) == [0, turns]
@@ -99,11 +101,17 @@ async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_cho
     assert await second.metric("dps_prediction_error_seconds_count") == 4
 
 
-async def test_load_of_other_gateways_is_taken_into_account(site: Site, tmp_path: Path) -> None:
+async def test_load_of_other_gateways_is_taken_into_account(
+    processes: LocalProcesses, tmp_path: Path
+) -> None:
     path = tmp_path / "decisions.jsonl"
-    speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
-    other = await site.gateway([speculative], [greedy], {"routing": {"policy": "AlwaysSpeculative"}})
-    gateway = await site.gateway([speculative], [greedy], {"routing": ADAPTIVE | {"decisionLog": str(path)}})
+    speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=SLOW)
+    other = await processes.start_gateway(
+        [speculative], [greedy], {"routing": {"policy": "AlwaysSpeculative"}}
+    )
+    gateway = await processes.start_gateway(
+        [speculative], [greedy], {"routing": ADAPTIVE | {"decisionLog": str(path)}}
+    )
     async with AsyncExitStack() as streams:
         for _ in range(3):
             await streams.enter_async_context(posted(other.url + CHAT, ENDLESS_STREAM))

@@ -9,7 +9,7 @@ import pytest_asyncio
 from anthropic.types import MessageParam, ToolParam
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -47,8 +47,8 @@ async def clients(
     folder = tmp_path_factory.mktemp("anthropic")
     keys = folder / "keys"
     keys.write_text(f"one:{KEY}\n")
-    async with Site(folder) as site:
-        gateway = await site.gateway([engines[0]], [engines[1]], {"auth": {"keysFile": str(keys)}})
+    async with LocalProcesses(folder) as processes:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]], {"auth": {"keysFile": str(keys)}})
         with anthropic.Anthropic(base_url=gateway.url, api_key=KEY) as sync:
             async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=KEY) as asynchronous:
                 yield Clients(sync, asynchronous, gateway.url)

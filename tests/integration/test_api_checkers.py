@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -29,8 +29,8 @@ async def checked(url: str, form: str) -> dict[str, str]:
 async def test_no_check_fails_through_the_gateway_that_passes_without_it(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site:
-        gateway = await site.gateway([engines[0]], [engines[1]])
+    async with LocalProcesses(tmp_path) as processes:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]])
         for form in FORMATS:
             direct, routed = await checked(engines[0].url, form), await checked(gateway.url, form)
             assert direct.keys() == routed.keys()

@@ -15,7 +15,7 @@ from dps_lab.calibrate.cli import main
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS
 from dps_local.processes import free_ports
 from dps_testkit.documents import run_by
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,10 +34,12 @@ SPEED = ("--emulate-speed", "50")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def urls(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, str]]:
     """The URLs of a speculative and a greedy engine."""
-    async with Site(tmp_path_factory.mktemp("calibrate")) as site:
+    async with LocalProcesses(tmp_path_factory.mktemp("calibrate")) as processes:
         (speculative,), (greedy,) = await asyncio.gather(
-            site.engines("speculative", arguments=("--speculative-algorithm", "STANDALONE", *SPEED)),
-            site.engines("greedy", arguments=SPEED),
+            processes.start_engines(
+                "speculative", arguments=("--speculative-algorithm", "STANDALONE", *SPEED)
+            ),
+            processes.start_engines("greedy", arguments=SPEED),
         )
         yield {"speculative": speculative.url, "greedy": greedy.url}
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from dps_local.stack import MODEL
-from dps_testkit.plane import SLOW
-from dps_testkit.processes import Gateway, Site
-from dps_testkit.traffic.flow import Flow, traffic
+from dps_testkit.data_plane import SLOW
+from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.traffic.load import LoadOptions, traffic
 from dps_testkit.waiting import wait_until
 
 pytestmark = [
@@ -87,9 +87,9 @@ class Jumping:
 async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     clock.set(0)
-    async with Site(tmp_path) as site:
-        engines = await site.engines("speculative", "greedy", arguments=SLOW)
-        redis = await site.redis()
+    async with LocalProcesses(tmp_path) as processes:
+        engines = await processes.start_engines("speculative", "greedy", arguments=SLOW)
+        redis = await processes.start_redis()
 
         async def start(name: str, policy: str, session: dict[str, Any]) -> Jumping:
             log = tmp_path / f"{name}.jsonl"
@@ -99,7 +99,8 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
             }
             environment = clock.environment
             return Jumping(
-                await site.gateway(engines[:1], engines[1:], sections, environment=environment), log
+                await processes.start_gateway(engines[:1], engines[1:], sections, environment=environment),
+                log,
             )
 
         # Adaptive exchanges what it has learned through Redis, with the time.
@@ -107,11 +108,11 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
             start("redis", "Adaptive", {"redisUrl": redis.url}), start("memory", "DeltaPrefill", {})
         )
         async with AsyncExitStack() as stack:
-            flows = [
-                Flow(f"{each.gateway.url}/v1", MODEL, agents=AGENTS, think_seconds=0.0, attempts=1)
+            loads = [
+                LoadOptions(f"{each.gateway.url}/v1", MODEL, agents=AGENTS, think_seconds=0.0, attempts=1)
                 for each in gateways
             ]
-            running = [await stack.enter_async_context(traffic(flow)) for flow in flows]
+            running = [await stack.enter_async_context(traffic(load)) for load in loads]
             for offset_seconds in (HOUR_SECONDS, -HOUR_SECONDS):
                 await asyncio.gather(*(each.observe(AGENTS) for each in running))
                 clock.set(offset_seconds)

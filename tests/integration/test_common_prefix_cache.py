@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from dps_testkit.plane import CHAT, chat, common_cache, read
-from dps_testkit.processes import Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, common_cache, read
+from dps_testkit.processes import Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -22,10 +22,10 @@ ASKING = {"return_cached_tokens_details": True}
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("common")
     flags = [*common_cache(folder), "--page-size", str(PAGE_TOKENS), "--emulate-speed", "200"]
-    async with Site(folder) as site:
-        speculative, greedy = await site.engines("speculative", "greedy", arguments=flags)
+    async with LocalProcesses(folder) as processes:
+        speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=flags)
         routing = {"commonPrefixCache": True, "decisionLog": str(folder / "decisions.jsonl")}
-        yield await site.gateway([speculative], [greedy], {"routing": routing})
+        yield await processes.start_gateway([speculative], [greedy], {"routing": routing})
 
 
 def prompt(name: str, words: int) -> dict[str, Any]:

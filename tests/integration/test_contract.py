@@ -13,8 +13,8 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_local.stack import DPS, MODEL
-from dps_testkit.plane import CHAT, chat, refusal
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, refusal
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,12 +45,12 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("contract")
     (folder / "keys").write_text(KEYS)
-    async with Site(folder) as site:
-        redis = await site.redis()
+    async with LocalProcesses(folder) as processes:
+        redis = await processes.start_redis()
         async with redis.client() as client:
             await client.config_set("requirepass", REDIS_PASSWORD)
         url = redis.url.replace("redis://", f"redis://:{REDIS_PASSWORD}@")
-        yield await site.gateway(
+        yield await processes.start_gateway(
             [engines[0]],
             [engines[1]],
             {

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from dps_testkit.plane import (
+from dps_testkit.data_plane import (
     CHAT,
     ENDLESS,
     ENDLESS_STREAM,
     MAX_BODY_BYTES,
     SLOW,
     WITH_USAGE,
-    Plane,
+    DataPlane,
     chat,
     posted,
     read,
     refusal,
 )
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -56,103 +56,107 @@ def without_ids_and_times(answer: bytes) -> bytes:
         ),
     ],
 )
-async def test_answer_is_relayed_byte_for_byte(plane: Plane, path: str, body: dict[str, Any]) -> None:
-    await read(plane.greedy.url + path, body)  # both measured requests must find the same tokens cached
-    direct = await read(plane.greedy.url + path, body)
-    counted = await plane.gateway.metric("gen_ai_client_token_usage_count")
+async def test_answer_is_relayed_byte_for_byte(
+    data_plane: DataPlane, path: str, body: dict[str, Any]
+) -> None:
+    await read(data_plane.greedy.url + path, body)  # both measured requests must find the same tokens cached
+    direct = await read(data_plane.greedy.url + path, body)
+    counted = await data_plane.gateway.metric("gen_ai_client_token_usage_count")
 
-    assert without_ids_and_times(await read(plane.gateway.url + path, body)) == without_ids_and_times(direct)
+    assert without_ids_and_times(await read(data_plane.gateway.url + path, body)) == without_ids_and_times(
+        direct
+    )
 
     async def accounted() -> bool:
-        return await plane.gateway.metric("gen_ai_client_token_usage_count") == counted + 2
+        return await data_plane.gateway.metric("gen_ai_client_token_usage_count") == counted + 2
 
     await wait_until(accounted, "the gateway has recorded the usage, whether or not the client receives it")
 
 
-async def test_stream_usage_is_sent_only_to_clients_that_request_it(plane: Plane) -> None:
-    hidden = await read(plane.gateway.url + CHAT, chat(stream=True))
-    shown = await read(plane.gateway.url + CHAT, chat(stream=True, **WITH_USAGE))
+async def test_stream_usage_is_sent_only_to_clients_that_request_it(data_plane: DataPlane) -> None:
+    hidden = await read(data_plane.gateway.url + CHAT, chat(stream=True))
+    shown = await read(data_plane.gateway.url + CHAT, chat(stream=True, **WITH_USAGE))
 
     assert b'"usage"' not in hidden
     assert shown.count(b'"usage":{') == 1
 
 
-async def test_oversized_body_is_rejected(plane: Plane) -> None:
-    async with posted(plane.gateway.url + CHAT, chat(user="x" * MAX_BODY_BYTES)) as response:
+async def test_oversized_body_is_rejected(data_plane: DataPlane) -> None:
+    async with posted(data_plane.gateway.url + CHAT, chat(user="x" * MAX_BODY_BYTES)) as response:
         assert await refusal(response) == (413, "invalid_request_error", "request_too_large", None)
 
 
 # -- disconnecting and queued clients ------------------------------------------------------------------------
 
 
-async def test_disconnect_mid_stream_cancels_generation(plane: Plane) -> None:
-    aborted = await plane.aborted()
-    async with posted(plane.gateway.url + CHAT, ENDLESS_STREAM) as response:
+async def test_disconnect_mid_stream_cancels_generation(data_plane: DataPlane) -> None:
+    aborted = await data_plane.aborted()
+    async with posted(data_plane.gateway.url + CHAT, ENDLESS_STREAM) as response:
         await response.content.readuntil(b"\n\n")
-        assert await plane.greedy.running() == 1
-        assert await plane.in_flight() == 1
+        assert await data_plane.greedy.running() == 1
+        assert await data_plane.in_flight() == 1
 
-    await wait_until(plane.idle, "engine and gateway have dropped the request")
-    assert await plane.aborted() == aborted + 1
+    await wait_until(data_plane.idle, "engine and gateway have dropped the request")
+    assert await data_plane.aborted() == aborted + 1
 
 
 async def test_disconnect_before_non_streaming_answer_cancels_generation(
-    plane: Plane,
+    data_plane: DataPlane,
 ) -> None:
-    aborted = await plane.aborted()
-    waiting = asyncio.create_task(read(plane.gateway.url + CHAT, ENDLESS))
+    aborted = await data_plane.aborted()
+    waiting = asyncio.create_task(read(data_plane.gateway.url + CHAT, ENDLESS))
 
     async def generating() -> bool:
-        return await plane.greedy.running() == 1
+        return await data_plane.greedy.running() == 1
 
     await wait_until(generating, "the engine is running the request")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
-    await wait_until(plane.idle, "engine and gateway have dropped the request")
-    assert await plane.aborted() == aborted + 1
+    await wait_until(data_plane.idle, "engine and gateway have dropped the request")
+    assert await data_plane.aborted() == aborted + 1
 
 
-async def test_request_beyond_queue_limit_is_rejected_with_retry_after(plane: Plane) -> None:
-    url = plane.gateway.url + CHAT
+async def test_request_beyond_queue_limit_is_rejected_with_retry_after(data_plane: DataPlane) -> None:
+    url = data_plane.gateway.url + CHAT
     async with posted(url, ENDLESS_STREAM) as running:
         await running.content.readuntil(b"\n\n")
         waiting = asyncio.create_task(read(url, chat()))
 
         async def queued() -> bool:
-            return await plane.gateway.metric("dps_queued") == 1
+            return await data_plane.gateway.metric("dps_queued") == 1
 
         await wait_until(queued, "the second request is queued")
         async with posted(url, chat()) as third:
             assert await refusal(third) == (429, "rate_limit_error", "overloaded", "1")
 
     assert json.loads(await waiting)["usage"]["completion_tokens"] == 4
-    await wait_until(plane.idle, "no request is in flight")
+    await wait_until(data_plane.idle, "no request is in flight")
 
 
-async def test_disconnect_while_queued_frees_the_queue_slot(plane: Plane) -> None:
-    url = plane.gateway.url + CHAT
+async def test_disconnect_while_queued_frees_the_queue_slot(data_plane: DataPlane) -> None:
+    url = data_plane.gateway.url + CHAT
     async with posted(url, ENDLESS_STREAM) as running:
         await running.content.readuntil(b"\n\n")
         waiting = asyncio.create_task(read(url, chat()))
 
         async def queued(count: int = 1) -> bool:
-            return await plane.gateway.metric("dps_queued") == count
+            return await data_plane.gateway.metric("dps_queued") == count
 
         await wait_until(queued, "the second request is queued")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await wait_until(lambda: queued(0), "the queue is empty")
-    await wait_until(plane.idle, "no request is in flight")
+    await wait_until(data_plane.idle, "no request is in flight")
 
 
 # -- crashing engines ----------------------------------------------------------------------------------------
 
 
 async def test_turn_fails_over_when_engines_crash_and_returns_when_they_recover(tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        *speculative, greedy = await site.engines("speculative-1", "speculative-2", "greedy")
-        gateway = await site.gateway(speculative, [greedy], {"routing": {"thresholdTokens": None}})
+    async with LocalProcesses(tmp_path) as processes:
+        *speculative, greedy = await processes.start_engines("speculative-1", "speculative-2", "greedy")
+        gateway = await processes.start_gateway(speculative, [greedy], {"routing": {"thresholdTokens": None}})
         by_url = {engine.url: engine for engine in speculative}
 
         async def turn() -> tuple[int, str | None, str | None]:
@@ -201,10 +205,14 @@ async def test_turn_fails_over_when_engines_crash_and_returns_when_they_recover(
         await wait_until(answered, "the pool answers again")
 
 
-async def test_stream_ends_with_error_event_when_its_engine_crashes(tmp_path: Path, plane: Plane) -> None:
-    async with Site(tmp_path) as site:
-        (engine,) = await site.engines("crashing", arguments=SLOW)
-        gateway = await site.gateway([plane.speculative], [engine], {"routing": {"policy": "AlwaysGreedy"}})
+async def test_stream_ends_with_error_event_when_its_engine_crashes(
+    tmp_path: Path, data_plane: DataPlane
+) -> None:
+    async with LocalProcesses(tmp_path) as processes:
+        (engine,) = await processes.start_engines("crashing", arguments=SLOW)
+        gateway = await processes.start_gateway(
+            [data_plane.speculative], [engine], {"routing": {"policy": "AlwaysGreedy"}}
+        )
         async with posted(gateway.url + CHAT, ENDLESS_STREAM) as response:
             assert response.status == 200
             await response.content.readuntil(b"\n\n")

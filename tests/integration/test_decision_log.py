@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dps_testkit.plane import CHAT, chat, posted
-from dps_testkit.processes import Engine, Site
+from dps_testkit.data_plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -19,9 +19,9 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
 ) -> None:
     path = tmp_path / "decisions.jsonl"
     before = time.time()
-    async with Site(tmp_path) as site:
+    async with LocalProcesses(tmp_path) as processes:
         speculative, greedy = engines
-        gateway = await site.gateway(
+        gateway = await processes.start_gateway(
             [speculative], [greedy], {"routing": {"decisionLog": str(path), "thresholdTokens": 128}}
         )
 

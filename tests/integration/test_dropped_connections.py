@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dps_local.processes import Child
-from dps_testkit.plane import CHAT, chat, posted
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -89,8 +89,8 @@ async def served(engine: StaleConnections | Crashing) -> AsyncIterator[Engine]:
 
 async def test_request_on_stale_connections_is_retried_on_a_fresh_one(tmp_path: Path) -> None:
     engine = StaleConnections()
-    async with served(engine) as only, Site(tmp_path) as site:
-        gateway = await site.gateway([only], [only])
+    async with served(engine) as only, LocalProcesses(tmp_path) as processes:
+        gateway = await processes.start_gateway([only], [only])
         await asyncio.gather(*(status(gateway) for _ in range(CONNECTIONS)))
         assert await status(gateway) == 200
         assert engine.chats == CONNECTIONS + 1
@@ -98,9 +98,9 @@ async def test_request_on_stale_connections_is_retried_on_a_fresh_one(tmp_path: 
 
 async def test_request_to_crashing_engine_fails_over(tmp_path: Path) -> None:
     crashing = Crashing()
-    async with served(crashing) as first, Site(tmp_path) as site:
-        (second,) = await site.engines("greedy")
-        gateway = await site.gateway([first], [second], {"routing": {"thresholdTokens": None}})
+    async with served(crashing) as first, LocalProcesses(tmp_path) as processes:
+        (second,) = await processes.start_engines("greedy")
+        gateway = await processes.start_gateway([first], [second], {"routing": {"thresholdTokens": None}})
         assert await status(gateway) == 200
         assert crashing.chats == 2, "one retry on a fresh connection before the failover"
 
@@ -109,8 +109,10 @@ async def test_request_that_crashes_engines_is_not_sent_to_all_of_them(tmp_path:
     engines = [Crashing() for _ in range(3)]
     async with AsyncExitStack() as stack:
         first, second, third = [await stack.enter_async_context(served(engine)) for engine in engines]
-        site = await stack.enter_async_context(Site(tmp_path))
-        gateway = await site.gateway([first, second], [third], {"routing": {"thresholdTokens": None}})
+        processes = await stack.enter_async_context(LocalProcesses(tmp_path))
+        gateway = await processes.start_gateway(
+            [first, second], [third], {"routing": {"thresholdTokens": None}}
+        )
         assert await status(gateway) == 502
         assert sorted(engine.chats for engine in engines) == [0, 1, 2]
 

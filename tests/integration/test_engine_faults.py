@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from dps_local.processes import Child
+from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
 from dps_testkit.http import metric
-from dps_testkit.plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -87,9 +87,9 @@ async def reason(gateway: Gateway, **fields: Any) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faulty]:
-    async with Site(tmp_path_factory.mktemp("faulty")) as site:
-        engine, other = await site.engines("speculative", "greedy", arguments=SLOW)
-        yield Faulty(await site.gateway([engine], [other], SECTIONS), engine, other)
+    async with LocalProcesses(tmp_path_factory.mktemp("faulty")) as processes:
+        engine, other = await processes.start_engines("speculative", "greedy", arguments=SLOW)
+        yield Faulty(await processes.start_gateway([engine], [other], SECTIONS), engine, other)
 
 
 async def test_stream_of_an_engine_that_freezes_before_it_answers_fails_over(faulty: Faulty) -> None:
@@ -195,8 +195,10 @@ async def scripted(
     garbage = Garbage()
     server = await asyncio.start_server(garbage.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with Site(tmp_path_factory.mktemp("scripted")) as site:
-        gateway = await site.gateway([scripted_engine(f"http://localhost:{port}")], [engines[1]], SECTIONS)
+    async with LocalProcesses(tmp_path_factory.mktemp("scripted")) as processes:
+        gateway = await processes.start_gateway(
+            [scripted_engine(f"http://localhost:{port}")], [engines[1]], SECTIONS
+        )
         yield Scripted(gateway, garbage)
     server.close()
 

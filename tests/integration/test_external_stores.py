@@ -8,7 +8,7 @@ from dps_operator.builders.children import children
 from dps_testkit.operator.external_stores import NAME, STORES, check_that_sessions_continue
 from dps_testkit.operator.gateway_pod import GatewayPod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 
 
 @pytest.mark.timeout(240)
@@ -16,6 +16,6 @@ from dps_testkit.processes import Site
 async def test_restarted_gateway_continues_the_sessions_of_an_external_store(
     kind: str, tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site, STORES[kind](site, tmp_path) as store:
+    async with LocalProcesses(tmp_path) as processes, STORES[kind](processes, tmp_path) as store:
         made = children(router({**SMALLEST, **store.spec}), SETTINGS, "")
-        await check_that_sessions_continue(GatewayPod.of(made, {NAME: store.secret}), site, tmp_path)
+        await check_that_sessions_continue(GatewayPod.of(made, {NAME: store.secret}), processes, tmp_path)

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dps_testkit.plane import CHAT, chat
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -20,8 +20,8 @@ FILES = 130
 async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engines(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site:
-        gateway = await site.gateway([engines[0]], [engines[1]])
+    async with LocalProcesses(tmp_path) as processes:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]])
         resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         async with aiohttp.ClientSession() as connected:
             assert await status(connected, gateway) == 200
@@ -49,8 +49,8 @@ async def test_burst_of_silent_connections_does_not_close_those_with_requests(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     """The connections wait until the gateway accepts them, because it is stopped meanwhile."""
-    async with Site(tmp_path) as site:
-        gateway = await site.gateway([engines[0]], [engines[1]])
+    async with LocalProcesses(tmp_path) as processes:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]])
         resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         port = int(gateway.url.rpartition(":")[2])
         async with aiohttp.ClientSession() as connected:

@@ -12,33 +12,33 @@ import aiohttp
 import pytest
 
 from dps_local.processes import ChildError
-from dps_testkit.http import metric_over, status_of
-from dps_testkit.plane import (
+from dps_testkit.data_plane import (
     CHAT,
     ENDLESS_STREAM,
     SLOW,
     STEP_SECONDS,
     WITH_USAGE,
-    Plane,
+    DataPlane,
     chat,
     posted,
     read,
 )
-from dps_testkit.processes import Gateway, Site
+from dps_testkit.http import metric_over, status_of
+from dps_testkit.processes import Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
 async def test_terminating_gateway_answers_all_requests_and_closes_connections(
-    tmp_path: Path, plane: Plane
+    tmp_path: Path, data_plane: DataPlane
 ) -> None:
     """Load balancers notice a terminating replica late, so requests that still arrive must be answered."""
     tokens = int(8 / STEP_SECONDS)
-    async with Site(tmp_path) as site, aiohttp.ClientSession() as session:
-        gateway = await site.gateway(
-            [plane.speculative],
-            [plane.greedy],
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as session:
+        gateway = await processes.start_gateway(
+            [data_plane.speculative],
+            [data_plane.greedy],
             {"routing": {"policy": "AlwaysGreedy"}, "timeouts": {"drainDelaySeconds": 6, "drainSeconds": 60}},
         )
 
@@ -74,11 +74,11 @@ async def test_terminating_gateway_answers_all_requests_and_closes_connections(
 
 
 async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_rejected(
-    tmp_path: Path, plane: Plane
+    tmp_path: Path, data_plane: DataPlane
 ) -> None:
-    async with Site(tmp_path) as site:
-        gateway = await site.gateway(
-            [plane.speculative], [plane.greedy], {"routing": {"thresholdTokens": 10_000}}
+    async with LocalProcesses(tmp_path) as processes:
+        gateway = await processes.start_gateway(
+            [data_plane.speculative], [data_plane.greedy], {"routing": {"thresholdTokens": 10_000}}
         )
         process = gateway.child.pid
 
@@ -117,10 +117,14 @@ async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_gateway_exits_if_its_tokenizer_is_missing(workers: int, tmp_path: Path, plane: Plane) -> None:
-    async with Site(tmp_path, tokenizer=tmp_path / "nowhere") as site:
+async def test_gateway_exits_if_its_tokenizer_is_missing(
+    workers: int, tmp_path: Path, data_plane: DataPlane
+) -> None:
+    async with LocalProcesses(tmp_path, tokenizer=tmp_path / "nowhere") as processes:
         with pytest.raises(ChildError, match="exited with status 2") as error:
-            await site.gateway([plane.speculative], [plane.greedy], {"listen": {"workers": workers}})
+            await processes.start_gateway(
+                [data_plane.speculative], [data_plane.greedy], {"listen": {"workers": workers}}
+            )
         assert "dps gateway: model.tokenizer: " in str(error.value)
 
 
@@ -131,11 +135,13 @@ def workers_of(gateway: Gateway) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
-async def test_two_workers_serve_one_port_and_their_metrics_add_up(tmp_path: Path, plane: Plane) -> None:
+async def test_two_workers_serve_one_port_and_their_metrics_add_up(
+    tmp_path: Path, data_plane: DataPlane
+) -> None:
     streams = 15  # odd, so that the loads of two workers always differ
-    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
-        (engine,) = await site.engines("only", arguments=SLOW)
-        gateway = await site.gateway(
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
+        (engine,) = await processes.start_engines("only", arguments=SLOW)
+        gateway = await processes.start_gateway(
             [engine], [engine], {"listen": {"workers": 2}, "routing": {"policy": "AlwaysGreedy"}}
         )
 
@@ -187,11 +193,11 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
 async def test_workers_share_session_state_without_redis_and_stop_when_their_parent_is_killed(
-    tmp_path: Path, plane: Plane
+    tmp_path: Path, data_plane: DataPlane
 ) -> None:
-    async with Site(tmp_path) as site:
-        (engine,) = await site.engines("only")
-        gateway = await site.gateway([engine], [engine], {"listen": {"workers": 2}})
+    async with LocalProcesses(tmp_path) as processes:
+        (engine,) = await processes.start_engines("only")
+        gateway = await processes.start_gateway([engine], [engine], {"listen": {"workers": 2}})
 
         async def listening() -> bool:
             return gateway.child.log.read_text().count("listening on") == 2

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from dps_local.assets import bundled_tokenizer
 from dps_local.stack import MODEL
-from dps_testkit.plane import CHAT, chat, posted
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,8 +37,8 @@ async def gateway(
     tokenizer = Path(shutil.copytree(bundled_tokenizer(), folder / "tokenizer"))
     settings = tokenizer / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": HARMONY}))
-    async with Site(folder, tokenizer) as site:
-        yield await site.gateway([engines[0]], [engines[1]])
+    async with LocalProcesses(folder, tokenizer) as processes:
+        yield await processes.start_gateway([engines[0]], [engines[1]])
 
 
 @pytest.mark.parametrize(

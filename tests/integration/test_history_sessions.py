@@ -27,7 +27,7 @@ from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.server import create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.stack import MODEL
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 
 IDS = range(0, 200, 10)
 """BFCL derives its categories from each other, so sessions with the same number often share a beginning."""
@@ -64,7 +64,7 @@ async def fleet(tokenizer: object, folder: Path) -> AsyncIterator[Fleet]:
             await stack.enter_async_context(TestServer(create_app(settings, prompts, VirtualClock())))
             for _ in range(2)
         ]
-        redis = await (await stack.enter_async_context(Site(folder))).redis()
+        redis = await (await stack.enter_async_context(LocalProcesses(folder))).start_redis()
         config = GatewayConfig.model_validate(
             {
                 "model": {"name": MODEL, "tokenizer": settings.tokenizer_path},

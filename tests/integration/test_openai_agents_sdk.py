@@ -12,7 +12,7 @@ from agents import set_tracing_disabled as set_agents_tracing_disabled
 from httpx2 import AsyncClient, Headers, Response
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -42,10 +42,10 @@ async def requester(
         responses.append(response.headers)
 
     async with (
-        Site(tmp_path_factory.mktemp("agents")) as site,
+        LocalProcesses(tmp_path_factory.mktemp("agents")) as processes,
         AsyncClient(event_hooks={"response": [record]}) as http,
     ):
-        gateway = await site.gateway([engines[0]], [engines[1]])
+        gateway = await processes.start_gateway([engines[0]], [engines[1]])
         client = openai.AsyncOpenAI(
             base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=http
         )

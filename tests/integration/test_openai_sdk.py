@@ -11,7 +11,7 @@ import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -67,8 +67,8 @@ async def clients(
     folder: Path = tmp_path_factory.mktemp("sdk")
     keys = folder / "keys"
     keys.write_text(f"one:{KEY}\n")
-    async with Site(folder) as site:
-        gateway = await site.gateway([engines[0]], [engines[1]], {"auth": {"keysFile": str(keys)}})
+    async with LocalProcesses(folder) as processes:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]], {"auth": {"keysFile": str(keys)}})
         url = f"{gateway.url}/v1"
         with openai.OpenAI(base_url=url, api_key=KEY) as sync:
             async with openai.AsyncOpenAI(base_url=url, api_key=KEY) as asynchronous:

@@ -14,7 +14,7 @@ from schemathesis.schemas import BaseSchema
 
 from dps_local.stack import MODEL
 from dps_testkit.openapi import CHECKS, answer
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -78,13 +78,13 @@ async def described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[D
         "model": {"strict": True},
         "limits": {"maxBodyBytes": 100_000},
     }
-    async with Site(folder) as site:
-        engines = await site.engines(
+    async with LocalProcesses(folder) as processes:
+        engines = await processes.start_engines(
             "speculative",
             "greedy",
             arguments=("--emulate-speed", "2000", "--enable-response-store"),
         )
-        gateway = await site.gateway(engines[:1], engines[1:], sections)
+        gateway = await processes.start_gateway(engines[:1], engines[1:], sections)
         schema = await asyncio.to_thread(schemathesis.openapi.from_url, f"{gateway.url}/openapi.json")
         yield Described(gateway, engines, schema)
 

@@ -14,7 +14,7 @@ from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
-from dps_testkit.processes import Engine, Gateway, RedisServer, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
 from dps_testkit.sessions import decided, expected, play, talks
 from dps_testkit.waiting import wait_until
 
@@ -117,10 +117,10 @@ class Traffic:
 async def running(
     folder: Path, engines: tuple[Engine, Engine], arguments: Sequence[str]
 ) -> AsyncIterator[tuple[Traffic, RedisServer, Gateway]]:
-    async with Site(folder) as site, aiohttp.ClientSession() as http:
-        server = await site.redis(*arguments)
+    async with LocalProcesses(folder) as processes, aiohttp.ClientSession() as http:
+        server = await processes.start_redis(*arguments)
         session = {"redisUrl": server.url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
-        gateway = await site.gateway([engines[0]], [engines[1]], {"session": session})
+        gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
         try:
             yield Traffic(http, gateway), server, gateway
         finally:

@@ -16,7 +16,7 @@ from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.processes import free_ports
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.sessions import decided, expected, play, talks
 from dps_testkit.waiting import wait_until
 
@@ -45,12 +45,14 @@ class AlternatingClients:
         ]
 
 
-async def two_gateways(site: Site, engines: tuple[Engine, Engine], redis_url: str) -> tuple[Gateway, Gateway]:
+async def two_gateways(
+    processes: LocalProcesses, engines: tuple[Engine, Engine], redis_url: str
+) -> tuple[Gateway, Gateway]:
     ports = free_ports(2)
     peers = {"endpoints": [f"http://127.0.0.1:{port}" for port in ports]}
     session = {"redisUrl": redis_url, "redisTimeoutSeconds": 1, "peers": peers}
     first, second = [
-        await site.gateway([engines[0]], [engines[1]], {"session": session}, admin_port=port)
+        await processes.start_gateway([engines[0]], [engines[1]], {"session": session}, admin_port=port)
         for port in ports
     ]
     return first, second
@@ -59,9 +61,9 @@ async def two_gateways(site: Site, engines: tuple[Engine, Engine], redis_url: st
 async def test_gateways_use_each_others_mirrors_during_an_outage(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
-        redis = await site.redis("--save", "3600 1")
-        gateways = await two_gateways(site, engines, redis.url)
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
+        redis = await processes.start_redis("--save", "3600 1")
+        gateways = await two_gateways(processes, engines, redis.url)
         clients = AlternatingClients(http, gateways)
         records = await clients.run(BEFORE)
         await redis.child.stop()
@@ -83,8 +85,8 @@ async def test_gateways_use_each_others_mirrors_during_an_outage(
 async def test_mirror_returns_only_requested_keys_and_rejects_malformed_bodies(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site, aiohttp.ClientSession() as http:
-        gateway = await site.gateway([engines[0]], [engines[1]])
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
+        gateway = await processes.start_gateway([engines[0]], [engines[1]])
         scope = Scope.of(MODEL, "")
         session = SessionId.of_client(scope, "s")
         point = Point(1, "d" * 22, 10, 5, 7, (Holder(Pool.GREEDY, "aaaa"),))

@@ -19,7 +19,7 @@ from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.redis_servers import MASTER, clustered, execute, monitored, tls_in_front_of
 from dps_testkit.waiting import wait_until
 
@@ -129,15 +129,15 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, names: Na
 
 @EVERY_SERVER
 async def test_standalone_server_stores_sessions(binary: Path, tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        server = await site.redis(binary=binary)
+    async with LocalProcesses(tmp_path) as processes:
+        server = await processes.start_redis(binary=binary)
         async with backend(server.url) as (store, client):
             await check_session_lifecycle(store, client, Names(1))
 
 
 async def test_another_client_is_used_without_interruption(tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        old, new = await site.redis(), await site.redis()
+    async with LocalProcesses(tmp_path) as processes:
+        old, new = await processes.start_redis(), await processes.start_redis()
         async with backend(old.url) as (store, client):
             await check_session_lifecycle(store, client, Names(1))
             replacement = connect(new.url, TIMEOUT_SECONDS)
@@ -151,8 +151,8 @@ async def test_another_client_is_used_without_interruption(tmp_path: Path) -> No
 @EVERY_SERVER
 async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, tmp_path: Path) -> None:
     names = Names(1)
-    async with Site(tmp_path) as site:
-        server = await site.redis("--maxmemory-policy", "noeviction", binary=binary)
+    async with LocalProcesses(tmp_path) as processes:
+        server = await processes.start_redis("--maxmemory-policy", "noeviction", binary=binary)
         async with backend(server.url) as (store, client):
             await store.swap(names.record, None, names.value, TTL_SECONDS, (names.pointer, names.points_to))
             await client.config_set("maxmemory", 1)
@@ -171,8 +171,8 @@ async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, t
 async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certify(certificate, key)
-    async with Site(tmp_path) as site:
-        server = await site.redis()
+    async with LocalProcesses(tmp_path) as processes:
+        server = await processes.start_redis()
         async with tls_in_front_of(server, certificate, key) as port:
             url = f"rediss://localhost:{port}/0"
             async with backend(f"{url}?ssl_ca_certs={certificate}") as (store, client):
@@ -185,10 +185,10 @@ async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
 @EVERY_SERVER
 async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> None:
     names = Names(1)
-    async with Site(tmp_path) as site:
-        master = await site.redis(binary=binary)
-        replica = await site.redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
-        sentinel = await monitored(site, master, binary)
+    async with LocalProcesses(tmp_path) as processes:
+        master = await processes.start_redis(binary=binary)
+        replica = await processes.start_redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
+        sentinel = await monitored(processes, master, binary)
         async with sentinel.client() as watch, master.client() as before:
 
             async def watched() -> bool:
@@ -231,8 +231,8 @@ async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> No
 
 @EVERY_SERVER
 async def test_cluster_stores_all_keys_of_a_session_on_one_master(binary: Path, tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        nodes = await clustered(site, binary)
+    async with LocalProcesses(tmp_path) as processes:
+        nodes = await clustered(processes, binary)
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, client):
             assert isinstance(client, RedisCluster)
             for number in range(12):

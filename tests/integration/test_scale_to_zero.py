@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dps_testkit.plane import CHAT, chat, posted
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -18,9 +18,9 @@ REQUESTS = 8
 @pytest.fixture
 async def stopped(tmp_path: Path) -> AsyncIterator[tuple[Gateway, Engine]]:
     """A gateway whose engines are stopped, and the greedy one."""
-    async with Site(tmp_path) as site:
-        speculative, greedy = await site.engines("speculative", "greedy")
-        gateway = await site.gateway([speculative], [greedy], {"timeouts": {"wakeSeconds": 100}})
+    async with LocalProcesses(tmp_path) as processes:
+        speculative, greedy = await processes.start_engines("speculative", "greedy")
+        gateway = await processes.start_gateway([speculative], [greedy], {"timeouts": {"wakeSeconds": 100}})
         await asyncio.gather(speculative.child.stop(), greedy.child.stop())
 
         async def noticed() -> bool:

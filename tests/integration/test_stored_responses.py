@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Engine, Site
+from dps_testkit.processes import Engine, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Plane:
+class TwoGateways:
     """Two gateway replicas in front of engines with a response store."""
 
     engines: dict[str, Engine]
@@ -30,23 +30,25 @@ class Plane:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
+async def gateways(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TwoGateways]:
     folder = tmp_path_factory.mktemp("stored")
     keys = folder / "keys"
     keys.write_text("".join(f"{tenant}:{key}\n" for tenant, key in KEYS.items()))
-    async with Site(folder) as site:
-        redis = await site.redis()
-        engines = await site.engines("first", "second", "greedy", arguments=["--enable-response-store"])
+    async with LocalProcesses(folder) as processes:
+        redis = await processes.start_redis()
+        engines = await processes.start_engines(
+            "first", "second", "greedy", arguments=["--enable-response-store"]
+        )
         sections = {"auth": {"keysFile": str(keys)}, "session": {"redisUrl": redis.url}}
-        gateways = [await site.gateway(engines[:2], engines[2:], sections) for _ in range(2)]
-        yield Plane({engine.url: engine for engine in engines}, (gateways[0].url, gateways[1].url))
+        gateways = [await processes.start_gateway(engines[:2], engines[2:], sections) for _ in range(2)]
+        yield TwoGateways({engine.url: engine for engine in engines}, (gateways[0].url, gateways[1].url))
 
 
-async def test_conversation_continues_on_another_gateway_replica(plane: Plane) -> None:
+async def test_conversation_continues_on_another_gateway_replica(gateways: TwoGateways) -> None:
     answers = []
     previous: str | None = None
     for number, question in enumerate(("How is it in Oslo? " * 20, "And in Bern?", "Why?")):
-        async with plane.client(number % 2) as client:
+        async with gateways.client(number % 2) as client:
             answer = await client.responses.with_raw_response.create(
                 model=MODEL, input=question, previous_response_id=previous, max_output_tokens=9
             )
@@ -75,8 +77,8 @@ async def test_conversation_continues_on_another_gateway_replica(plane: Plane) -
     assert all(usage.input_tokens_details.cached_tokens > 0 for usage in usages[1:])
 
 
-async def test_stream_can_be_continued(plane: Plane) -> None:
-    async with plane.client(0) as client:
+async def test_stream_can_be_continued(gateways: TwoGateways) -> None:
+    async with gateways.client(0) as client:
         stream = await client.responses.create(model=MODEL, input="A story", max_output_tokens=9, stream=True)
         events = [event async for event in stream]
         last = events[-1]
@@ -87,8 +89,8 @@ async def test_stream_can_be_continued(plane: Plane) -> None:
     assert (answer.headers["x-dps-history"], answer.headers["x-dps-turn"]) == ("grown", "2")
 
 
-async def test_response_is_retrieved_from_its_engine_by_every_gateway_replica(plane: Plane) -> None:
-    async with plane.client(0) as one, plane.client(1) as two:
+async def test_response_is_retrieved_from_its_engine_by_every_gateway_replica(gateways: TwoGateways) -> None:
+    async with gateways.client(0) as one, gateways.client(1) as two:
         created = [
             await one.responses.create(model=MODEL, input=f"Question {number}", max_output_tokens=9)
             for number in range(6)
@@ -97,8 +99,8 @@ async def test_response_is_retrieved_from_its_engine_by_every_gateway_replica(pl
             assert (await two.responses.retrieve(response.id)).output_text == response.output_text
 
 
-async def test_background_response_is_retrieved_and_cancelled(plane: Plane) -> None:
-    async with plane.client(0) as one, plane.client(1) as two:
+async def test_background_response_is_retrieved_and_cancelled(gateways: TwoGateways) -> None:
+    async with gateways.client(0) as one, gateways.client(1) as two:
         queued = await one.responses.create(
             model=MODEL, input="Slowly", max_output_tokens=400, background=True
         )
@@ -107,8 +109,8 @@ async def test_background_response_is_retrieved_and_cancelled(plane: Plane) -> N
         assert (await two.responses.cancel(queued.id)).status in ("cancelled", "completed", "incomplete")
 
 
-async def test_another_tenant_cannot_reach_a_response(plane: Plane) -> None:
-    async with plane.client(0) as own, plane.client(0, "two") as other:
+async def test_another_tenant_cannot_reach_a_response(gateways: TwoGateways) -> None:
+    async with gateways.client(0) as own, gateways.client(0, "two") as other:
         response = await own.responses.create(model=MODEL, input="A secret", max_output_tokens=9)
         for attempt in (
             other.responses.retrieve(response.id),
@@ -120,8 +122,8 @@ async def test_another_tenant_cannot_reach_a_response(plane: Plane) -> None:
         assert (await own.responses.retrieve(response.id)).output_text == response.output_text
 
 
-async def test_response_that_is_not_stored_is_not_found(plane: Plane) -> None:
-    async with plane.client(0) as client:
+async def test_response_that_is_not_stored_is_not_found(gateways: TwoGateways) -> None:
+    async with gateways.client(0) as client:
         response = await client.responses.create(
             model=MODEL, input="Forget this", store=False, max_output_tokens=9
         )
@@ -129,12 +131,14 @@ async def test_response_that_is_not_stored_is_not_found(plane: Plane) -> None:
             await client.responses.retrieve(response.id)
 
 
-async def test_request_fails_clearly_while_the_engine_that_holds_the_response_is_down(plane: Plane) -> None:
+async def test_request_fails_clearly_while_the_engine_that_holds_the_response_is_down(
+    gateways: TwoGateways,
+) -> None:
     """This test is the last of the module, because it stops the engines of one pool."""
-    async with plane.client(0) as client:
+    async with gateways.client(0) as client:
         raw = await client.responses.with_raw_response.create(model=MODEL, input="Hi", max_output_tokens=9)
         response, pool = raw.parse(), raw.headers["x-dps-pool"]
-        engines = list(plane.engines.values())
+        engines = list(gateways.engines.values())
         for engine in engines[:2] if pool == "speculative" else engines[2:]:
             engine.child.kill()
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from dps_testkit.plane import common_cache
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import common_cache
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,10 +32,10 @@ async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
     folder = tmp_path_factory.mktemp("tenants")
     (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
     settings = {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}}
-    async with Site(folder) as site:
+    async with LocalProcesses(folder) as processes:
         flags = [*common_cache(folder), "--emulate-speed", "200"]
-        speculative, greedy = await site.engines("speculative", "greedy", arguments=flags)
-        yield await site.gateway([speculative], [greedy], settings), greedy
+        speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=flags)
+        yield await processes.start_gateway([speculative], [greedy], settings), greedy
 
 
 async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dps_local.processes import Child
-from dps_testkit.plane import CHAT, chat, posted
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.data_plane import CHAT, chat, posted
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -36,10 +36,10 @@ def unreachable() -> Iterator[Engine]:
 async def test_only_the_first_request_waits_for_the_connect_timeout(
     engines: tuple[Engine, Engine], unreachable: Engine, tmp_path: Path
 ) -> None:
-    async with Site(tmp_path) as site:
+    async with LocalProcesses(tmp_path) as processes:
         # The first health check is still in progress when the requests arrive.
         timeouts = {"connectSeconds": 0.5, "healthIntervalSeconds": 600}
-        gateway = await site.gateway([unreachable], [engines[1]], {"timeouts": timeouts})
+        gateway = await processes.start_gateway([unreachable], [engines[1]], {"timeouts": timeouts})
 
         assert await reason(gateway) == "failover"
         assert [replica["ready"] for replica in await replicas(gateway)] == [False]

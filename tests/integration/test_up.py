@@ -11,9 +11,9 @@ import aiohttp
 
 from dps_local.processes import free_ports
 from dps_local.stack import DPS
+from dps_testkit.data_plane import CHAT, chat
 from dps_testkit.http import metric, status_of
-from dps_testkit.plane import CHAT, chat
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import wait_until
 
 
@@ -70,8 +70,8 @@ async def test_exit_of_one_process_is_reported_and_the_others_keep_running(tmp_p
 async def test_existing_engines_are_queried_for_their_model_and_keep_running(
     tmp_path: Path,
 ) -> None:
-    async with Site(tmp_path) as site:
-        speculative, greedy = await site.engines("speculative", "greedy")
+    async with LocalProcesses(tmp_path) as processes:
+        speculative, greedy = await processes.start_engines("speculative", "greedy")
         async with (
             running("--speculative-url", speculative.url, "--greedy-url", f"{greedy.url}/v1") as (url, _),
             aiohttp.ClientSession() as http,

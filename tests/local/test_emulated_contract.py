@@ -15,30 +15,32 @@ from dps_local.emulated_sglang.server import create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
 from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case
-from dps_testkit.engine_contract.compare import Deliberate, unexplained, unused
+from dps_testkit.engine_contract.compare import KnownDifference, unexplained, unused
 from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
 from dps_testkit.engine_contract.observe import Shape, describe, metrics
 
 TRUTH = json.loads((Path(__file__).parent / "contract/sglang-0.5.23.json").read_text())
 
 DELIBERATE = (
-    Deliberate(
+    KnownDifference(
         "*server_info.json.*", "only the arguments that have an effect in the emulation", lacking=True
     ),
-    Deliberate("*server_info.json.emulated", "identifies the server as emulated"),
-    Deliberate("*server_info.json.emulation", "the parameters of the emulation"),
-    Deliberate(
+    KnownDifference("*server_info.json.emulated", "identifies the server as emulated"),
+    KnownDifference("*server_info.json.emulation", "the parameters of the emulation"),
+    KnownDifference(
         "*server_info.json.context_length", "always reported; SGLang reports it only if the flag is set"
     ),
-    Deliberate(
+    KnownDifference(
         "*server_info.json.max_running_requests",
         "always reported; SGLang reports it only if the flag is set",
     ),
     *(
-        Deliberate(f"responses: error: {name}.json.error.message", "the wording of the gateway's conversion")
+        KnownDifference(
+            f"responses: error: {name}.json.error.message", "the wording of the gateway's conversion"
+        )
         for name in ("input item unknown", "tool choice without tools")
     ),
-    Deliberate("*model_info.json.embedding", "embeddings are not emulated", lacking=True),
+    KnownDifference("*model_info.json.embedding", "embeddings are not emulated", lacking=True),
 )
 
 

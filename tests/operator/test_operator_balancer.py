@@ -52,7 +52,7 @@ class Gateways:
         return self.demand
 
 
-class World:
+class BalancerHarness:
     """An operator with one DPSRouter, whose pools have the replicas that their Deployments request."""
 
     def __init__(self, spec: Mapping[str, Any] = SPEC) -> None:
@@ -62,7 +62,7 @@ class World:
         typed: Cluster = self.cluster
         self.reconciler = Reconciler(typed, self.seen, SETTINGS, self.now, self.allocations)
         queue = WorkQueue(self.reconciler.reconcile)
-        self.allocationsr = Balancer(self.seen, queue, self.gateways, self.allocations, self.now)
+        self.balancer = Balancer(self.seen, queue, self.gateways, self.allocations, self.now)
         body = {"apiVersion": "dpsrouter.io/v1alpha1", "kind": "DPSRouter", "spec": dict(spec)}
         self.cluster.store({**body, "metadata": {"name": KEY[1], "namespace": KEY[0], "generation": 1}})
         self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
@@ -97,7 +97,7 @@ class World:
         """Measure every 10 s for this long."""
         for _ in range(0, seconds, 10):
             self.time += 10
-            await self.allocationsr.once(self.time)
+            await self.balancer.once(self.time)
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.cluster.objects["DPSRouter", *KEY]["status"]
@@ -109,100 +109,100 @@ class World:
 
 
 async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -> None:
-    world = World()
-    assert await world.settle() == {"speculative": 2, "greedy": 2}
-    assert world.measured() == ("Unknown", "NotMeasured")
-    await world.measure(100)
-    assert await world.settle() == {"speculative": 2, "greedy": 2}
-    assert world.measured() == ("True", "Measured")
-    await world.measure(10)
-    assert await world.settle() == {"speculative": 1, "greedy": 3}
-    assert world.gateways.asked == ["10.0.0.1"]
+    harness = BalancerHarness()
+    assert await harness.settle() == {"speculative": 2, "greedy": 2}
+    assert harness.measured() == ("Unknown", "NotMeasured")
+    await harness.measure(100)
+    assert await harness.settle() == {"speculative": 2, "greedy": 2}
+    assert harness.measured() == ("True", "Measured")
+    await harness.measure(10)
+    assert await harness.settle() == {"speculative": 1, "greedy": 3}
+    assert harness.gateways.asked == ["10.0.0.1"]
     moved_at = "2026-01-01T00:01:50Z"
     expected = {"speculativeReplicas": 1, "greedyReplicas": 3, "lastMoveTime": moved_at}
-    assert world.status()["gpuBudget"] == expected
-    world.gateways.demand = {"speculative": 30.0, "greedy": 1.0}
-    await world.measure(90)
-    assert await world.settle() == {"speculative": 1, "greedy": 3}
-    await world.measure(10)
-    assert await world.settle() == {"speculative": 2, "greedy": 2}
+    assert harness.status()["gpuBudget"] == expected
+    harness.gateways.demand = {"speculative": 30.0, "greedy": 1.0}
+    await harness.measure(90)
+    assert await harness.settle() == {"speculative": 1, "greedy": 3}
+    await harness.measure(10)
+    assert await harness.settle() == {"speculative": 2, "greedy": 2}
 
 
 async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
-    world = World()
-    await world.settle()
-    await world.measure(110)
-    await world.settle()
-    world.allocations.forget(KEY)
-    assert await world.settle() == {"speculative": 1, "greedy": 3}
+    harness = BalancerHarness()
+    await harness.settle()
+    await harness.measure(110)
+    await harness.settle()
+    harness.allocations.forget(KEY)
+    assert await harness.settle() == {"speculative": 1, "greedy": 3}
 
 
 async def test_no_replica_moves_while_one_is_not_ready() -> None:
-    world = World()
-    await world.settle()
+    harness = BalancerHarness()
+    await harness.settle()
     deployment = ("Deployment", "qwen-greedy")
-    found = world.seen.children(KEY)[deployment]
+    found = harness.seen.children(KEY)[deployment]
     assert found.replicas is not None
-    world.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
-    await world.measure(300)
-    assert world.allocations.decided == {}
+    harness.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
+    await harness.measure(300)
+    assert harness.allocations.decided == {}
 
 
 @pytest.mark.parametrize("change", [{"paused": True}, {"suspend": True}])
 async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str, Any]) -> None:
-    world = World()
-    await world.settle()
-    world.seen.routers[KEY]["spec"] |= change
+    harness = BalancerHarness()
+    await harness.settle()
+    harness.seen.routers[KEY]["spec"] |= change
     if "suspend" in change:
-        await world.settle()
-    await world.measure(300)
-    assert world.allocations.decided == {}
+        await harness.settle()
+    await harness.measure(300)
+    assert harness.allocations.decided == {}
 
 
 async def test_a_short_burst_moves_nothing() -> None:
-    world = World()
-    world.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
-    await world.settle()
-    await world.measure(200)
-    world.gateways.demand = {"speculative": 10.0, "greedy": 30.0}
-    await world.measure(10)
-    world.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
-    await world.measure(200)
-    assert world.allocations.decided == {}
+    harness = BalancerHarness()
+    harness.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    await harness.settle()
+    await harness.measure(200)
+    harness.gateways.demand = {"speculative": 10.0, "greedy": 30.0}
+    await harness.measure(10)
+    harness.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    await harness.measure(200)
+    assert harness.allocations.decided == {}
 
 
 async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -> None:
-    world = World()
-    await world.settle()
-    await world.measure(60)
-    world.gateways.problem = "no gateway is running"
-    await world.measure(10)
-    await world.settle()
-    assert world.measured() == ("False", "GatewaysUnreachable")
-    world.gateways.problem = ""
-    await world.measure(90)
-    assert await world.settle() == {"speculative": 2, "greedy": 2}
-    assert world.measured() == ("True", "Measured")
+    harness = BalancerHarness()
+    await harness.settle()
+    await harness.measure(60)
+    harness.gateways.problem = "no gateway is running"
+    await harness.measure(10)
+    await harness.settle()
+    assert harness.measured() == ("False", "GatewaysUnreachable")
+    harness.gateways.problem = ""
+    await harness.measure(90)
+    assert await harness.settle() == {"speculative": 2, "greedy": 2}
+    assert harness.measured() == ("True", "Measured")
 
 
 async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
-    world = World()
-    world.gateways.demand = {"speculative": 0.0, "greedy": 0.0}
-    await world.settle()
-    await world.measure(10)
-    await world.settle()
-    before = world.cluster.writes()
-    await world.measure(500)
-    await world.settle()
-    assert world.cluster.writes() == before
+    harness = BalancerHarness()
+    harness.gateways.demand = {"speculative": 0.0, "greedy": 0.0}
+    await harness.settle()
+    await harness.measure(10)
+    await harness.settle()
+    before = harness.cluster.writes()
+    await harness.measure(500)
+    await harness.settle()
+    assert harness.cluster.writes() == before
 
 
 async def test_a_changed_budget_applies_to_a_decision_that_is_not_in_the_status_yet() -> None:
-    world = World()
-    await world.settle()
-    world.allocations.decided[KEY] = Allocation(1, 3, world.now())
-    world.seen.routers[KEY]["spec"]["gpuBudget"] = {"gpus": 2}
-    assert await world.settle() == {"speculative": 1, "greedy": 1}
+    harness = BalancerHarness()
+    await harness.settle()
+    harness.allocations.decided[KEY] = Allocation(1, 3, harness.now())
+    harness.seen.routers[KEY]["spec"]["gpuBudget"] = {"gpus": 2}
+    assert await harness.settle() == {"speculative": 1, "greedy": 1}
 
 
 def test_demand_is_the_number_of_requests_in_flight_and_waiting() -> None:

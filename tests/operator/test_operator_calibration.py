@@ -115,7 +115,7 @@ def test_gateways_keep_a_decision_log_and_admit_the_calibration() -> None:
     assert components == ["gateway", "calibration"]
 
 
-class World:
+class CalibrationHarness:
     """An operator with one DPSRouter."""
 
     def __init__(self, calibration: dict[str, Any] | None) -> None:
@@ -153,14 +153,14 @@ class World:
 
 
 async def test_without_calibration_there_is_no_condition() -> None:
-    assert await World(None).settle() == {
+    assert await CalibrationHarness(None).settle() == {
         "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
         "condition": [],
     }
 
 
 async def test_before_the_first_calibration_nothing_is_recommended() -> None:
-    found = await World({"apply": True}).settle()
+    found = await CalibrationHarness({"apply": True}).settle()
     assert found["routing"] == {"policy": "DeltaPrefill", "thresholdTokens": 128}
     ((status, reason, message),) = found["condition"]
     assert (status, reason) == ("Unknown", "NotCalibrated")
@@ -174,9 +174,9 @@ async def test_before_the_first_calibration_nothing_is_recommended() -> None:
 async def test_the_result_is_reported_and_applied_only_on_request(
     apply: bool, reason: str, used: tuple[str, int]
 ) -> None:
-    world = World({"apply": apply})
-    world.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
-    found = await world.settle()
+    harness = CalibrationHarness({"apply": apply})
+    harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    found = await harness.settle()
     assert found["condition"] == [("True", reason, FOUND["verdict"])]
     policy, threshold = used
     assert found["routing"] == {
@@ -184,37 +184,37 @@ async def test_the_result_is_reported_and_applied_only_on_request(
         "thresholdTokens": threshold,
         "recommended": {**FOUND, "time": "2026-01-01T03:00:10Z"},
     }
-    assert world.policy() == used
+    assert harness.policy() == used
 
 
 async def test_a_policy_without_a_threshold_keeps_the_one_of_the_spec() -> None:
-    world = World({"apply": True})
+    harness = CalibrationHarness({"apply": True})
     found = {name: value for name, value in FOUND.items() if name != "thresholdTokens"}
-    world.end("one", 0, json.dumps({**found, "policy": "Adaptive"}), "2026-01-01T03:00:10Z")
-    await world.settle()
-    assert world.policy() == ("Adaptive", 128)
+    harness.end("one", 0, json.dumps({**found, "policy": "Adaptive"}), "2026-01-01T03:00:10Z")
+    await harness.settle()
+    assert harness.policy() == ("Adaptive", 128)
 
 
 async def test_the_recommendation_remains_after_its_pod_and_after_a_failure() -> None:
-    world = World({"apply": True})
-    world.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
-    await world.settle()
-    world.seen.update_pod(pod("one", "calibration"), deleted=True)
-    world.end("two", 2, "reading …\ndps calibrate: use a longer log\n", "2026-01-02T03:00:10Z")
-    found = await world.settle()
+    harness = CalibrationHarness({"apply": True})
+    harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    await harness.settle()
+    harness.seen.update_pod(pod("one", "calibration"), deleted=True)
+    harness.end("two", 2, "reading …\ndps calibrate: use a longer log\n", "2026-01-02T03:00:10Z")
+    found = await harness.settle()
     assert found["condition"] == [
         ("False", "CalibrationFailed", "the last calibration failed: dps calibrate: use a longer log")
     ]
     assert found["routing"]["recommended"]["time"] == "2026-01-01T03:00:10Z"
-    assert world.policy() == ("TotalLength", 900)
+    assert harness.policy() == ("TotalLength", 900)
 
 
 async def test_the_newest_of_several_results_counts() -> None:
-    world = World({})
+    harness = CalibrationHarness({})
     for day, threshold in ((2, 200), (1, 100)):
         result = json.dumps({**FOUND, "thresholdTokens": threshold})
-        world.end(f"day-{day}", 0, result, f"2026-01-0{day}T03:00:10Z")
-    assert (await world.settle())["routing"]["recommended"]["thresholdTokens"] == 200
+        harness.end(f"day-{day}", 0, result, f"2026-01-0{day}T03:00:10Z")
+    assert (await harness.settle())["routing"]["recommended"]["thresholdTokens"] == 200
 
 
 UNREADABLE = {
@@ -231,11 +231,11 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("message", UNREADABLE, ids=repr)
 async def test_an_unreadable_result_is_reported_and_not_applied(message: str) -> None:
-    world = World({"apply": True})
-    world.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
-    await world.settle()
-    world.end("two", 0, message, "2026-01-02T03:00:10Z")
-    found = await world.settle()
+    harness = CalibrationHarness({"apply": True})
+    harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    await harness.settle()
+    harness.end("two", 0, message, "2026-01-02T03:00:10Z")
+    found = await harness.settle()
     assert found["condition"] == [
         (
             "False",
@@ -245,40 +245,40 @@ async def test_an_unreadable_result_is_reported_and_not_applied(message: str) ->
         )
     ]
     assert found["routing"]["recommended"]["time"] == "2026-01-01T03:00:10Z"
-    assert world.policy() == ("TotalLength", 900)
+    assert harness.policy() == ("TotalLength", 900)
 
 
 async def test_an_unreadable_first_result_is_not_recommended() -> None:
-    world = World({"apply": True})
-    world.end("one", 0, "", "2026-01-01T03:00:10Z")
-    found = await world.settle()
+    harness = CalibrationHarness({"apply": True})
+    harness.end("one", 0, "", "2026-01-01T03:00:10Z")
+    found = await harness.settle()
     assert [condition[:2] for condition in found["condition"]] == [("False", "CalibrationFailed")]
     assert "recommended" not in found["routing"]
-    assert world.policy() == ("DeltaPrefill", 128)
+    assert harness.policy() == ("DeltaPrefill", 128)
 
 
 async def test_a_calibration_that_cannot_start_is_reported() -> None:
-    world = World({})
-    world.seen.update_pod(
+    harness = CalibrationHarness({})
+    harness.seen.update_pod(
         pod(
             "one",
             "calibration",
             containerStatuses=[{**waiting("ImagePullBackOff"), "name": "calibration", "image": "lab:1"}],
         )
     )
-    ((status, reason, _),) = (await world.settle())["condition"]
+    ((status, reason, _),) = (await harness.settle())["condition"]
     assert (status, reason) == ("False", "ImagePullFailed")
 
 
 async def test_the_recommendation_disappears_with_the_calibration() -> None:
-    world = World({"apply": True})
-    world.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
-    await world.settle()
-    body = world.cluster.objects["DPSRouter", *KEY]
+    harness = CalibrationHarness({"apply": True})
+    harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    await harness.settle()
+    body = harness.cluster.objects["DPSRouter", *KEY]
     del body["spec"]["routing"]
-    world.seen.update_router(body)
-    assert await world.settle() == {
+    harness.seen.update_router(body)
+    assert await harness.settle() == {
         "routing": {"policy": "DeltaPrefill", "thresholdTokens": 128},
         "condition": [],
     }
-    assert ("CronJob", KEY[0], "qwen-calibration") not in world.cluster.objects
+    assert ("CronJob", KEY[0], "qwen-calibration") not in harness.cluster.objects

@@ -15,8 +15,8 @@ from dps_operator.resync import Resync
 from dps_operator.settings import Settings
 from dps_operator.work_queue import FAILED, WorkQueue
 from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SETTINGS, SMALLEST
-from dps_testkit.operator.world import World
 
 KEY = ("serving", "qwen")
 LABELS = {"router_namespace": "serving", "router": "qwen"}
@@ -146,18 +146,18 @@ async def test_rollout_metric_is_set_until_a_failed_rollout_is_corrected_and_rem
     def failed() -> float | None:
         return REGISTRY.get_sample_value("dps_operator_rollout_failed", LABELS)
 
-    world = World(SMALLEST)
-    await world.reconcile()
+    harness = OperatorHarness(SMALLEST)
+    await harness.reconcile()
     assert failed() == 0
     stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-    world.object("Deployment", "qwen-greedy")["status"] = {"conditions": [stalled]}
-    await world.reconcile()
+    harness.object("Deployment", "qwen-greedy")["status"] = {"conditions": [stalled]}
+    await harness.reconcile()
     assert failed() == 1
-    world.available("qwen-greedy")
-    await world.reconcile()
+    harness.available("qwen-greedy")
+    await harness.reconcile()
     assert failed() == 0
-    del world.cluster.objects["DPSRouter", *KEY]
-    await world.reconcile()
+    del harness.cluster.objects["DPSRouter", *KEY]
+    await harness.reconcile()
     assert failed() is None
 
 
@@ -169,12 +169,12 @@ async def test_replicas_metric_is_zero_while_the_router_is_suspended_and_removed
         ]
 
     spec = {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"replicas": 2}}}
-    world = World(spec)
-    await world.reconcile()
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
     assert requested() == [1, 2]
-    world.edit({**spec, "suspend": True})
-    await world.reconcile()
+    harness.edit({**spec, "suspend": True})
+    await harness.reconcile()
     assert requested() == [0, 0]
-    del world.cluster.objects["DPSRouter", *KEY]
-    await world.reconcile()
+    del harness.cluster.objects["DPSRouter", *KEY]
+    await harness.reconcile()
     assert requested() == [None, None]

@@ -12,9 +12,9 @@ from dps_operator.builders.engine import engine_deployment
 from dps_operator.resources import Manifest
 from dps_operator.status.conditions import conditions
 from dps_operator.status.observed import Observed
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.objects import replicas, workload
 from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SETTINGS, SMALLEST, router
-from dps_testkit.operator.world import World
 
 EXTERNAL = {"segmentSize": "64Gi", "externalMaster": "mooncake.storage.svc:50051"}
 
@@ -150,19 +150,19 @@ def test_service_monitor_selects_the_metrics_of_a_managed_master(spec: dict[str,
 
 
 async def test_mooncake_needs_no_secret() -> None:
-    world = World(MOONCAKE)
-    await world.reconcile()
-    entries = world.object("Secret", "dps-router-credentials")["data"]
+    harness = OperatorHarness(MOONCAKE)
+    await harness.reconcile()
+    entries = harness.object("Secret", "dps-router-credentials")["data"]
     assert not [name for name in entries if "prefix-cache" in name]
 
 
 async def test_master_is_deleted_with_the_backend() -> None:
-    world = World(MOONCAKE)
-    await world.reconcile()
-    assert "qwen-mooncake" in world.cluster.names("Deployment") & world.cluster.names("Service")
-    world.edit({**MOONCAKE, "prefixCache": {**MOONCAKE["prefixCache"], "mode": "Separate"}})
-    await world.reconcile()
-    assert "qwen-mooncake" not in world.cluster.names("Deployment") | world.cluster.names("Service")
+    harness = OperatorHarness(MOONCAKE)
+    await harness.reconcile()
+    assert "qwen-mooncake" in harness.cluster.names("Deployment") & harness.cluster.names("Service")
+    harness.edit({**MOONCAKE, "prefixCache": {**MOONCAKE["prefixCache"], "mode": "Separate"}})
+    await harness.reconcile()
+    assert "qwen-mooncake" not in harness.cluster.names("Deployment") | harness.cluster.names("Service")
 
 
 def observed(ready: int) -> Observed:

@@ -7,9 +7,9 @@ import pytest
 from dps_operator.errors import ClusterError
 from dps_operator.mounts import MountWatch
 from dps_operator.status.diagnose import Problem
+from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.objects import Manifest, pod
 from dps_testkit.operator.routers import SMALLEST
-from dps_testkit.operator.world import KEY, World
 
 CREATING = {
     "name": "gateway",
@@ -65,59 +65,59 @@ CASES: dict[str, tuple[list[Manifest], Problem]] = {
 }
 
 
-async def world_with(*events: Manifest, **status: Any) -> tuple[World, MountWatch]:
-    """A world whose gateway has one pod with this status, after the first reconcile."""
-    world = World(SMALLEST)
-    world.cluster.objects["Pod", "serving", "p"] = pod("p", "gateway", **status)
+async def harness_with(*events: Manifest, **status: Any) -> tuple[OperatorHarness, MountWatch]:
+    """A harness whose gateway has one pod with this status, after the first reconcile."""
+    harness = OperatorHarness(SMALLEST)
+    harness.cluster.objects["Pod", "serving", "p"] = pod("p", "gateway", **status)
     for one in events:
-        world.cluster.store(one)
-    await world.reconcile()
-    return world, MountWatch(world.cluster, world.seen)
+        harness.cluster.store(one)
+    await harness.reconcile()
+    return harness, MountWatch(harness.cluster, harness.seen)
 
 
 @pytest.mark.parametrize(("events", "wanted"), CASES.values(), ids=CASES.keys())
 async def test_pod_that_waits_for_a_volume_is_diagnosed(events: list[Manifest], wanted: Problem) -> None:
-    world, watch = await world_with(*events, containerStatuses=[CREATING])
+    harness, watch = await harness_with(*events, containerStatuses=[CREATING])
     changed = await watch.once()
     assert changed == ([] if wanted.reason == "Starting" else [KEY])
     assert await watch.once() == []
-    assert [one.problem for one in world.seen.pods(KEY)] == [wanted]
+    assert [one.problem for one in harness.seen.pods(KEY)] == [wanted]
 
 
 async def test_condition_of_the_gateway_names_the_missing_secret() -> None:
-    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
-    assert world.condition("GatewayReady")["reason"] == "Starting"
+    harness, watch = await harness_with(event(NO_SECRET), containerStatuses=[CREATING])
+    assert harness.condition("GatewayReady")["reason"] == "Starting"
     for key in await watch.once():
-        await world.reconciler.reconcile(key)
-    condition = world.condition("GatewayReady")
+        await harness.reconciler.reconcile(key)
+    condition = harness.condition("GatewayReady")
     assert (condition["reason"], condition["message"]) == (
         "ConfigMissing",
         'pod p cannot start: secret "keys" not found',
     )
-    assert world.condition("Ready")["status"] == "False"
+    assert harness.condition("Ready")["status"] == "False"
 
 
 async def test_started_pod_is_not_judged_by_older_events() -> None:
     running = CREATING | {"state": {"running": {}}}
-    world, watch = await world_with(event(NO_SECRET), containerStatuses=[running])
-    lists = world.cluster.calls["list"]
+    harness, watch = await harness_with(event(NO_SECRET), containerStatuses=[running])
+    lists = harness.cluster.calls["list"]
     assert await watch.once() == []
-    assert world.cluster.calls["list"] == lists, "no events are listed without pods that wait"
+    assert harness.cluster.calls["list"] == lists, "no events are listed without pods that wait"
 
 
 async def test_result_ends_with_the_pod() -> None:
-    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
+    harness, watch = await harness_with(event(NO_SECRET), containerStatuses=[CREATING])
     assert await watch.once() == [KEY]
-    del world.cluster.objects["Pod", "serving", "p"]
-    await world.list_objects()
+    del harness.cluster.objects["Pod", "serving", "p"]
+    await harness.list_objects()
     assert await watch.once() == [KEY]
-    assert world.seen.unmounted == {}
+    assert harness.seen.unmounted == {}
 
 
 async def test_failed_listing_keeps_the_last_result() -> None:
-    world, watch = await world_with(event(NO_SECRET), containerStatuses=[CREATING])
+    harness, watch = await harness_with(event(NO_SECRET), containerStatuses=[CREATING])
     await watch.once()
-    world.cluster.fail["list", "Event"] = ClusterError("the API server is unavailable")
+    harness.cluster.fail["list", "Event"] = ClusterError("the API server is unavailable")
     with pytest.raises(ClusterError):
         await watch.once()
-    assert KEY in world.seen.unmounted
+    assert KEY in harness.seen.unmounted

@@ -15,9 +15,9 @@ from dps_operator.errors import ClusterError, NotInstalledError
 from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import Component
 from dps_operator.status.diagnose import SEVERITY
+from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.objects import pod, waiting
 from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SMALLEST, VLLM
-from dps_testkit.operator.world import KEY, World
 from dps_testkit.paths import ROOT
 
 SOURCES = (
@@ -60,85 +60,85 @@ class Case:
 
     condition: str
     spec: dict[str, Any] = field(default_factory=lambda: SMALLEST)
-    change: Callable[[World], None] = lambda world: None
+    change: Callable[[OperatorHarness], None] = lambda harness: None
 
 
-def serve(world: World) -> None:
+def serve(harness: OperatorHarness) -> None:
     """Make every component ready."""
     for name in ("qwen-speculative", "qwen-greedy"):
-        world.available(name)
-    world.available("qwen-gateway", 2)
-    world.object("StatefulSet", "qwen-redis")["status"] = {
+        harness.available(name)
+    harness.available("qwen-gateway", 2)
+    harness.object("StatefulSet", "qwen-redis")["status"] = {
         "replicas": 1,
         "updatedReplicas": 1,
         "availableReplicas": 1,
     }
 
 
-def with_pod(component: Component = "speculative", **status: Any) -> Callable[[World], None]:
+def with_pod(component: Component = "speculative", **status: Any) -> Callable[[OperatorHarness], None]:
     """Add a pod of a component."""
 
-    def change(world: World) -> None:
-        world.cluster.objects["Pod", "serving", "p"] = pod("p", component, **status)
+    def change(harness: OperatorHarness) -> None:
+        harness.cluster.objects["Pod", "serving", "p"] = pod("p", component, **status)
 
     return change
 
 
-def unscheduled(message: str, component: Component = "speculative") -> Callable[[World], None]:
+def unscheduled(message: str, component: Component = "speculative") -> Callable[[OperatorHarness], None]:
     return with_pod(component, conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
 
 
-def calibration_ended(exit_code: int, message: str) -> Callable[[World], None]:
+def calibration_ended(exit_code: int, message: str) -> Callable[[OperatorHarness], None]:
     terminated = {"exitCode": exit_code, "message": message, "finishedAt": "2026-01-01T03:00:10Z"}
     return with_pod("calibration", containerStatuses=[{"name": "c", "state": {"terminated": terminated}}])
 
 
-def deployment_condition(**condition: str) -> Callable[[World], None]:
-    def change(world: World) -> None:
-        world.object("Deployment", "qwen-speculative")["status"] = {"conditions": [condition]}
+def deployment_condition(**condition: str) -> Callable[[OperatorHarness], None]:
+    def change(harness: OperatorHarness) -> None:
+        harness.object("Deployment", "qwen-speculative")["status"] = {"conditions": [condition]}
 
     return change
 
 
-def autoscaler_status(status: str) -> Callable[[World], None]:
-    def change(world: World) -> None:
-        world.object("HorizontalPodAutoscaler", "qwen-gateway")["status"] = {
+def autoscaler_status(status: str) -> Callable[[OperatorHarness], None]:
+    def change(harness: OperatorHarness) -> None:
+        harness.object("HorizontalPodAutoscaler", "qwen-gateway")["status"] = {
             "conditions": [{"type": "ScalingActive", "status": status}]
         }
 
     return change
 
 
-def some_ready(world: World) -> None:
-    world.object("Deployment", "qwen-speculative")["status"] = {"replicas": 2, "availableReplicas": 1}
+def some_ready(harness: OperatorHarness) -> None:
+    harness.object("Deployment", "qwen-speculative")["status"] = {"replicas": 2, "availableReplicas": 1}
 
 
-def scaled_to_zero(world: World) -> None:
-    world.object("Deployment", "qwen-speculative")["spec"]["replicas"] = 0
+def scaled_to_zero(harness: OperatorHarness) -> None:
+    harness.object("Deployment", "qwen-speculative")["spec"]["replicas"] = 0
 
 
-def missing(kind: str, name: str, error: ClusterError) -> Callable[[World], None]:
+def missing(kind: str, name: str, error: ClusterError) -> Callable[[OperatorHarness], None]:
     """Delete an object, which the API server then refuses to create."""
 
-    def change(world: World) -> None:
-        del world.cluster.objects[kind, "serving", name]
-        world.cluster.fail["apply", kind] = error
+    def change(harness: OperatorHarness) -> None:
+        del harness.cluster.objects[kind, "serving", name]
+        harness.cluster.fail["apply", kind] = error
 
     return change
 
 
-def measured(problem: str) -> Callable[[World], None]:
-    def change(world: World) -> None:
-        world.allocations.unmeasured[KEY] = problem
+def measured(problem: str) -> Callable[[OperatorHarness], None]:
+    def change(harness: OperatorHarness) -> None:
+        harness.allocations.unmeasured[KEY] = problem
 
     return change
 
 
-def fetched(*unserved: PoolName) -> Callable[[World], None]:
+def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
     """Both pools had enough tokens to fetch, and these fetched too few."""
 
-    def change(world: World) -> None:
-        world.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
+    def change(harness: OperatorHarness) -> None:
+        harness.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
 
     return change
 
@@ -151,7 +151,7 @@ def shared(speculation: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {**PREFIX_CACHE, "pools": {"speculative": {"speculation": speculation}}, **spec}
 
 
-def waiting_engine(reason: str) -> Callable[[World], None]:
+def waiting_engine(reason: str) -> Callable[[OperatorHarness], None]:
     return with_pod(containerStatuses=[waiting(reason)])
 
 
@@ -235,12 +235,12 @@ CASES = {
 @pytest.mark.parametrize("reason", CASES)
 async def test_reason_is_reported(reason: str) -> None:
     case = CASES[reason]
-    world = World(case.spec)
-    await world.reconcile()
-    case.change(world)
+    harness = OperatorHarness(case.spec)
+    await harness.reconcile()
+    case.change(harness)
     with suppress(ClusterError):
-        await world.reconcile()
-    assert world.condition(case.condition)["reason"] == reason
+        await harness.reconcile()
+    assert harness.condition(case.condition)["reason"] == reason
 
 
 def test_every_reason_has_a_case() -> None:

@@ -11,41 +11,41 @@ from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.resources import ENGINE, SPEC_HASH
 from dps_operator.revisions import history
+from dps_testkit.operator.harness import NOW, OperatorHarness
 from dps_testkit.operator.objects import replicas, workload
 from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, router
-from dps_testkit.operator.world import NOW, World
 
 NEXT_RELEASE = replace(SETTINGS, plugin_image="operator:2", gateway_image="gateway:2")
 """A release of the operator that generates another pod template for engines and gateways."""
 POOLS = ("qwen-speculative", "qwen-greedy")
 
 
-def templates(world: World) -> list[Any]:
-    return [copy.deepcopy(world.object("Deployment", name)["spec"]["template"]) for name in POOLS]
+def templates(harness: OperatorHarness) -> list[Any]:
+    return [copy.deepcopy(harness.object("Deployment", name)["spec"]["template"]) for name in POOLS]
 
 
-async def serving(spec: dict[str, Any]) -> World:
+async def serving(spec: dict[str, Any]) -> OperatorHarness:
     """A router whose pools serve."""
-    world = World(spec)
-    await world.reconcile()
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
     for name in POOLS:
-        world.available(name)
-    await world.reconcile()
-    return world
+        harness.available(name)
+    await harness.reconcile()
+    return harness
 
 
 async def test_upgrade_of_the_operator_restarts_no_engine() -> None:
-    world = await serving(PREFIX_CACHE)
-    before = templates(world)
-    world.restart(NEXT_RELEASE)
-    await world.reconcile()
-    assert templates(world) == before
-    assert [world.status()["pools"][pool]["outdated"] for pool in ("speculative", "greedy")] == [True, True]
-    gateway = world.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]["containers"][0]
+    harness = await serving(PREFIX_CACHE)
+    before = templates(harness)
+    harness.restart(NEXT_RELEASE)
+    await harness.reconcile()
+    assert templates(harness) == before
+    assert [harness.status()["pools"][pool]["outdated"] for pool in ("speculative", "greedy")] == [True, True]
+    gateway = harness.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]["containers"][0]
     assert gateway["image"] == "gateway:2"
-    writes = world.cluster.writes()
-    await world.reconcile()
-    assert world.cluster.writes() == writes
+    writes = harness.cluster.writes()
+    await harness.reconcile()
+    assert harness.cluster.writes() == writes
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -59,98 +59,100 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 async def test_change_of_other_fields_after_an_upgrade_restarts_no_engine(change: dict[str, Any]) -> None:
-    world = await serving(PREFIX_CACHE)
-    before = templates(world)
-    world.restart(NEXT_RELEASE)
-    world.edit({**PREFIX_CACHE, **change})
-    await world.reconcile()
-    assert templates(world) == before
+    harness = await serving(PREFIX_CACHE)
+    before = templates(harness)
+    harness.restart(NEXT_RELEASE)
+    harness.edit({**PREFIX_CACHE, **change})
+    await harness.reconcile()
+    assert templates(harness) == before
 
 
 async def test_change_of_a_pool_after_an_upgrade_updates_that_pool_alone() -> None:
-    world = await serving(PREFIX_CACHE)
-    before = templates(world)
-    world.restart(NEXT_RELEASE)
-    world.edit({**PREFIX_CACHE, "pools": {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}})
-    await world.reconcile()
-    after = templates(world)
+    harness = await serving(PREFIX_CACHE)
+    before = templates(harness)
+    harness.restart(NEXT_RELEASE)
+    harness.edit(
+        {**PREFIX_CACHE, "pools": {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}}
+    )
+    await harness.reconcile()
+    after = templates(harness)
     assert after[0] == before[0]
     assert after[1]["spec"]["initContainers"][0]["image"] == "operator:2"
-    assert "outdated" not in world.status()["pools"]["greedy"]
+    assert "outdated" not in harness.status()["pools"]["greedy"]
 
 
 async def test_automatic_upgrades_take_the_pod_template_of_the_new_release() -> None:
     spec = {**PREFIX_CACHE, "engine": {"version": "0.5.23", "upgradePolicy": "Automatic"}}
-    world = await serving(spec)
-    world.restart(NEXT_RELEASE)
-    await world.reconcile()
-    assert templates(world)[0]["spec"]["initContainers"][0]["image"] == "operator:2"
-    assert "starts after that of the speculative pool" in world.condition("Progressing")["message"]
+    harness = await serving(spec)
+    harness.restart(NEXT_RELEASE)
+    await harness.reconcile()
+    assert templates(harness)[0]["spec"]["initContainers"][0]["image"] == "operator:2"
+    assert "starts after that of the speculative pool" in harness.condition("Progressing")["message"]
 
 
 async def test_pool_that_does_not_serve_takes_the_new_pod_template() -> None:
-    world = await serving(PREFIX_CACHE)
-    world.available("qwen-greedy", 0)
-    world.restart(NEXT_RELEASE)
-    await world.reconcile()
-    images = [template["spec"]["initContainers"][0]["image"] for template in templates(world)]
+    harness = await serving(PREFIX_CACHE)
+    harness.available("qwen-greedy", 0)
+    harness.restart(NEXT_RELEASE)
+    await harness.reconcile()
+    images = [template["spec"]["initContainers"][0]["image"] for template in templates(harness)]
     assert images == ["operator:1", "operator:2"]
 
 
 async def test_kept_pod_template_is_reported() -> None:
-    world = await serving(PREFIX_CACHE)
-    world.available("qwen-gateway", 2)
-    world.object("StatefulSet", "qwen-redis")["status"] = {
+    harness = await serving(PREFIX_CACHE)
+    harness.available("qwen-gateway", 2)
+    harness.object("StatefulSet", "qwen-redis")["status"] = {
         "replicas": 1,
         "updatedReplicas": 1,
         "availableReplicas": 1,
     }
-    world.restart(replace(SETTINGS, plugin_image="operator:2"))
-    await world.reconcile()
-    assert world.condition("Progressing")["message"] == (
+    harness.restart(replace(SETTINGS, plugin_image="operator:2"))
+    await harness.reconcile()
+    assert harness.condition("Progressing")["message"] == (
         "all replicas are ready and up to date; both pools keep the pod template of another operator release "
         "(spec.engine.upgradePolicy)"
     )
 
 
-def engine_image(world: World, pool: str = "qwen-speculative") -> str:
-    image: str = world.object("Deployment", pool)["spec"]["template"]["spec"]["containers"][0]["image"]
+def engine_image(harness: OperatorHarness, pool: str = "qwen-speculative") -> str:
+    image: str = harness.object("Deployment", pool)["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 
 
 async def test_version_in_use_is_kept_until_upgrades_are_automatic() -> None:
-    world = await serving(SMALLEST)
+    harness = await serving(SMALLEST)
     for name in POOLS:
-        world.object("Deployment", name)["metadata"]["annotations"][ENGINE] = "SGLang 0.5.8"
+        harness.object("Deployment", name)["metadata"]["annotations"][ENGINE] = "SGLang 0.5.8"
     engine = {"args": ["--log-level", "debug"]}
-    world.edit({**SMALLEST, "engine": engine})
-    await world.reconcile()
-    assert engine_image(world) == "lmsysorg/sglang:v0.5.8"
-    assert world.status()["pools"]["speculative"]["revisions"][0]["engine"] == "SGLang 0.5.8"
-    world.edit({**SMALLEST, "engine": {**engine, "upgradePolicy": "Automatic"}})
-    await world.reconcile()
-    assert engine_image(world) == f"lmsysorg/sglang:v{DEFAULT_VERSION}"
+    harness.edit({**SMALLEST, "engine": engine})
+    await harness.reconcile()
+    assert engine_image(harness) == "lmsysorg/sglang:v0.5.8"
+    assert harness.status()["pools"]["speculative"]["revisions"][0]["engine"] == "SGLang 0.5.8"
+    harness.edit({**SMALLEST, "engine": {**engine, "upgradePolicy": "Automatic"}})
+    await harness.reconcile()
+    assert engine_image(harness) == f"lmsysorg/sglang:v{DEFAULT_VERSION}"
 
 
 async def test_version_of_the_spec_precedes_the_recorded_one() -> None:
-    world = await serving(SMALLEST)
-    world.edit({**SMALLEST, "engine": {"version": "0.5.23"}})
-    await world.reconcile()
-    assert engine_image(world) == "lmsysorg/sglang:v0.5.23"
+    harness = await serving(SMALLEST)
+    harness.edit({**SMALLEST, "engine": {"version": "0.5.23"}})
+    await harness.reconcile()
+    assert engine_image(harness) == "lmsysorg/sglang:v0.5.23"
 
 
 async def test_status_has_the_revisions_of_each_pool() -> None:
-    world = await serving(SMALLEST)
-    pool = world.status()["pools"]["greedy"]
+    harness = await serving(SMALLEST)
+    pool = harness.status()["pools"]["greedy"]
     image = f"lmsysorg/sglang:v{DEFAULT_VERSION}"
     first = {"engine": f"SGLang {DEFAULT_VERSION}", "image": image, "generation": 1, "time": NOW}
     (found,) = pool["revisions"]
     assert {**first, "revision": found["revision"]} == found
-    world.edit({**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}})
-    await world.reconcile()
-    revisions = world.status()["pools"]["greedy"]["revisions"]
+    harness.edit({**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}})
+    await harness.reconcile()
+    revisions = harness.status()["pools"]["greedy"]["revisions"]
     assert [one["generation"] for one in revisions] == [2, 1]
-    assert len(world.status()["pools"]["speculative"]["revisions"]) == 1
+    assert len(harness.status()["pools"]["speculative"]["revisions"]) == 1
 
 
 def test_history_is_limited_to_the_newest_revisions() -> None:

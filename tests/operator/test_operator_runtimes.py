@@ -12,8 +12,8 @@ from dps_operator.builders.network import network_policies
 from dps_operator.builders.prefix_cache import unshareable
 from dps_operator.errors import SpecError
 from dps_operator.resources import ENGINE, SPEC_HASH
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, VLLM, router
-from dps_testkit.operator.world import World
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
     "default": ({}, {}, ("lmsysorg/sglang:v0.5.8.post1", "SGLang 0.5.8.post1")),
@@ -143,10 +143,10 @@ def test_pool_with_vllm_shares_no_prefix_cache(pool: str) -> None:
 
 
 async def test_condition_states_that_vllm_shares_no_prefix_cache() -> None:
-    world = World({**PREFIX_CACHE, "engine": {"runtime": "VLLM"}})
-    await world.reconcile()
-    assert world.condition("SpecValid")["status"] == "True"
-    assert world.condition("PrefixCacheShared")["reason"] == "RuntimeNotSupported"
+    harness = OperatorHarness({**PREFIX_CACHE, "engine": {"runtime": "VLLM"}})
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["status"] == "True"
+    assert harness.condition("PrefixCacheShared")["reason"] == "RuntimeNotSupported"
 
 
 def test_spec_hash_of_a_pool_covers_only_its_own_engine() -> None:
@@ -169,25 +169,25 @@ def test_spec_hash_of_a_pool_covers_only_its_own_engine() -> None:
     ],
 )
 async def test_version_in_use_is_kept_for_each_runtime(name: str, engine: str, image: str) -> None:
-    world = World(with_greedy({}, {"runtime": "VLLM"}))
-    await world.reconcile()
+    harness = OperatorHarness(with_greedy({}, {"runtime": "VLLM"}))
+    await harness.reconcile()
     for one in ("qwen-speculative", "qwen-greedy"):
-        world.available(one)
-    world.object("Deployment", name)["metadata"]["annotations"][ENGINE] = engine
-    world.edit(with_greedy({}, {"runtime": "VLLM"}, nodePool={"profile": "None"}))
-    await world.reconcile()
-    world.available("qwen-speculative")
-    await world.reconcile()
-    container = world.object("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+        harness.available(one)
+    harness.object("Deployment", name)["metadata"]["annotations"][ENGINE] = engine
+    harness.edit(with_greedy({}, {"runtime": "VLLM"}, nodePool={"profile": "None"}))
+    await harness.reconcile()
+    harness.available("qwen-speculative")
+    await harness.reconcile()
+    container = harness.object("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == image
 
 
 async def test_change_of_the_runtime_takes_its_default_version() -> None:
-    world = World(with_greedy({}, {}))
-    await world.reconcile()
-    world.available("qwen-greedy")
-    world.available("qwen-speculative")
-    world.edit(with_greedy({}, {"runtime": "VLLM"}))
-    await world.reconcile()
-    pod = world.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]
+    harness = OperatorHarness(with_greedy({}, {}))
+    await harness.reconcile()
+    harness.available("qwen-greedy")
+    harness.available("qwen-speculative")
+    harness.edit(with_greedy({}, {"runtime": "VLLM"}))
+    await harness.reconcile()
+    pod = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "vllm/vllm-openai:v0.32.0"

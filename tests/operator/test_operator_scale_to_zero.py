@@ -13,9 +13,9 @@ from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
 from dps_operator.scale_to_zero.scaler import Scaler
 from dps_operator.work_queue import WorkQueue
+from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.objects import pod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from dps_testkit.operator.world import KEY, World
 
 ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 60}
 SPECULATIVE = SMALLEST["pools"]["speculative"]
@@ -53,7 +53,7 @@ class Gateways:
         self.activity[pool] = replace(self.activity[pool], **changes)
 
 
-class ScalingWorld(World):
+class ScalingHarness(OperatorHarness):
     """A DPSRouter whose pools have the replicas that their Deployments request."""
 
     def __init__(self, pools: dict[str, Any]) -> None:
@@ -91,9 +91,9 @@ class ScalingWorld(World):
         return await self.settle()
 
 
-async def world(pools: dict[str, Any]) -> ScalingWorld:
+async def harness(pools: dict[str, Any]) -> ScalingHarness:
     """A DPSRouter that serves, whose activity has been read once."""
-    made = ScalingWorld(pools)
+    made = ScalingHarness(pools)
     made.start_scaler()
     assert await made.settle() == {"speculative": 1, "greedy": 1}
     await made.poll()
@@ -101,7 +101,7 @@ async def world(pools: dict[str, Any]) -> ScalingWorld:
 
 
 async def test_idle_pools_are_scaled_to_zero_and_back() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     assert await made.poll(59) == {"speculative": 1, "greedy": 1}
     assert await made.poll(1) == {"speculative": 0, "greedy": 0}
     assert made.condition("Ready")["message"] == (
@@ -122,7 +122,7 @@ async def test_idle_pools_are_scaled_to_zero_and_back() -> None:
 
 
 async def test_a_request_that_the_other_pool_served_instead_starts_the_pool() -> None:
-    made = await world(GREEDY)
+    made = await harness(GREEDY)
     assert await made.poll(60) == {"speculative": 1, "greedy": 0}
     made.gateways.report("speculative", present=5, served=5)
     assert await made.poll(1) == {"speculative": 1, "greedy": 0}
@@ -131,14 +131,14 @@ async def test_a_request_that_the_other_pool_served_instead_starts_the_pool() ->
 
 
 async def test_requests_that_wait_for_busy_engines_of_the_other_pool_start_the_pool() -> None:
-    made = await world(GREEDY)
+    made = await harness(GREEDY)
     await made.poll(60)
     made.gateways.report("speculative", present=5, queued=1)
     assert await made.poll(1) == {"speculative": 1, "greedy": 1}
 
 
 async def test_a_pool_that_starts_is_not_idle() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     await made.poll(60)
     made.gateways.report("greedy", queued=1, present=1)
     made.time += 1
@@ -151,7 +151,7 @@ async def test_a_pool_that_starts_is_not_idle() -> None:
 
 
 async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     await made.poll(60)
     made.restart()
     made.start_scaler()
@@ -160,7 +160,7 @@ async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
 
 
 async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     made.gateways.problem = "no gateway is running"
     assert await made.poll(600) == {"speculative": 1, "greedy": 1}
     assert made.condition("DemandMeasured")["message"] == (
@@ -169,7 +169,7 @@ async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> No
 
 
 async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
     made.edit({**spec, "suspend": True})
     assert await made.settle() == {"speculative": 0, "greedy": 0}
@@ -181,7 +181,7 @@ async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
 
 
 async def test_nothing_is_scaled_while_the_router_is_paused() -> None:
-    made = await world(BOTH)
+    made = await harness(BOTH)
     made.edit({**made.cluster.objects["DPSRouter", *KEY]["spec"], "paused": True})
     assert await made.poll(600) == {"speculative": 1, "greedy": 1}
 

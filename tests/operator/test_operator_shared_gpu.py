@@ -12,9 +12,9 @@ from dps_operator.errors import SpecError
 from dps_operator.observe import Child
 from dps_operator.resources import SPEC_HASH, Manifest
 from dps_operator.rollout import held_back
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.objects import replicas, workload
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from dps_testkit.operator.world import World
 
 SHARED: dict[str, Any] = {**SMALLEST, "placement": "SharedGPU"}
 
@@ -127,16 +127,16 @@ def test_the_speculative_engine_starts_after_the_greedy_one(observed: dict[str, 
 
 
 async def test_the_engines_are_started_one_after_the_other_and_the_status_says_so() -> None:
-    world = World(SHARED)
-    await world.reconcile()
-    assert world.object("Deployment", "qwen-greedy")["spec"]["replicas"] == 1
-    assert world.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 0
-    await world.reconcile()
-    waiting = world.condition("SpeculativePoolReady")
+    harness = OperatorHarness(SHARED)
+    await harness.reconcile()
+    assert harness.object("Deployment", "qwen-greedy")["spec"]["replicas"] == 1
+    assert harness.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 0
+    await harness.reconcile()
+    waiting = harness.condition("SpeculativePoolReady")
     assert (waiting["reason"], waiting["message"]) == (
         "Starting",
         "the engine starts when that of the greedy pool is ready, because both share a GPU",
     )
-    world.available("qwen-greedy")
-    await world.reconcile()
-    assert world.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 1
+    harness.available("qwen-greedy")
+    await harness.reconcile()
+    assert harness.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 1

@@ -14,8 +14,8 @@ from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, SOURCES, SOURCES_VLLM, router
-from dps_testkit.operator.world import World
 from dps_testkit.paths import ROOT
 
 DOCUMENT = ROOT / "docs/installing.md"
@@ -160,13 +160,13 @@ def without_image_volumes(manifest: Manifest) -> Manifest:
 
 
 async def test_cluster_without_image_volumes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
-    store = world.cluster.store
+    harness = OperatorHarness(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
+    store = harness.cluster.store
     monkeypatch.setattr(
-        world.cluster, "store", lambda manifest, *rest: store(without_image_volumes(manifest), *rest)
+        harness.cluster, "store", lambda manifest, *rest: store(without_image_volumes(manifest), *rest)
     )
-    await world.reconcile()
-    condition = world.condition("SpecValid")
+    await harness.reconcile()
+    condition = harness.condition("SpecValid")
     assert (condition["status"], condition["reason"]) == ("False", "InvalidSpec")
     assert (
         "this cluster does not support image volumes, which a source with oci requires"
@@ -175,9 +175,9 @@ async def test_cluster_without_image_volumes_is_reported(monkeypatch: pytest.Mon
 
 
 async def test_image_volumes_of_a_cluster_that_supports_them_are_accepted() -> None:
-    world = World(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
-    await world.reconcile()
-    assert world.condition("SpecValid")["status"] == "True"
+    harness = OperatorHarness(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["status"] == "True"
 
 
 CACHES: dict[str, tuple[dict[str, Any], Manifest]] = {

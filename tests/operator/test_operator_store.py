@@ -10,8 +10,8 @@ from dps_operator.builders.children import children
 from dps_operator.builders.gateway import gateway_deployment
 from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.resources import Manifest
+from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-from dps_testkit.operator.world import World
 
 EXTERNAL = {"urlSecretRef": {"name": "sessions", "key": "url"}}
 
@@ -66,10 +66,10 @@ def test_routers_that_share_a_redis_have_separate_scopes() -> None:
 
 
 async def test_gateways_read_the_url_of_an_external_redis_from_a_file_whose_changes_they_notice() -> None:
-    world = World({**SMALLEST, "sessionStore": EXTERNAL})
-    await world.reconcile()
-    spec = world.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]
-    config = yaml.safe_load(world.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])
+    harness = OperatorHarness({**SMALLEST, "sessionStore": EXTERNAL})
+    await harness.reconcile()
+    spec = harness.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]
+    config = yaml.safe_load(harness.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])
     assert config["session"]["redisUrlFile"] == "/etc/dps-redis-url/url"
     assert {
         "name": "redis-url",

@@ -11,8 +11,8 @@ import pytest
 
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
-from dps_testkit.processes import Gateway, Site
-from dps_testkit.traffic.flow import Flow, traffic
+from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.traffic.load import LoadOptions, traffic
 
 POLL_SECONDS = 0.5
 """Interval of the balancer's readiness checks; until the next one it still uses a terminating gateway."""
@@ -65,17 +65,17 @@ async def balanced(gateways: Sequence[Gateway]) -> AsyncIterator[str]:
 
 @pytest.mark.timeout(300)
 async def test_rolling_restart_of_gateways_causes_no_errors(tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        engines = await site.engines("speculative", "greedy")
-        redis = await site.redis()
+    async with LocalProcesses(tmp_path) as processes:
+        engines = await processes.start_engines("speculative", "greedy")
+        redis = await processes.start_redis()
         sections: dict[str, dict[str, Any]] = {
             "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 10},
             "timeouts": {"drainDelaySeconds": 8, "drainSeconds": 60},
         }
-        gateways = [await site.gateway(engines[:1], engines[1:], sections) for _ in range(2)]
+        gateways = [await processes.start_gateway(engines[:1], engines[1:], sections) for _ in range(2)]
         async with (
             balanced(gateways) as url,
-            traffic(Flow(url, MODEL, agents=6, think_seconds=0.05)) as running,
+            traffic(LoadOptions(url, MODEL, agents=6, think_seconds=0.05)) as running,
         ):
             await running.observe(30)
             baseline = await running.checkpoint("undisturbed")

@@ -10,7 +10,7 @@ ABSENT = "<absent>"
 
 
 @dataclass(frozen=True)
-class Deliberate:
+class KnownDifference:
     """A deliberate difference. ``pattern`` is an `fnmatch` pattern for the case name and field path.
 
     ``lacking``: applies only if the emulated answer lacks the field.
@@ -39,7 +39,7 @@ def differences(real: Shape, emulated: Shape, path: str = "") -> Iterator[tuple[
 
 
 def unexplained(
-    real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[Deliberate, ...]
+    real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[KnownDifference, ...]
 ) -> dict[str, tuple[Shape, Shape]]:
     """Differences that no entry of ``deliberate`` explains, for the cases in ``emulated``."""
     return {
@@ -50,7 +50,7 @@ def unexplained(
 
 
 def unused(
-    real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[Deliberate, ...]
+    real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[KnownDifference, ...]
 ) -> list[str]:
     """Patterns of ``deliberate`` that no longer explain any difference."""
     found = [(path, other) for path, _, other in _all(real, emulated)]

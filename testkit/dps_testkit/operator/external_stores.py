@@ -16,7 +16,7 @@ from dps_local.stack import MODEL
 from dps_operator.api.session_store import CA_FILE
 from dps_testkit.certificates import certify
 from dps_testkit.operator.gateway_pod import GatewayPod
-from dps_testkit.processes import Site
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.redis_servers import MASTER, clustered, monitored, tls_in_front_of
 from dps_testkit.sessions import decided, expected, play, talks
 
@@ -41,40 +41,40 @@ class Store:
 
 
 @asynccontextmanager
-async def _tls(site: Site, folder: Path) -> AsyncIterator[Store]:
+async def _tls(processes: LocalProcesses, folder: Path) -> AsyncIterator[Store]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is needed to create a certificate")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     certify(certificate, key)
-    async with tls_in_front_of(await site.redis(), certificate, key) as port:
+    async with tls_in_front_of(await processes.start_redis(), certificate, key) as port:
         url = f"rediss://localhost:{port}/0?ssl_ca_certs={CA_FILE}"
         yield Store({"url": url, "ca.crt": certificate.read_text()})
 
 
 @asynccontextmanager
-async def _sentinel(site: Site, folder: Path) -> AsyncIterator[Store]:
-    watcher = await monitored(site, await site.redis())
+async def _sentinel(processes: LocalProcesses, folder: Path) -> AsyncIterator[Store]:
+    watcher = await monitored(processes, await processes.start_redis())
     yield Store({"url": f"redis+sentinel://127.0.0.1:{watcher.port}/0?service={MASTER}"})
 
 
 @asynccontextmanager
-async def _cluster(site: Site, folder: Path) -> AsyncIterator[Store]:
-    nodes = await clustered(site)
+async def _cluster(processes: LocalProcesses, folder: Path) -> AsyncIterator[Store]:
+    nodes = await clustered(processes)
     yield Store({"url": f"redis+cluster://127.0.0.1:{nodes[0].port}/0"})
 
 
 STORES = {"TLS": _tls, "Sentinel": _sentinel, "Cluster": _cluster}
-"""Servers of each kind, as context managers that start them in a site; a folder receives their files."""
+"""Servers of each kind, as context managers that start them among a test's processes; a folder receives their files."""
 
 
-async def check_that_sessions_continue(pod: GatewayPod, site: Site, folder: Path) -> None:
+async def check_that_sessions_continue(pod: GatewayPod, processes: LocalProcesses, folder: Path) -> None:
     """Send two turns of a session to a gateway, and the other two to its replacement; compare all decisions."""
     (session,) = talks(1, turns=4)
-    speculative, greedy = await site.engines("speculative", "greedy")
+    speculative, greedy = await processes.start_engines("speculative", "greedy")
     records = []
     for number, turns in enumerate(([1, 2], [3, 4])):
         gateway = await pod.start(
-            site, folder / f"pod-{number}", {"speculative": speculative, "greedy": greedy}
+            processes, folder / f"pod-{number}", {"speculative": speculative, "greedy": greedy}
         )
         async with aiohttp.ClientSession() as http:
             client = Client(http, ReplayOptions([f"{gateway.url}/v1"], MODEL, attempts=1))

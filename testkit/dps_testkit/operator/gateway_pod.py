@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from dps_operator.resources import Manifest
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class GatewayPod:
                 found[variable["name"]] = self._mapped(f"{variable['value']}/", folder).removesuffix("/")
         return found
 
-    async def start(self, site: Site, folder: Path, engines: Mapping[str, Engine]) -> Gateway:
+    async def start(self, processes: LocalProcesses, folder: Path, engines: Mapping[str, Engine]) -> Gateway:
         """Start the gateway. engines: one for each pool. Ports are free ones of 127.0.0.1."""
         self.write(folder)
         (container,) = self._spec["containers"]
@@ -87,7 +87,7 @@ class GatewayPod:
         config: dict[str, Any] = yaml.safe_load(self._mapped(self.config_map["data"][file.name], folder))
         del config["configMap"], config["session"]["peers"]
         config["pools"] = {pool: {"endpoints": [engine.url]} for pool, engine in engines.items()}
-        return await site.gateway_of(file, config, self.environment(folder))
+        return await processes.start_gateway_of(file, config, self.environment(folder))
 
 
 def decoded(secret: Manifest) -> dict[str, str]:

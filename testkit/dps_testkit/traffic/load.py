@@ -11,7 +11,7 @@ from uuid import uuid4
 from openai.types.chat import ChatCompletionMessageParam
 
 from dps_testkit.traffic.client import Client, Turn
-from dps_testkit.traffic.judge import Place, forgotten
+from dps_testkit.traffic.session_state import LastTurn, lost_state
 from dps_testkit.traffic.table import Observed, Row, row, undisturbed_median
 
 SHORT, LONG = "And why is that?", "Tell me more about the sky over Oslo in November, please. " * 20
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Flow:
+class LoadOptions:
     """The parameters of the load.
 
     base_url: includes /v1. agents: number of concurrent sessions. think_seconds: pause between turns.
@@ -40,7 +40,7 @@ class Flow:
 class Traffic:
     """Running load. `checkpoint` summarises the turns since the previous checkpoint."""
 
-    flow: Flow
+    options: LoadOptions
     rows: list[Row] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     """The turns that ended since the last checkpoint."""
@@ -73,7 +73,7 @@ class Traffic:
 
     async def start(self) -> None:
         """Start the agents, which run until `stop`."""
-        self._began = dict.fromkeys(range(self.flow.agents), 0.0)
+        self._began = dict.fromkeys(range(self.options.agents), 0.0)
         self._agents = [asyncio.create_task(self._agent(number)) for number in self._began]
 
     async def stop(self) -> None:
@@ -104,11 +104,15 @@ class Traffic:
 
     async def _agent(self, number: int) -> None:
         """Send sessions until cancelled. Every second session sends its id; two of every four reuse connections."""
-        flow = self.flow
+        options = self.options
         for session in itertools.count(number):
             keep_alive = session // 2 % 2 == 0
             async with Client(
-                flow.base_url, flow.model, flow.answer_tokens, flow.attempts, keep_alive=keep_alive
+                options.base_url,
+                options.model,
+                options.answer_tokens,
+                options.attempts,
+                keep_alive=keep_alive,
             ) as client:
                 await self._session(client, number, named=session % 2 == 0)
 
@@ -117,29 +121,29 @@ class Traffic:
         history: list[ChatCompletionMessageParam] = [
             {"role": "system", "content": f"You are assistant {identity} of the weather desk."}
         ]
-        place = Place()
-        for number in range(self.flow.turns):
+        last = LastTurn()
+        for number in range(self.options.turns):
             # Agents are out of phase, so that short and long turns, streaming or not, run at the same time.
             text = LONG if (agent // 2 + number) % 2 else SHORT
             history.append({"role": "user", "content": f"{number}: {text}"})
             turn = await client.send(history, identity if named else None, stream=(agent + number) % 2 == 0)
-            turn.lost = _lost(place, turn)
+            turn.lost = _lost(last, turn)
             self.turns.append(turn)
             self._began[agent] = turn.began
             verdict = turn.verdict
             if turn.failed or verdict is None or verdict.turn is None or verdict.prompt_tokens is None:
                 return
-            place = Place(verdict.turn, verdict.prompt_tokens)
+            last = LastTurn(verdict.turn, verdict.prompt_tokens)
             history.append({"role": "assistant", "content": turn.answer})
-            await asyncio.sleep(self.flow.think_seconds)
+            await asyncio.sleep(self.options.think_seconds)
 
 
-def _lost(place: Place, turn: Turn) -> str | None:
+def _lost(last: LastTurn, turn: Turn) -> str | None:
     """The first session state found lost, or prompt length found wrong, in the attempts of a turn."""
     for number, attempt in enumerate(turn.attempts):
         if attempt.verdict is None:
             continue
-        if lost := forgotten(place, attempt.verdict, repeated=number > 0):
+        if lost := lost_state(last, attempt.verdict, repeated=number > 0):
             return lost
         counted = attempt.verdict.prompt_tokens
         if attempt.error is None and counted != turn.prompt_tokens:
@@ -148,9 +152,9 @@ def _lost(place: Place, turn: Turn) -> str | None:
 
 
 @asynccontextmanager
-async def traffic(flow: Flow) -> AsyncIterator[Traffic]:
+async def traffic(options: LoadOptions) -> AsyncIterator[Traffic]:
     """Generate load until the block exits."""
-    running = Traffic(flow)
+    running = Traffic(options)
     await running.start()
     try:
         yield running

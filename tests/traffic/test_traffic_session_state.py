@@ -3,7 +3,7 @@
 import pytest
 
 from dps_lab.replay.records import Verdict
-from dps_testkit.traffic.judge import Place, forgotten
+from dps_testkit.traffic.session_state import LastTurn, lost_state
 
 
 def verdict(history: str, turn: int, delta: int, length: int = 150) -> Verdict:
@@ -18,16 +18,16 @@ def verdict(history: str, turn: int, delta: int, length: int = 150) -> Verdict:
     )
 
 
-FIRST, THIRD = Place(), Place(turn=2, prompt_tokens=100)
+FIRST, THIRD = LastTurn(), LastTurn(turn=2, prompt_tokens=100)
 
-REMEMBERED = {
+CONTINUED = {
     "a first turn": (FIRST, verdict("new", 1, 150), False),
     "a turn that has grown": (THIRD, verdict("grown", 3, 50), False),
     "a retry whose first attempt was not committed": (THIRD, verdict("grown", 3, 50), True),
     "a retry whose first attempt was committed": (THIRD, verdict("grown", 3, 0), True),
     "a first turn's retry": (FIRST, verdict("grown", 1, 0), True),
 }
-FORGOTTEN = {
+LOST = {
     "a new session": (THIRD, verdict("new", 1, 150), False),
     "growth from an older turn": (THIRD, verdict("branched", 3, 80), False),
     "a turn that was counted twice": (THIRD, verdict("grown", 4, 50), False),
@@ -39,17 +39,17 @@ FORGOTTEN = {
 }
 
 
-@pytest.mark.parametrize(("before", "decision", "repeated"), REMEMBERED.values(), ids=REMEMBERED.keys())
-def test_continued_session_is_not_reported(before: Place, decision: Verdict, repeated: bool) -> None:
-    assert forgotten(before, decision, repeated=repeated) is None
+@pytest.mark.parametrize(("before", "decision", "repeated"), CONTINUED.values(), ids=CONTINUED.keys())
+def test_continued_session_is_not_reported(before: LastTurn, decision: Verdict, repeated: bool) -> None:
+    assert lost_state(before, decision, repeated=repeated) is None
 
 
-@pytest.mark.parametrize(("before", "decision", "repeated"), FORGOTTEN.values(), ids=FORGOTTEN.keys())
-def test_any_other_decision_is_reported(before: Place, decision: Verdict, repeated: bool) -> None:
-    assert forgotten(before, decision, repeated=repeated) is not None
+@pytest.mark.parametrize(("before", "decision", "repeated"), LOST.values(), ids=LOST.keys())
+def test_any_other_decision_is_reported(before: LastTurn, decision: Verdict, repeated: bool) -> None:
+    assert lost_state(before, decision, repeated=repeated) is not None
 
 
 def test_report_names_actual_and_accepted_decisions() -> None:
-    assert forgotten(THIRD, verdict("new", 1, 150), repeated=True) == (
+    assert lost_state(THIRD, verdict("new", 1, 150), repeated=True) == (
         "new turn 1, ΔL 150 (state: redis), not grown turn 3, ΔL 50 or grown turn 3, ΔL 0"
     )

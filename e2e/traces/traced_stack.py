@@ -20,7 +20,7 @@ TRACE_LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
 
 
 @dataclass(frozen=True)
-class Site:
+class TracedStack:
     """The running processes. The first gateway exports by gRPC through the relay, the second by HTTP to Phoenix."""
 
     phoenix: Phoenix
@@ -29,7 +29,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
+async def traced_stack(engines: Engines, phoenix: Phoenix) -> AsyncIterator[TracedStack]:
     """Start all processes, wait until they are ready, and stop them on exit."""
     with relay_to(phoenix.grpc_url) as relay:
         stack = LocalStack(_options(engines, phoenix.grpc_url))
@@ -42,7 +42,7 @@ async def site(engines: Engines, phoenix: Phoenix) -> AsyncIterator[Site]:
         for engine in stack.engines.values():
             engine.environment |= EXPORT_INTERVALS | TRACE_LEVEL
         async with stack:
-            yield Site(phoenix, relay, stack)
+            yield TracedStack(phoenix, relay, stack)
 
 
 def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from dps_testkit.http import metric
-from dps_testkit.processes import Engine, Gateway, Site
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 CHAT = "/v1/chat/completions"
 STEP_SECONDS = 0.02
@@ -56,10 +56,10 @@ ENDLESS_STREAM = chat(20_000, stream=True)
 
 
 @dataclass(frozen=True)
-class Plane:
+class DataPlane:
     """A gateway that sends all requests to the greedy engine: one in flight, one queued, more are refused."""
 
-    site: Site
+    processes: LocalProcesses
     speculative: Engine
     greedy: Engine
     gateway: Gateway

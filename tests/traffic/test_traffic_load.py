@@ -12,18 +12,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_local.stack import MODEL
-from dps_testkit.processes import Site
-from dps_testkit.traffic.flow import Flow, traffic
+from dps_testkit.processes import LocalProcesses
+from dps_testkit.traffic.load import LoadOptions, traffic
 from dps_testkit.traffic.table import Row
 from dps_testkit.waiting import wait_until
 
 SLOW = ("--emulate-decode-step-seconds", "0.005", "0.0001")
 
 
-async def case(url: str, inject: Callable[[], Awaitable[None]], **options: Any) -> Row:
+async def case(url: str, inject: Callable[[], Awaitable[None]], **fields: Any) -> Row:
     """The row of a fault, after an undisturbed phase without errors."""
-    flow = Flow(f"{url}/v1", MODEL, agents=4, turns=3, think_seconds=0.0, **options)
-    async with traffic(flow) as running:
+    options = LoadOptions(f"{url}/v1", MODEL, agents=4, turns=3, think_seconds=0.0, **fields)
+    async with traffic(options) as running:
         await running.observe(12)
         baseline = await running.checkpoint("undisturbed")
         assert baseline.unnoticed, baseline.troubles
@@ -34,11 +34,11 @@ async def case(url: str, inject: Callable[[], Awaitable[None]], **options: Any) 
 
 @pytest.mark.timeout(240)
 async def test_killed_gateway_causes_retries_and_loses_no_session(tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
-        redis = await site.redis()
+    async with LocalProcesses(tmp_path) as processes:
+        speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=SLOW)
+        redis = await processes.start_redis()
         session = {"redisUrl": redis.url, "redisTimeoutSeconds": 10}
-        gateway = await site.gateway([speculative], [greedy], {"session": session})
+        gateway = await processes.start_gateway([speculative], [greedy], {"session": session})
 
         async def kill() -> None:
             gateway.child.kill()
@@ -52,9 +52,9 @@ async def test_killed_gateway_causes_retries_and_loses_no_session(tmp_path: Path
 
 @pytest.mark.timeout(240)
 async def test_engine_lost_mid_stream_causes_error_event(tmp_path: Path) -> None:
-    async with Site(tmp_path) as site:
-        speculative, greedy = await site.engines("speculative", "greedy", arguments=SLOW)
-        gateway = await site.gateway([speculative], [greedy])
+    async with LocalProcesses(tmp_path) as processes:
+        speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=SLOW)
+        gateway = await processes.start_gateway([speculative], [greedy])
 
         async def break_streams() -> None:
             await greedy.emulate(disconnect_after_chunks=3)

@@ -10,14 +10,14 @@ from dps_lab.replay.records import Verdict
 
 
 @dataclass(frozen=True)
-class Place:
+class LastTurn:
     """The number and prompt length L of a session's last answered turn; both 0 before the first turn."""
 
     turn: int = 0
     prompt_tokens: int = 0
 
 
-def forgotten(before: Place, verdict: Verdict, *, repeated: bool) -> str | None:
+def lost_state(before: LastTurn, verdict: Verdict, *, repeated: bool) -> str | None:
     """Describe how `verdict` shows that session state was lost since the turn `before`; None if it does not.
 
     The turn must be the next one, and ΔL_t must be L_t - L_{t-1} (Eq. 1). `repeated`: the same prompt was sent

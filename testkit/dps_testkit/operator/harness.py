@@ -19,7 +19,7 @@ KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"
 
 
-class World:
+class OperatorHarness:
     """An API server, an operator, and one DPSRouter."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
