@@ -3,7 +3,7 @@
     .venv/bin/python -m e2e.real_sglang.check_lengths http://127.0.0.1:8000
 
 Sends every named prompt (prompts.py) and turns of BFCL sessions through a gateway to real SGLang servers. Compares
-the header ``x-dps-prompt-tokens`` with the length in the engine's answer, prints a table, and exits with status 1 if
+the header `x-dps-prompt-tokens` with the length in the engine's answer, prints a table, and exits with status 1 if
 a length differs or the header is missing.
 """
 
@@ -37,7 +37,7 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``rejected`` (by the engine, so that there is no length to compare), or the problem."""
+        """`equal`, `rejected` (by the engine, so that there is no length to compare), or the problem."""
         if self.engine is None:
             return "rejected" if self.status in (400, 500) else f"failed with {self.status}"
         if self.gateway is None:
@@ -68,7 +68,7 @@ async def check(session: aiohttp.ClientSession, case: PromptCase) -> Check:
 
 
 async def main(url: str) -> int:
-    """Check every request against the gateway at ``url``; returns the exit status."""
+    """Check every request against the gateway at `url`; returns the exit status."""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         checks = [await check(session, case) for case in (*prompt_cases(), *bfcl_cases())]
     for result in checks:

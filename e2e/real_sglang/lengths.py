@@ -5,9 +5,9 @@ from typing import Any
 
 
 def reported_prompt_tokens(body: bytes, continuations: int = 1) -> int:
-    """Prompt tokens of a complete answer, from its ``usage`` or SGLang's ``meta_info`` (summed over a batch).
+    """Prompt tokens of a complete answer, from its `usage` or SGLang's `meta_info` (summed over a batch).
 
-    SGLang returns one entry with the prompt length for each of the ``continuations`` of a prompt; they count once.
+    SGLang returns one entry with the prompt length for each of the `continuations` of a prompt; they count once.
     In a stream, the last reported length counts. Raises ValueError if no length is reported.
     """
     events = [json.loads(event) for event in stream_events(body)] or [json.loads(body)]
@@ -18,7 +18,7 @@ def reported_prompt_tokens(body: bytes, continuations: int = 1) -> int:
 
 
 def stream_events(body: bytes) -> list[bytes]:
-    """Payloads of a server-sent event stream without ``[DONE]``; empty if the body is not such a stream."""
+    """Payloads of a server-sent event stream without `[DONE]`; empty if the body is not such a stream."""
     payloads = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
     return [payload for payload in payloads if payload != b"[DONE]"]
 

@@ -18,7 +18,7 @@ ROPE_THETA = 1e6
 
 
 def write(tokenizer: Path, out: Path) -> None:
-    """Write config, weights and tokenizer files to ``out``. The output is deterministic."""
+    """Write config, weights and tokenizer files to `out`. The output is deterministic."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,

@@ -37,13 +37,13 @@ def said(role: str, *blocks: Any) -> dict[str, Any]:
 
 
 def result(content: Any, **fields: Any) -> dict[str, Any]:
-    """The result of `CALL`; it has no content if ``content`` is None."""
+    """The result of `CALL`; it has no content if `content` is None."""
     block = {"type": "tool_result", "tool_use_id": "toolu_1"} | fields
     return block if content is None else block | {"content": content}
 
 
 def after_call(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """The question and the tool call, followed by ``messages``."""
+    """The question and the tool call, followed by `messages`."""
     return [USER, CALLED, *messages]
 
 

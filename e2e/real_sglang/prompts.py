@@ -55,7 +55,7 @@ def text(*parts: str) -> list[dict[str, str]]:
 
 
 def call(arguments: Any, **fields: Any) -> dict[str, Any]:
-    """An assistant message with one tool call; ``arguments`` are not encoded."""
+    """An assistant message with one tool call; `arguments` are not encoded."""
     function = {"name": "weather", "arguments": arguments}
     return CALLED | {"tool_calls": [CALL | {"function": function}]} | fields
 
@@ -71,7 +71,7 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 
 def after_question(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """The user's question followed by ``messages``."""
+    """The user's question followed by `messages`."""
     return [USER, *messages]
 
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m e2e.real_sglang.record_contract http://127.0.0.1:31001 http://127.0.0.1:31002
 
-The servers must be idle and started by ./launch-server with ``--served-model-name Qwen/Qwen2.5-7B-Instruct``.
+The servers must be idle and started by ./launch-server with `--served-model-name Qwen/Qwen2.5-7B-Instruct`.
 """
 
 import asyncio

@@ -5,7 +5,7 @@
 
 Runs SGLang's own conversion, without a server: for a chat template with and without system messages after the first
 message, and for an engine with and without a reasoning parser. The tokenizer's template decides the former, and
-``record_prompts.py`` records the resulting prompt lengths for one template.
+`record_prompts.py` records the resulting prompt lengths for one template.
 """
 
 import json
@@ -64,7 +64,7 @@ def converted(serving: AnthropicServing, body: dict[str, Any]) -> dict[str, Any]
 
 
 def main(out: Path) -> None:
-    """Record into ``out``, one request per line: all for the first handler, for the others only what they convert
+    """Record into `out`, one request per line: all for the first handler, for the others only what they convert
     differently.
     """
     lines: list[str] = []

@@ -16,7 +16,7 @@ from e2e.real_sglang.prompts import PromptCase, continuations, prompt_cases
 
 
 async def measure(session: aiohttp.ClientSession, case: PromptCase) -> dict[str, Any]:
-    """The case with the server's ``status`` and ``prompt_tokens`` (null if the request was rejected)."""
+    """The case with the server's `status` and `prompt_tokens` (null if the request was rejected)."""
     async with session.post(case.path, json=case.body) as answer:
         body = await answer.read()
     length = reported_prompt_tokens(body, continuations(case.body)) if answer.status == 200 else None
@@ -32,13 +32,13 @@ async def measure(session: aiohttp.ClientSession, case: PromptCase) -> dict[str,
 
 
 async def record(url: str) -> list[dict[str, Any]]:
-    """Measure every named prompt on the server at ``url``, in order."""
+    """Measure every named prompt on the server at `url`, in order."""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=120)) as session:
         return [await measure(session, case) for case in prompt_cases()]
 
 
 def main(url: str, out: Path) -> None:
-    """Record from ``url`` into ``out``, one case per line."""
+    """Record from `url` into `out`, one case per line."""
     lines = [json.dumps(entry, ensure_ascii=True) for entry in asyncio.run(record(url))]
     out.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -4,7 +4,7 @@
         tests/gateway/fixtures/responses_sglang_0_5_23.json
 
 Runs SGLang's own conversion, without a server, for a chat template with and without system messages after the first
-message. ``record_prompts.py`` records the resulting prompt lengths for one template.
+message. `record_prompts.py` records the resulting prompt lengths for one template.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def converted(handler: Handler, body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main(out: Path) -> None:
-    """Record into ``out``, one request per line; with inline system messages only what is converted differently."""
+    """Record into `out`, one request per line; with inline system messages only what is converted differently."""
     lines: list[str] = []
     usual: dict[str, Any] = {}
     for inline_system in (False, True):

@@ -1,4 +1,4 @@
-"""The shared page store as SGLang's ``dynamic`` HiCache storage backend (SGLang 0.5.23)."""
+"""The shared page store as SGLang's `dynamic` HiCache storage backend (SGLang 0.5.23)."""
 
 import logging
 import threading

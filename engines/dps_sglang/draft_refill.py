@@ -26,7 +26,7 @@ CHUNK_TOKENS = 4096
 def without_draft_pages(
     original: Callable[..., Any], self: Any, phase: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Wraps ``_build_sidecar_transfers``: draft pages are copied between device and host, but not stored."""
+    """Wraps `_build_sidecar_transfers`: draft pages are copied between device and host, but not stored."""
     transfers = original(self, phase, *args, **kwargs)
     if phase.name in STORAGE_PHASES:
         return [transfer for transfer in transfers if transfer.name.value not in DRAFT_POOLS]
@@ -34,7 +34,7 @@ def without_draft_pages(
 
 
 def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps ``_draft_extend_for_prefill``: the draft model first runs over the prefixes that were fetched."""
+    """Wraps `_draft_extend_for_prefill`: the draft model first runs over the prefixes that were fetched."""
     if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
         for row, request in enumerate(batch.reqs):
             if needs_refill(request):
@@ -71,7 +71,7 @@ def prefill_prefix(worker: Any, batch: Any, row: int, request: Any) -> None:
 
 
 def _chunk(batch: Any, row: int, request: Any, tokens: list[int], start: int, end: int) -> Any:
-    """A batch of one request that extends it from ``start`` to ``end``."""
+    """A batch of one request that extends it from `start` to `end`."""
     device = batch.seq_lens.device
     chunk = copy.copy(batch)
     chunk.reqs, chunk.decoding_reqs = [request], None

@@ -20,7 +20,7 @@ TAG = "extra_backend_tag"
 
 
 def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
-    """Wraps ``MooncakeStore.__init__``: engines whose pages differ use different names."""
+    """Wraps `MooncakeStore.__init__`: engines whose pages differ use different names."""
     settings = storage_config.extra_config or {}
     try:
         if getattr(mem_pool, "kv_buffer", None) is None:

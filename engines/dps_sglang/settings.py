@@ -1,4 +1,4 @@
-"""Settings of the shared prefix cache, from SGLang's ``--hicache-storage-backend-extra-config``."""
+"""Settings of the shared prefix cache, from SGLang's `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class Shard:
         self.evicted_pages = 0
 
     def put(self, path: Path, parts: Sequence[bytes | memoryview]) -> Outcome:
-        """Write a page to ``path``, a file in a folder of this shard, evicting others if necessary.
+        """Write a page to `path`, a file in a folder of this shard, evicting others if necessary.
 
         Raises OSError if the file system fails for a reason other than lack of space.
         """
@@ -101,7 +101,7 @@ class Shard:
         return Outcome.STORED
 
     def _excess(self, used: int, size: int) -> int:
-        """Bytes above the limit, or below the minimum of free space, once ``size`` bytes are written."""
+        """Bytes above the limit, or below the minimum of free space, once `size` bytes are written."""
         excess = used - self.limit_bytes
         if self.minimum_free_bytes:
             stat = os.statvfs(self.folder)
@@ -109,7 +109,7 @@ class Shard:
         return excess
 
     def _evict(self, size: int) -> int:
-        """Remove the least recently used pages until ``size`` bytes fit, and return the bytes in use."""
+        """Remove the least recently used pages until `size` bytes fit, and return the bytes in use."""
         usage = self.scan()
         used = usage.total
         excess = self._excess(used + size, size)
@@ -171,7 +171,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _is_current(lock: int, path: Path) -> bool:
-    """Whether the locked file is still the one at ``path``. The folder may have been deleted in the meantime."""
+    """Whether the locked file is still the one at `path`. The folder may have been deleted in the meantime."""
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class PageStore:
         self._lock = threading.Lock()
 
     def contains(self, key: str) -> bool:
-        """Whether a page with the right header and size is there. Only ``get`` verifies the payload."""
+        """Whether a page with the right header and size is there. Only `get` verifies the payload."""
         path, name = self._locate(key)
         return self._has(path, name)
 

@@ -1,6 +1,6 @@
 """Requests of the contract with SGLang, in the order in which they are sent to a real and an emulated server.
 
-The order matters: ``cached_tokens`` depends on the content of the prefix cache when a request arrives. Output
+The order matters: `cached_tokens` depends on the content of the prefix cache when a request arrives. Output
 lengths are compared and output text is not, so requests set a fixed number of tokens.
 """
 
@@ -20,7 +20,7 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True)
 class Case:
-    """One request. ``body`` is sent as JSON, or unchanged if it is bytes."""
+    """One request. `body` is sent as JSON, or unchanged if it is bytes."""
 
     name: str
     method: str

@@ -11,9 +11,9 @@ ABSENT = "<absent>"
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A deliberate difference. ``pattern`` is an `fnmatch` pattern for the case name and field path.
+    """A deliberate difference. `pattern` is an `fnmatch` pattern for the case name and field path.
 
-    ``lacking``: applies only if the emulated answer lacks the field.
+    `lacking`: applies only if the emulated answer lacks the field.
     """
 
     pattern: str
@@ -21,12 +21,12 @@ class KnownDifference:
     lacking: bool = False
 
     def explains(self, path: str, emulated: Shape) -> bool:
-        """Whether this entry explains the difference at ``path``."""
+        """Whether this entry explains the difference at `path`."""
         return fnmatchcase(path, self.pattern) and (emulated == ABSENT or not self.lacking)
 
 
 def differences(real: Shape, emulated: Shape, path: str = "") -> Iterator[tuple[str, Shape, Shape]]:
-    """Yield (path, real, emulated) for each field that differs; a missing field is ``ABSENT``."""
+    """Yield (path, real, emulated) for each field that differs; a missing field is `ABSENT`."""
     match real, emulated:
         case dict(), dict():
             for key in real | emulated:
@@ -41,7 +41,7 @@ def differences(real: Shape, emulated: Shape, path: str = "") -> Iterator[tuple[
 def unexplained(
     real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[KnownDifference, ...]
 ) -> dict[str, tuple[Shape, Shape]]:
-    """Differences that no entry of ``deliberate`` explains, for the cases in ``emulated``."""
+    """Differences that no entry of `deliberate` explains, for the cases in `emulated`."""
     return {
         path: (expected, actual)
         for path, expected, actual in _all(real, emulated)
@@ -52,7 +52,7 @@ def unexplained(
 def unused(
     real: Mapping[str, Shape], emulated: Mapping[str, Shape], deliberate: tuple[KnownDifference, ...]
 ) -> list[str]:
-    """Patterns of ``deliberate`` that no longer explain any difference."""
+    """Patterns of `deliberate` that no longer explain any difference."""
     found = [(path, other) for path, _, other in _all(real, emulated)]
     return [
         known.pattern for known in deliberate if not any(known.explains(path, other) for path, other in found)

@@ -11,7 +11,7 @@ from dps_testkit.engine_contract.observe import Answer
 
 
 async def send(session: aiohttp.ClientSession, case: Case) -> Answer:
-    """The complete answer to ``case`` from the server at the HTTP client's base URL."""
+    """The complete answer to `case` from the server at the HTTP client's base URL."""
     raw = isinstance(case.body, bytes)
     body = case.body if raw or case.body is None else json.dumps(case.body).encode()
     headers = case.headers if raw or case.body is None else JSON

@@ -1,6 +1,6 @@
 """The part of an answer that belongs to the contract: status, headers, shape and the values set by the request.
 
-A shape is the answer's JSON with placeholders ``"<str>"``, ``"<int>"`` and ``"<float>"`` for values that depend on
+A shape is the answer's JSON with placeholders `"<str>"`, `"<int>"` and `"<float>"` for values that depend on
 time, chance or the model. Consecutive equal shapes (list items, stream events) are written once.
 """
 
@@ -76,7 +76,7 @@ def metrics(exposition: str) -> dict[str, Shape]:
 
 
 def shape(value: Any, key: str = "", settled: bool = True) -> Shape:
-    """The shape of a value. ``settled`` is false for counts that still grow during a stream."""
+    """The shape of a value. `settled` is false for counts that still grow during a stream."""
     match value:
         case dict():
             return {name: shape(item, name, settled) for name, item in value.items()}

@@ -1,6 +1,6 @@
 """Replaces the CUDA wheel of SGLang's kernels on a machine without a GPU.
 
-``cpu_operators`` and ``speculative`` implement what speculation needs on a CPU. Every other name in every submodule is
+`cpu_operators` and `speculative` implement what speculation needs on a CPU. Every other name in every submodule is
 an object that raises NotImplementedError when it is called: SGLang imports many kernels but does not call them on the
 CPU.
 """

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-any-unimported"
 """The operators that SGLang 0.5.23 needs for speculation on a CPU, implemented in plain torch.
 
-A draft model's drafts must be a chain (``--speculative-eagle-topk 1``), those of NGRAM can be a tree. Names, arguments
+A draft model's drafts must be a chain (`--speculative-eagle-topk 1`), those of NGRAM can be a tree. Names, arguments
 and their order are SGLang's; tensors are written in place as its kernels do.
 """
 

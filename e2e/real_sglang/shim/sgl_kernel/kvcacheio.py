@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-any-unimported"
 """The operators that copy KV between SGLang 0.5.23's device and host pools, implemented in plain torch.
 
-For HiCache's default layout (``--hicache-mem-layout page_first``): the host pool has the dimensions token, layer, head
+For HiCache's default layout (`--hicache-mem-layout page_first`): the host pool has the dimensions token, layer, head
 and element, and the device pool has one buffer per layer. Names and arguments are SGLang's.
 """
 
