@@ -1,0 +1,199 @@
+"""Changes to the spec of a running DPSRouter: routing, options, scaling, pauses and rollouts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dps_gateway.api_server import ApiServer, watch_config_map
+from dps_gateway.config import ConfigMapRef
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.waiting import eventually
+from e2e.cluster.routers import router
+from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
+
+pytest_plugins = ["e2e.cluster.fixtures"]
+pytestmark = pytest.mark.usefixtures("operator")
+
+COMPONENTS = ("speculative", "greedy", "gateway", "redis")
+
+
+def test_routing_change_reaches_gateways_without_restarting_pods(kube: Kube) -> None:
+    ready(kube)
+    before = {pod["metadata"]["uid"]: pod for name in COMPONENTS for pod in pods(kube, name).values()}
+    kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 512, "sessionTTLSeconds": 60}}})
+
+    def propagated() -> None:
+        config = yaml.safe_load(kube.get("configmap", "qwen-gateway")["data"]["config.yaml"])
+        assert config["routing"] == {"policy": "DeltaPrefill", "thresholdTokens": 512}
+        assert config["session"]["ttlSeconds"] == 60
+        assert kube.get("dpsrouter", "qwen")["status"]["routing"]["thresholdTokens"] == 512
+
+    eventually(propagated)
+    after = {pod["metadata"]["uid"] for name in COMPONENTS for pod in pods(kube, name).values()}
+    assert after == set(before)
+
+
+def gateway_api(kube: Kube, folder: Path) -> ApiServer:
+    """The API server with the permissions of a gateway."""
+    cluster = yaml.safe_load(kube.kubeconfig.read_text())["clusters"][0]["cluster"]
+    token, authority = folder / "token", folder / "ca.crt"
+    token.write_text(kube.kubectl("create", "token", "qwen-gateway"))
+    authority.write_bytes(Path(cluster["certificate-authority"]).read_bytes())
+    return ApiServer(cluster["server"], token, authority)
+
+
+async def test_gateway_receives_a_routing_change_from_its_config_map(kube: Kube, tmp_path: Path) -> None:
+    await asyncio.to_thread(ready, kube)
+    mine = ConfigMapRef(name="qwen-gateway", namespace=kube.namespace)
+    received: asyncio.Queue[str] = asyncio.Queue()
+    watching = asyncio.create_task(watch_config_map(gateway_api(kube, tmp_path), mine, received.put_nowait))
+    try:
+        async with asyncio.timeout(60):
+            first = yaml.safe_load(await received.get())
+            assert first["configMap"] == {
+                "name": "qwen-gateway",
+                "namespace": kube.namespace,
+                "key": "config.yaml",
+            }
+            change = {"spec": {"routing": {"thresholdTokens": 512}}}
+            await asyncio.to_thread(kube.patch, "dpsrouter", "qwen", change)
+            assert yaml.safe_load(await received.get())["routing"]["thresholdTokens"] == 512
+    finally:
+        watching.cancel()
+
+
+OPTIONS: Manifest = {
+    "model": {"cache": {"size": "10Gi"}},
+    "pools": {"greedy": {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}},
+    "gateway": {
+        "autoscaling": {"maxReplicas": 4},
+        "ingress": {"host": "llm.example.com", "className": "nginx", "tlsSecretName": "tls"},
+    },
+    "networkPolicy": {},
+}
+
+
+def test_removing_an_option_removes_its_children(kube: Kube) -> None:
+    ready(kube)
+    plain = children(kube)
+    ready(kube, **OPTIONS)
+    assert set(children(kube)) - set(plain) == {
+        "HorizontalPodAutoscaler/qwen-gateway",
+        "HorizontalPodAutoscaler/qwen-greedy",
+        "Ingress/qwen-gateway",
+        "NetworkPolicy/qwen-gateway",
+        "NetworkPolicy/qwen-greedy",
+        "NetworkPolicy/qwen-redis",
+        "NetworkPolicy/qwen-speculative",
+        "PersistentVolumeClaim/qwen-models",
+        "PodDisruptionBudget/qwen-greedy",
+    }
+    kube.apply(router())
+
+    def gone() -> None:
+        assert children(kube) == plain
+
+    eventually(gone)
+    kube.until("qwen", Ready="True", Progressing="Settled")
+
+
+def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
+    kube.kubectl("create", "secret", "generic", "redis", "--from-literal", "url=redis://redis:6379")
+    ready(kube)
+    ready(kube, sessionStore={"urlSecretRef": {"name": "redis", "key": "url"}})
+
+    def gone() -> None:
+        assert not [name for name in children(kube) if name.endswith(("-redis", "-redis-0"))]
+
+    eventually(gone)
+    assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
+
+
+def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
+    ready(kube, pools={"greedy": {"replicas": 3}})
+    before = set(pods(kube, "greedy"))
+    ready(kube, pools={"greedy": {"autoscaling": {"minReplicas": 1, "maxReplicas": 5}}})
+    kube.kubectl("scale", "deployment/qwen-greedy", "--replicas", "4")
+    kube.until("qwen", Ready="True", Progressing="Settled")
+    assert deployment(kube, "greedy")["spec"]["replicas"] == 4
+    assert before <= set(pods(kube, "greedy"))
+
+
+def test_pool_with_external_scaling_is_scaled_by_others_even_to_zero(kube: Kube) -> None:
+    ready(kube, pools={"greedy": {"replicas": 2}})
+    ready(kube, pools={"greedy": {"scaling": "External"}})
+    assert deployment(kube, "greedy")["spec"]["replicas"] == 2
+    kube.kubectl("scale", "deployment/qwen-greedy", "--replicas", "3")
+    eventually(lambda: _has_ready_replicas(kube, "greedy", 3))
+    assert kube.get("dpsrouter", "qwen")["status"]["pools"]["greedy"]["scaling"] == "External"
+    kube.kubectl("scale", "deployment/qwen-greedy", "--replicas", "0")
+    kube.until("qwen", GreedyPoolReady="ScaledToZero", Ready="ScaledToZero")
+    ready(kube, pools={"greedy": {"replicas": 2}})
+    assert deployment(kube, "greedy")["spec"]["replicas"] == 2
+
+
+def _has_ready_replicas(kube: Kube, component: str, count: int) -> None:
+    assert deployment(kube, component).get("status", {}).get("readyReplicas") == count
+
+
+def test_suspended_router_frees_its_gpus_and_can_be_resumed(kube: Kube) -> None:
+    scaled = {"greedy": {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}}
+    ready(kube, pools=scaled)
+    kube.apply(router(pools=scaled, suspend=True))
+    kube.until("qwen", Ready="Suspended", GatewayReady="True", SessionStoreReady="True")
+
+    def stopped() -> None:
+        assert not pods(kube, "speculative")
+        assert not pods(kube, "greedy")
+
+    eventually(stopped)
+    assert len(pods(kube, "gateway")) == 2
+    ready(kube, pools=scaled)
+    assert len(pods(kube, "greedy")) >= 2
+
+
+def test_paused_router_is_changed_only_after_the_pause(kube: Kube) -> None:
+    ready(kube)
+    before = deployment(kube, "greedy")["metadata"]["generation"]
+    kube.apply(router(paused=True, pools={"greedy": {"replicas": 2}}))
+    kube.until("qwen", Ready="True", Progressing="Paused")
+    assert deployment(kube, "greedy")["metadata"]["generation"] == before
+    ready(kube, pools={"greedy": {"replicas": 2}})
+    assert deployment(kube, "greedy")["spec"]["replicas"] == 2
+
+
+def test_strategy_can_be_changed_to_recreate_and_back(kube: Kube) -> None:
+    ready(kube)
+    ready(kube, pools={"greedy": {"strategy": {"type": "Recreate"}}})
+    assert deployment(kube, "greedy")["spec"]["strategy"] == {"type": "Recreate"}
+    ready(
+        kube, engine={"args": ["--log-level", "debug"]}, pools={"greedy": {"strategy": {"type": "Recreate"}}}
+    )
+    ready(kube, pools={"greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": 1}}})
+    assert deployment(kube, "greedy")["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+
+
+def test_rollout_changes_one_pool_at_a_time_and_stops_while_new_pods_of_a_pool_are_not_ready(
+    kube: Kube,
+) -> None:
+    ready(kube)
+    old = deployment(kube, "greedy")["metadata"]["annotations"][HASH]
+    broken = {"args": ["--mem-fraction-static", "0.99"]}
+    kube.apply(router(engine=broken, pools={"speculative": fate("crash")}))
+    kube.until("qwen", Progressing="RollingOut", Ready="True")
+    message = "the rollout of the greedy pool starts after that of the speculative pool"
+
+    def second_pool_waits() -> None:
+        assert kube.condition("qwen", "Progressing")["message"].startswith(message)
+        assert len(pods(kube, "speculative")) == 2
+
+    eventually(second_pool_waits)
+    assert deployment(kube, "greedy")["metadata"]["annotations"][HASH] == old
+    kube.apply(router(engine=broken))
+    kube.until("qwen", Ready="True", Progressing="Settled")
+    assert deployment(kube, "greedy")["metadata"]["annotations"][HASH] != old

@@ -1,0 +1,112 @@
+"""Changes to children by others: managed fields are reverted, other fields and foreign objects are kept."""
+
+import pytest
+
+from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.operator import Operator
+from dps_testkit.waiting import eventually
+from e2e.cluster.routers import router
+from e2e.control_plane.objects import EVERY_KIND, OWNED, children, deployment, pods, ready
+
+pytest_plugins = ["e2e.cluster.fixtures"]
+pytestmark = pytest.mark.usefixtures("operator")
+
+
+DRIFT: dict[str, tuple[str, str, Manifest]] = {
+    "rollout strategy": (
+        "deployment",
+        "qwen-greedy",
+        {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 5}}}},
+    ),
+    "port": ("service", "qwen-gateway", {"spec": {"ports": [{"port": 1, "targetPort": 2}]}}),
+    "configuration": ("configmap", "qwen-gateway", {"data": {"config.yaml": "routing: {}"}}),
+    "role rules": ("role", "qwen-gateway", {"rules": []}),
+    "label": ("service", "qwen-greedy", {"metadata": {"labels": {"app.kubernetes.io/part-of": "x"}}}),
+    "replicas": ("deployment", "qwen-gateway", {"spec": {"replicas": 7}}),
+    "disruption budget": ("poddisruptionbudget", "qwen-gateway", {"spec": {"maxUnavailable": 2}}),
+}
+
+
+def owned(live: Manifest) -> Manifest:
+    """The fields managed by the operator: the labels, and everything outside `metadata` and `status`."""
+    kept = {key: value for key, value in live.items() if key not in ("metadata", "status")}
+    return kept | {"labels": live["metadata"]["labels"]}
+
+
+def test_drift_in_managed_fields_is_reverted(kube: Kube) -> None:
+    ready(kube)
+    for kind, target, change in DRIFT.values():
+        before = owned(kube.get(kind, target))
+        kube.patch(kind, target, change)
+
+        def reverted(kind: str = kind, target: str = target, before: Manifest = before) -> None:
+            assert owned(kube.get(kind, target)) == before
+
+        eventually(reverted)
+
+
+def test_unmanaged_fields_are_kept(kube: Kube) -> None:
+    ready(kube)
+    kube.patch("deployment", "qwen-gateway", {"metadata": {"annotations": {"team": "serving"}}})
+    kube.patch("service", "qwen-gateway", {"spec": {"sessionAffinity": "ClientIP"}})
+    kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 1}}})
+    kube.until("qwen", Ready="True", Progressing="Settled")
+    assert deployment(kube, "gateway")["metadata"]["annotations"]["team"] == "serving"
+    assert kube.get("service", "qwen-gateway")["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_deleted_children_are_recreated(kube: Kube) -> None:
+    ready(kube)
+    before = children(kube)
+    kube.kubectl(
+        "delete", "deployment,service,configmap,poddisruptionbudget,role,serviceaccount", "-l", OWNED
+    )
+
+    def recreated() -> None:
+        assert children(kube) == before
+
+    eventually(recreated)
+    kube.until("qwen", Ready="True", Progressing="Settled")
+
+
+def test_deleted_password_is_regenerated_and_redis_and_gateways_restart(kube: Kube) -> None:
+    ready(kube)
+    old = kube.get("secret", "dps-router-credentials")["data"]
+    before = set(pods(kube, "gateway")), kube.get("pod", "qwen-redis-0")["metadata"]["uid"]
+    kube.kubectl("delete", "secret", "dps-router-credentials")
+    kube.kubectl("annotate", "dps/qwen", "password=changed")
+
+    def restarted() -> None:
+        assert kube.get("secret", "dps-router-credentials")["data"] != old
+        assert set(pods(kube, "gateway")).isdisjoint(before[0])
+        assert kube.get("pod", "qwen-redis-0")["metadata"]["uid"] != before[1]
+
+    eventually(restarted)
+    kube.until("qwen", Ready="True", Progressing="Settled")
+
+
+def test_object_with_another_owner_is_not_adopted(kube: Kube) -> None:
+    kube.kubectl("create", "configmap", "qwen-gateway", "--from-literal", "mine=yes")
+    kube.apply(router())
+    kube.until("qwen", SpecValid="InvalidSpec")
+    assert "is not owned by this DPSRouter" in kube.condition("qwen", "SpecValid")["message"]
+    assert kube.get("configmap", "qwen-gateway")["data"] == {"mine": "yes"}
+
+
+def test_settled_router_causes_no_writes(kube: Kube, operator: Operator) -> None:
+    ready(kube)
+
+    def idle() -> int:
+        before = operator.writes()
+        versions = {item["metadata"]["resourceVersion"] for item in kube.list(EVERY_KIND, OWNED)}
+        kube.patch("pod", "qwen-redis-0", {"metadata": {"annotations": {"probe": str(before)}}})
+        eventually(lambda: _queue_is_empty(operator), 10)
+        assert operator.writes() == before
+        assert {item["metadata"]["resourceVersion"] for item in kube.list(EVERY_KIND, OWNED)} == versions
+        return before
+
+    eventually(idle)
+
+
+def _queue_is_empty(operator: Operator) -> None:
+    assert "dps_operator_queue_length 0.0" in operator.get("/metrics")

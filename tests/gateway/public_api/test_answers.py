@@ -1,0 +1,168 @@
+"""Answers, errors and interrupted streams of an engine, as the client receives them."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from dps_gateway.api.request import TIMEOUT_HEADER
+from dps_gateway.config import GatewayConfig
+from dps_testkit.in_process_gateway import (
+    CHAT,
+    CHUNK,
+    DONE,
+    USAGE,
+    InProcessGateway,
+    ScriptedEngine,
+    chat,
+    message_of,
+)
+from dps_testkit.waiting import wait_until
+
+
+async def test_engine_address_is_removed_from_redirects(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(status=307, headers={"Location": "http://10.0.0.1:30000/v1/models?a=1"})
+    response, _ = await gateway.send("GET", "/v1/models/", allow_redirects=False)
+    assert response.headers["Location"] == "/v1/models?a=1"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"object":"error","message":"too long","type":"BadRequestError","code":400}', "too long"),
+        ('{"detail":"Not Found"}', "Not Found"),
+        ("plain text", "plain text"),
+        ("", "the engine answered 400"),
+        ('{"error":{"message":"as is","type":"t","param":null,"code":null}}', "as is"),
+    ],
+)
+async def test_error_of_the_engine_becomes_an_openai_error_object(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str, body: str, message: str
+) -> None:
+    engine.respond(status=400, text=body)
+    response, content = await gateway.post(path, json=chat())
+    assert (response.status, response.content_type) == (400, "application/json")
+    assert message_of(content) == message
+    assert response.headers["x-dps-pool"]
+
+
+async def test_retry_after_of_the_engine_is_relayed(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(status=503, text="loading", headers={"Retry-After": "17"})
+    response, content = await gateway.post(json=chat())
+    assert (response.status, response.headers["Retry-After"]) == (503, "17")
+    assert message_of(content) == "loading"
+    assert {"x-dps-pool", "x-dps-prompt-tokens", "x-dps-session"} <= {
+        name.lower() for name in response.headers
+    }
+
+
+async def test_invalid_usage_does_not_disturb_the_stream(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    usage = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":"n/a"}}\n\n'
+    engine.stream(CHUNK, usage, DONE)
+    _, content = await gateway.post(json=chat(stream=True, stream_options={"include_usage": True}))
+    assert content == CHUNK + usage + DONE
+
+
+async def test_failure_after_the_headers_closes_the_connection(
+    gateway: InProcessGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(gateway.runtime.turns, "commit", fail)
+    engine.stream(CHUNK, DONE)
+    with pytest.raises(aiohttp.ClientError):
+        await gateway.post(json=chat(stream=True))
+    assert gateway.requests(500) == 1
+
+
+async def test_failed_accounting_does_not_disturb_the_answer(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*arguments: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(gateway.runtime.turns, "correct", fail)
+    response, content = await gateway.post(json=chat())
+    assert (response.status, json.loads(content)["usage"]) == (200, USAGE)
+
+
+async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(gateway: InProcessGateway) -> None:
+    body = json.dumps(chat()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head + body)
+        await reader.readuntil(b"}}")
+        writer.transport.abort()
+
+    async def counted() -> bool:
+        return gateway.requests(200) + gateway.requests(499) == 10
+
+    await wait_until(counted, "all requests are counted")
+    assert (gateway.requests(200), gateway.requests(499)) == (10, 0)
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
+    name = "gen_ai_server_request_duration_seconds_count"
+    assert gateway.runtime.metrics.registry.get_sample_value(name, labels) == 10
+
+
+async def test_connection_broken_after_done_is_a_complete_answer(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.stream(CHUNK, DONE, abort=True)
+    _, content = await gateway.post(json=chat(stream=True))
+    assert content == CHUNK + DONE
+
+
+async def test_stream_that_ends_without_done_ends_with_an_error_event(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.stream(CHUNK)
+    _, content = await gateway.post(json=chat(stream=True))
+    assert content.startswith(CHUNK)
+    assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine ended the stream without [DONE]"
+
+
+async def test_client_that_stops_reading_is_disconnected(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    data = gateway.runtime.config.model_dump(by_alias=True)
+    data["timeouts"]["totalSeconds"] = 0.5
+    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
+    body = json.dumps(chat(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+    writer.write(head + body)
+
+    async def given_up() -> bool:
+        return gateway.requests(499) == 1
+
+    await wait_until(given_up, "the gateway closes the connection")
+    assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
+    writer.transport.abort()
+
+
+async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_over(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(CHUNK)
+        await asyncio.sleep(60)
+        return response
+
+    engine.answer = stall
+    _, content = await gateway.post(json=chat(stream=True), headers={TIMEOUT_HEADER: "4000"})
+    assert content.startswith(CHUNK)
+    assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the answer took longer than 4 s"

@@ -1,0 +1,42 @@
+"""API keys that are limited to some models, or in the number of requests."""
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from dps_gateway.auth import Key, Keys, digest_of
+from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, complete
+
+
+async def test_key_may_use_only_its_models(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), models=frozenset({"m"}))])
+    headers = {"Authorization": "Bearer sk"}
+    assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
+    for path in (CHAT, "/v1/embeddings"):
+        response, content = await gateway.post(path, json=chat(model="other"), headers=headers)
+        assert (response.status, json.loads(content)["error"]["code"]) == (403, "model_not_allowed")
+    assert len(engine.requests) == 1
+
+
+async def test_requests_in_flight_of_a_key_are_limited(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), max_in_flight=1)])
+    received, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        received.set()
+        await release.wait()
+        return await complete(request)
+
+    engine.answer = slow
+    headers = {"Authorization": "Bearer sk"}
+    first = asyncio.create_task(gateway.post(json=chat(), headers=headers))
+    await received.wait()
+    response, content = await gateway.post(json=chat(), headers=headers)
+    assert (response.status, json.loads(content)["error"]["code"]) == (429, "too_many_in_flight")
+    assert response.headers["Retry-After"] == "1"
+    release.set()
+    assert (await first)[0].status == 200
+    assert (await gateway.post(json=chat(), headers=headers))[0].status == 200

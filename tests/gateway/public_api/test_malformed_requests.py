@@ -1,0 +1,97 @@
+"""Requests that are malformed, or that a gateway and an engine could understand differently."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dps_testkit.in_process_gateway import (
+    CHAT,
+    CHUNK,
+    DONE,
+    InProcessGateway,
+    ScriptedEngine,
+    chat,
+    message_of,
+)
+
+
+async def test_credentials_appear_neither_in_logs_nor_in_responses(
+    gateway: InProcessGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = await gateway.raw(b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n")
+    assert response.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert b'"error"' in response
+    assert b"sk-secret" not in response
+    assert "malformed request" in caplog.text
+    assert "sk-secret" not in caplog.text
+
+
+async def test_absolute_target_is_forwarded_as_a_path(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    target = f"http://127.0.0.1:{gateway.port}/v1/models?a=1"
+    response = await gateway.raw(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert engine.requests[0][0] == "/v1/models?a=1"
+
+
+@pytest.mark.parametrize("header", ["x-session-id", "x-request-id", "x-other"])
+async def test_header_that_is_not_utf8_is_ignored(
+    gateway: InProcessGateway, engine: ScriptedEngine, header: str
+) -> None:
+    body = json.dumps(chat()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    response = await gateway.raw(head.encode() + f"{header}: caf".encode() + b"\xe9\r\n\r\n" + body)
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert engine.requests[0][1].get(header) != "caf\xe9"
+
+
+async def test_deeply_nested_request_reaches_the_engine(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    nested = "[" * 400 + "]" * 400
+    body = json.dumps(chat(stream=True, stream_options={})).replace("{}", '{"x": ' + nested + "}")
+    engine.stream(CHUNK, DONE)
+    response, content = await gateway.post(data=body.encode())
+    assert (response.status, content) == (200, CHUNK + DONE)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../flush_cache",
+        "/v1/%2e%2e/flush_cache",
+        "/v1/..%2fflush_cache",
+        "/v1/..%5cflush_cache",
+        "/v1//flush_cache",
+        "/v1/x/..",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat/completion%73",
+    ],
+)
+async def test_path_that_an_engine_may_resolve_differently_is_refused(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    response = await gateway.raw(head.encode())
+    assert response.split()[1] in (b"400", b"404")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(input_ids=[])),
+        ("/v1/completions", {"prompt": [[""]]}),
+        ("/v1/completions", {"prompt": ["x", []]}),
+        ("/generate", {"text": ""}),
+        ("/generate", {"input_ids": [[]]}),
+    ],
+)
+async def test_empty_prompt_is_refused(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str, body: Any
+) -> None:
+    response, content = await gateway.post(path, json=body)
+    assert (response.status, engine.requests) == (400, [])
+    assert message_of(content).startswith("a prompt is empty")

@@ -1,0 +1,59 @@
+"""The requests that the gateway answers itself, and those it relays for information about the model."""
+
+import json
+
+import pytest
+
+from dps_gateway.auth import Keys
+from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
+
+
+async def test_health_needs_no_key_and_follows_readiness(gateway: InProcessGateway) -> None:
+    gateway.runtime.keys = Keys()
+    assert (await gateway.send("GET", "/health"))[0].status == 503
+    for pool in gateway.runtime.pools.values():
+        for replica in pool.replicas.values():
+            replica.succeeded()
+    assert (await gateway.send("GET", "/health"))[0].status == 200
+
+
+async def test_version_is_reported(gateway: InProcessGateway) -> None:
+    _, content = await gateway.send("GET", "/version")
+    assert json.loads(content).keys() == {"version"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info"]
+)
+async def test_information_about_the_model_comes_from_an_engine(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str
+) -> None:
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    response = await gateway.raw(head.encode())
+    assert (response.split()[1], engine.requests[0][0]) == (b"200", path)
+
+
+async def test_unknown_path_is_a_json_404(gateway: InProcessGateway) -> None:
+    response, content = await gateway.send("GET", "/nothing")
+    assert (response.status, message_of(content)) == (404, "there is no endpoint /nothing")
+
+
+async def test_wrong_method_is_a_json_405(gateway: InProcessGateway) -> None:
+    response, content = await gateway.send("GET", "/generate")
+    assert (response.status, message_of(content)) == (405, "/generate does not support GET")
+    assert "POST" in response.headers["Allow"]
+
+
+async def test_preflight_request_needs_no_key(gateway: InProcessGateway) -> None:
+    gateway.runtime.keys = Keys()
+    headers = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    response, _ = await gateway.send("OPTIONS", CHAT, headers=headers)
+    assert response.status == 204
+    assert response.headers["Access-Control-Allow-Origin"] == "*"
+    assert response.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+    refused, _ = await gateway.post(json=chat(), headers={"Origin": "https://app.example"})
+    assert (refused.status, refused.headers["Access-Control-Allow-Origin"]) == (401, "*")

@@ -1,0 +1,130 @@
+"""The latencies that the policy Adaptive predicts, and what it learns from answers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import Adaptive, Workload
+from dps_gateway.routing.decision import PoolView
+from dps_gateway.routing.learning import Observation
+from dps_testkit.adaptive_turns import (
+    IDLE,
+    MOVED,
+    answer,
+    histories,
+    learned,
+    predicted,
+    turn,
+    unhurried,
+    views,
+)
+
+
+@unhurried
+@given(history=histories, view=views, more=st.floats(0, 100))
+def test_predicted_latency_does_not_fall_with_the_load(
+    history: list[Observation], view: PoolView, more: float
+) -> None:
+    policy = learned(*history)
+    view = replace(view, ready_replicas=1)
+    low = predicted(policy, turn(speculative=view))[Pool.SPECULATIVE]
+    for busier in (
+        replace(view, in_flight=view.in_flight + more),
+        replace(view, queued=view.queued + more),
+        replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
+    ):
+        assert predicted(policy, turn(speculative=busier))[Pool.SPECULATIVE] >= low - 1e-9
+
+
+@unhurried
+@given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
+def test_predicted_latency_does_not_fall_with_the_tokens_to_prefill(
+    history: list[Observation], view: PoolView, more: int, delta: int
+) -> None:
+    policy = learned(*history)
+    view = replace(view, ready_replicas=1)
+    longer = replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + more))
+    low = predicted(policy, turn(greedy=view, delta_tokens=delta))[Pool.GREEDY]
+    assert predicted(policy, turn(greedy=longer, delta_tokens=delta))[Pool.GREEDY] >= low - 1e-9
+
+
+@pytest.mark.parametrize("pool", list(Pool))
+def test_speed_of_a_pool_is_learned_from_its_answers(pool: Pool) -> None:
+    policy = learned(*(answer(pool, seconds_per_token=0.05) for _ in range(100)))
+    assert predicted(policy, turn())[pool] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
+    assert policy.decide(turn()).pool is pool.other
+
+
+def test_answer_that_is_not_streamed_is_learned_from_as_well() -> None:
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.05), first_token_seconds=None)
+    policy = learned(*(seen for _ in range(100)))
+    assert predicted(policy, turn())[Pool.SPECULATIVE] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
+
+
+def test_wait_for_an_engine_that_runs_requests_one_after_another_is_learned() -> None:
+    policy = learned(
+        *(
+            answer(Pool.SPECULATIVE, seconds_per_token=0.007, load=load % 8, wait_per_request=0.4)
+            for load in range(160)
+        )
+    )
+    busy = replace(IDLE, in_flight=7)
+    assert predicted(policy, turn(speculative=busy))[Pool.SPECULATIVE] == pytest.approx(3.2, rel=0.2)
+    assert policy.decide(turn(busy, busy)).pool is Pool.GREEDY
+
+
+def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -> None:
+    queued = turn(speculative=replace(IDLE, queued_prefill_tokens=100_000))
+    cached = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
+    before = predicted(Adaptive(), queued)[Pool.SPECULATIVE]
+    assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
+
+
+def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() -> None:
+    """One half of the sessions have 2 turns, the other half have 10."""
+    workload = Workload()
+    for _ in range(200):
+        for turns in (2, 10):
+            for number in range(1, turns + 1):
+                workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    following = [workload.turns_after(number) for number in (1, 2, 3, 9, 10)]
+    assert following == pytest.approx([5, 4, 7, 1, 0], abs=0.5)
+
+
+def test_expected_turns_do_not_grow_while_no_session_starts() -> None:
+    """At the end of a batch, the sessions in progress are the last ones."""
+    workload = Workload()
+    for _ in range(50):
+        for number in range(1, 11):
+            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    for _ in range(50):
+        for number in range(6, 11):
+            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
+    assert workload.turns_after(6) == pytest.approx(4, abs=0.5)
+
+
+@given(history=histories, number=st.integers(1, 100))
+def test_expected_number_of_turns_is_finite_and_not_negative(history: list[Observation], number: int) -> None:
+    workload = Workload()
+    for each in history:
+        workload.observe(each)
+    assert 0 <= workload.turns_after(number) < 100
+
+
+def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:
+    """The record of a session does not contain what other sessions have cached."""
+    moved = replace(IDLE, prompt=MOVED)
+    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.007), expected=MOVED)
+    before = predicted(Adaptive(), turn(moved))[Pool.SPECULATIVE]
+    assert predicted(learned(*(seen for _ in range(20))), turn(moved))[Pool.SPECULATIVE] < before - 0.1
+
+
+def test_what_was_learned_about_a_pool_is_forgotten_if_the_pool_has_no_turns() -> None:
+    """Otherwise a pool that was slow once, for example because of a burst, would never be used again."""
+    slow = [answer(Pool.SPECULATIVE, seconds_per_token=0.05) for _ in range(100)]
+    usual = [answer(Pool.GREEDY, seconds_per_token=0.0091) for _ in range(600)]
+    assert learned(*slow, *usual[:50]).decide(turn()).pool is Pool.GREEDY
+    assert learned(*slow, *usual).decide(turn()).pool is Pool.SPECULATIVE
