@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dps_gateway.api_server import ApiServer, watch_config_map
 from dps_gateway.config import ConfigMapRef
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router

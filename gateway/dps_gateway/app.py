@@ -20,7 +20,7 @@ from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.background import background
-from dps_gateway.clients import raise_file_limit
+from dps_gateway.client_connections import raise_file_limit
 from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.prompt.description import TokenizerError
 from dps_gateway.prompt.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dps_gateway.api_server import ApiServer, watch_config_map
-from dps_gateway.clients import expire_periodically
-from dps_gateway.learning import exchange_periodically, learned_key
+from dps_gateway.client_connections import expire_periodically
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map
+from dps_gateway.learning_exchange import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
 from dps_gateway.reload import Source, receive_config, watch_config
 from dps_gateway.routing.learning import learns

@@ -1,10 +1,10 @@
-"""The two kinds of engine deployment."""
+"""The two pools that a turn can be routed to. `upstream/engine_pool.py` has the replicas of one."""
 
 from enum import StrEnum
 
 
 class Pool(StrEnum):
-    """The kind of engine deployment that a turn is routed to."""
+    """The pool of engines that a turn is routed to."""
 
     SPECULATIVE = "speculative"
     GREEDY = "greedy"

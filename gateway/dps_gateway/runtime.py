@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from dps_gateway.auth import Key, KeyLoad, Keys
-from dps_gateway.clients import ClientConnections, connections_of_files
+from dps_gateway.client_connections import ClientConnections, connections_of_files
 from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.learning import SharedLearning
+from dps_gateway.learning_exchange import SharedLearning
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
 from dps_gateway.prompt.separation import CacheSalt
@@ -30,8 +30,8 @@ from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.tls import ServerTls, certificate_context, trust
 from dps_gateway.turn import Turns
 from dps_gateway.upstream.admission import Admission
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Upstream
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.retries import RetryBudget
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
-from dps_gateway.session.stored import StoredResponse
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.session.stored_responses import StoredResponse
+from dps_gateway.upstream.engine_pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
 """Tolerated shortfall, in tokens, between expected and reported tokens (page rounding, draft-model cache) before an

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Admission, Applicant, Choice
 from dps_gateway.upstream.affinity import NOTHING_HELD
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
 

@@ -12,8 +12,8 @@ from dps_gateway.api.request import urgency_of
 from dps_gateway.auth import Key
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Admission, Applicant, Choice, PoolEmpty, PoolFull
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
 Task = asyncio.Task[tuple[Pool, Replica]]

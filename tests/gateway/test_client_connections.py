@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
-from dps_gateway.clients import ClientConnections
+from dps_gateway.client_connections import ClientConnections
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_testkit.tokenizers import shared_tokenizer

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_gateway.api_server import ApiServer, watch_config_map
 from dps_gateway.config import ConfigError, ConfigMapRef, ServiceRef
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map
 from dps_gateway.upstream.discovery import replica_urls, watch_service
 
 ONE = "http://10.0.0.1:30000"

@@ -8,8 +8,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.health import watch_generation, watch_health
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until

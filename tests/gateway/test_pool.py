@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
 from dps_testkit.engine_pool import SinglePool
 

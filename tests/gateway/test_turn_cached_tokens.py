@@ -7,7 +7,7 @@ from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.replica_id import replica_id
 from dps_gateway.turn import MeasuredTurn, policy_input
 from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_testkit.conversations import KEYS, SYSTEM, ConversationClient, answer, sharing, url, user
 
 

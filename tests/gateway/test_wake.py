@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Admission, Applicant, Choice, PoolEmpty, PoolFull
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
 ENGINE = "http://engine"

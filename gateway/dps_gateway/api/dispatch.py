@@ -16,8 +16,8 @@ from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import Applicant, Choice, PoolEmpty, PoolFull
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 from dps_gateway.upstream.retries import Retries
 

@@ -14,14 +14,14 @@ from dps_gateway.api.cache_salt import SALT_HEADER, with_salt
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
-from dps_gateway.api.models import resolve_model
+from dps_gateway.api.model_names import resolve_model
 from dps_gateway.api.request import parse_object, read_body
-from dps_gateway.api.stored import holder
+from dps_gateway.api.stored_responses import holder
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
 from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.session.growth import History
-from dps_gateway.session.stored import StoredResponse
+from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.telemetry.tracing import links_to
 from dps_gateway.turn import MeasuredTurn, policy_input
 

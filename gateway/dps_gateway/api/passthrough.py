@@ -9,10 +9,10 @@ from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
 from dps_gateway.api.errors import BadRequest, error_event
-from dps_gateway.api.models import resolve_model
+from dps_gateway.api.model_names import resolve_model
 from dps_gateway.api.request import parse_object, read_body, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
-from dps_gateway.api.stored import holder
+from dps_gateway.api.stored_responses import holder
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers

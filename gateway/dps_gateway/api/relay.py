@@ -14,7 +14,7 @@ from dps_gateway.api.job import Job
 from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
-from dps_gateway.api.stored import remember
+from dps_gateway.api.stored_responses import remember
 from dps_gateway.engine.dialect import Asked, Usage, read_usage
 from dps_gateway.engine.sources import PromptSources, prompt_sources, without_sources
 from dps_gateway.telemetry.tracing import fail_span, span_reference

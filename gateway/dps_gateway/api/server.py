@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from dps_gateway.api.errors import RETRY_AFTER_SECONDS, BadRequest, GatewayFull, error_object
-from dps_gateway.clients import ClientConnections
+from dps_gateway.client_connections import ClientConnections
 
 log = logging.getLogger(__name__)
 

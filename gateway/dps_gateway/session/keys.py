@@ -9,7 +9,7 @@ import orjson
 
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.record import Point, Record
-from dps_gateway.session.stored import StoredResponse
+from dps_gateway.session.stored_responses import StoredResponse
 
 MAX_VALUE_BYTES: Final = 16 * 1024
 """Maximum size of a stored value, in bytes. The largest record takes about 4 KB."""

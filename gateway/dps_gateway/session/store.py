@@ -14,7 +14,7 @@ from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
-from dps_gateway.session.stored import StoredResponse, response_key
+from dps_gateway.session.stored_responses import StoredResponse, response_key
 
 log = logging.getLogger(__name__)
 

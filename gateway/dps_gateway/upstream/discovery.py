@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from dps_gateway.api_server import ApiServer, keep_watching, watch_events
 from dps_gateway.config import ServiceRef
+from dps_gateway.kubernetes_api import ApiServer, keep_watching, watch_events
 
 
 def replica_urls(

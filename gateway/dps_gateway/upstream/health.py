@@ -8,8 +8,8 @@ from typing import Final
 
 import aiohttp
 
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import out_of_files
-from dps_gateway.upstream.pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
 
 INTERVAL_SECONDS: Final = 1.0

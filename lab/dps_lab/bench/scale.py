@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
 
-from dps_gateway.clients import raise_file_limit
+from dps_gateway.client_connections import raise_file_limit
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_lab.bench import peers, runner, table
 from dps_lab.bench.peers import Contender

@@ -12,7 +12,7 @@ from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Tur
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import preferred
-from dps_gateway.upstream.pool import EnginePool
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Replica
 from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.prompts import PlannedTurn

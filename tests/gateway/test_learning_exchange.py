@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from dps_gateway.config import parse_config
-from dps_gateway.learning import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
+from dps_gateway.learning_exchange import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import Decision, Reason, Turn

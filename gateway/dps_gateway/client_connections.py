@@ -1,4 +1,4 @@
-"""The connections of clients: how many there are, and which of them are to be closed.
+"""The connections of clients: their number, and which of them to close.
 
 A client that sends its request slowly, or never, would otherwise occupy a connection indefinitely, and connections
 without a limit would exhaust the file descriptors that the gateway needs to reach engines.

@@ -7,7 +7,7 @@ from dps_gateway.session.identity import Scope
 from dps_gateway.session.keys import is_valid_entry
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.store import SessionStore
-from dps_gateway.session.stored import StoredResponse, response_key
+from dps_gateway.session.stored_responses import StoredResponse, response_key
 from dps_testkit.session_backend import FakeBackend
 
 SCOPE, OTHER = Scope.of("model", "tenant"), Scope.of("model", "another")

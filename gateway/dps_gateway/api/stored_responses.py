@@ -4,7 +4,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.errors import ResponseNotFound
 from dps_gateway.engine.dialect import Usage
-from dps_gateway.session.stored import StoredResponse
+from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.turn import MeasuredTurn
 from dps_gateway.upstream.admission import PoolEmpty
 
