@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import Admission, Applicant, Choice
+from dps_gateway.upstream.admission import Admission, Choice, ReplicaRequest
 from dps_gateway.upstream.affinity import NOTHING_HELD
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Replica
@@ -12,8 +12,8 @@ from dps_gateway.upstream.replica import Replica
 class SinglePool(EnginePool):
     """A pool whose requests no other pool may serve."""
 
-    def __init__(self, places: int = 1, queue: int = 10) -> None:
-        super().__init__(Pool.GREEDY, places, Admission(queue))
+    def __init__(self, slots: int = 1, queue: int = 10) -> None:
+        super().__init__(Pool.GREEDY, slots, Admission(queue))
 
     async def acquire(
         self,
@@ -24,5 +24,5 @@ class SinglePool(EnginePool):
         held: Mapping[str, int] = NOTHING_HELD,
     ) -> Replica:
         """Admit one request to the pool."""
-        applicant = Applicant([Choice(self, avoid)], session, tenant, held=held)
-        return (await self.admission.acquire(applicant, timeout_seconds))[1]
+        request = ReplicaRequest([Choice(self, avoid)], session, tenant, held=held)
+        return (await self.admission.acquire(request, timeout_seconds))[1]

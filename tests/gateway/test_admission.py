@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from dps_gateway.api.request import urgency_of
 from dps_gateway.auth import Key
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import Admission, Applicant, Choice, PoolEmpty, PoolFull
+from dps_gateway.upstream.admission import Admission, Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
 from dps_gateway.upstream.replica import Replica
@@ -33,8 +33,10 @@ class SharedQueue:
         choices = [Choice(self.pools[pool]) for pool in pools]
 
         async def acquired() -> tuple[Pool, Replica]:
-            places, replica = await self.admission.acquire(Applicant(choices, None, tenant, urgency), 60.0)
-            return Pool(places.name), replica
+            chosen, replica = await self.admission.acquire(
+                ReplicaRequest(choices, None, tenant, urgency), 60.0
+            )
+            return Pool(chosen.name), replica
 
         task = asyncio.create_task(acquired())
         await asyncio.sleep(0)

@@ -83,8 +83,8 @@ def test_last_limit_that_the_engine_reported_is_kept_while_its_load_is_unknown()
     assert replica.limit == 48
 
 
-def pool(*urls: str, places: int = 4) -> SinglePool:
-    result = SinglePool(places)
+def pool(*urls: str, slots: int = 4) -> SinglePool:
+    result = SinglePool(slots)
     result.set_endpoints(urls)
     return result
 
@@ -126,13 +126,13 @@ async def test_view_is_that_of_the_replica_that_holds_the_prompt() -> None:
 
 
 async def test_view_takes_no_place_on_the_replica() -> None:
-    engines = pool("a", places=1)
+    engines = pool("a", slots=1)
     engines.view("session", PROMPT)
     assert (engines.in_flight, engines.has_room) == (0, True)
 
 
 async def test_view_of_a_full_pool_includes_its_queue() -> None:
-    engines = pool("a", "b", places=1)
+    engines = pool("a", "b", slots=1)
     for _ in range(2):
         await engines.acquire(None, NO_REPLICA, 1.0)
     waiting = [asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0)) for _ in range(3)]

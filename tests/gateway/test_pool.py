@@ -14,8 +14,8 @@ from dps_testkit.engine_pool import SinglePool
 NO_REPLICA: frozenset[str] = frozenset()
 
 
-def pool(*urls: str, places: int = 1, queue: int = 10) -> SinglePool:
-    result = SinglePool(places, queue)
+def pool(*urls: str, slots: int = 1, queue: int = 10) -> SinglePool:
+    result = SinglePool(slots, queue)
     result.set_endpoints(urls)
     return result
 
@@ -189,7 +189,7 @@ async def test_raising_the_limit_admits_queued_requests() -> None:
 async def test_no_wake_up_is_lost_and_limits_hold_in_any_sequence_of_events(seed: int) -> None:
     """Random arrivals, releases, cancellations, losses and recoveries of replicas."""
     rng = random.Random(seed)
-    engines = pool("a", "b", "c", places=2, queue=100)
+    engines = pool("a", "b", "c", slots=2, queue=100)
     tasks: list[asyncio.Task[Replica]] = []
     held: list[Replica] = []
     replicas = list(engines.replicas.values())
@@ -234,7 +234,7 @@ def finished(tasks: "list[asyncio.Task[Replica]]") -> list[Replica]:
 
 
 async def finish_one(engines: SinglePool, held: Replica) -> None:
-    """Release the only place of the pool, and let the request that gets it run."""
+    """Release the only slot of the pool, and let the request that gets it run."""
     engines.release(held)
     for _ in range(3):
         await asyncio.sleep(0)
@@ -324,7 +324,7 @@ def recovered(engines: SinglePool, url: str) -> Replica:
 
 
 async def test_replica_in_slow_start_receives_a_part_of_its_share() -> None:
-    engines = pool("a", "b", places=100)
+    engines = pool("a", "b", slots=100)
     recovering = recovered(engines, "a")
     for number in range(30):
         await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
@@ -332,7 +332,7 @@ async def test_replica_in_slow_start_receives_a_part_of_its_share() -> None:
 
 
 async def test_replica_in_slow_start_is_used_if_the_others_are_full() -> None:
-    engines = pool("a", "b", places=2)
+    engines = pool("a", "b", slots=2)
     recovered(engines, "a")
     for number in range(4):
         await engines.acquire(f"s{number}", NO_REPLICA, 1.0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import Admission, Applicant, Choice, PoolEmpty, PoolFull
+from dps_gateway.upstream.admission import Admission, Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
@@ -31,9 +31,9 @@ class SharedQueue:
         choices = [Choice(self.pools[pool]) for pool in pools]
 
         async def acquired() -> Pool:
-            applicant = Applicant(choices, None)
-            places, _ = await self.admission.acquire(applicant, timeout_seconds, wake_seconds)
-            return Pool(places.name)
+            request = ReplicaRequest(choices, None)
+            chosen, _ = await self.admission.acquire(request, timeout_seconds, wake_seconds)
+            return Pool(chosen.name)
 
         task = asyncio.create_task(acquired())
         await asyncio.sleep(0)

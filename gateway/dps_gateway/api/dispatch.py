@@ -15,7 +15,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.runtime import Runtime
-from dps_gateway.upstream.admission import Applicant, Choice, PoolEmpty, PoolFull
+from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.replica import Replica
@@ -143,9 +143,9 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
             # A replica on which the request has failed is not ready again before a health check has succeeded.
             choices = [Choice(choice.pool) for choice in choices]
         held = outbound.prompt.held if outbound.prompt is not None else {}
-        applicant = Applicant(choices, outbound.session, outbound.tenant, outbound.urgency, held)
+        request = ReplicaRequest(choices, outbound.session, outbound.tenant, outbound.urgency, held)
         try:
-            places, replica = await runtime.admission.acquire(applicant, patience, wake_seconds)
+            chosen, replica = await runtime.admission.acquire(request, patience, wake_seconds)
         except PoolEmpty as error:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
@@ -158,7 +158,7 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
             ) and not _wake_seconds(runtime, outbound, deadline.at - time.monotonic()):
                 raise failure from None
             continue
-        pool = runtime.pools[Pool(places.name)]
+        pool = runtime.pools[Pool(chosen.name)]
         if not attempts:
             runtime.metrics.overhead.observe(queued_at - call.started)
             runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)

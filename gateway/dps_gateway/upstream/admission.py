@@ -22,8 +22,8 @@ class PoolEmpty(Exception):
     """No replica that may serve the request is ready."""
 
 
-class Places(Protocol):
-    """The places of one pool."""
+class ReplicaPool(Protocol):
+    """A pool of replicas, as far as admission depends on it."""
 
     @property
     def name(self) -> str: ...
@@ -46,13 +46,13 @@ class Places(Protocol):
 class Choice:
     """A pool that may serve a request."""
 
-    pool: Places
+    pool: ReplicaPool
     avoid: frozenset[str] = frozenset()
     """The URLs of replicas on which the request has failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Applicant:
+class ReplicaRequest:
     """A request for a replica."""
 
     choices: Sequence[Choice]
@@ -66,15 +66,15 @@ class Applicant:
     """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
 
 
-Place = tuple[Places, Replica]
+Assignment = tuple[ReplicaPool, Replica]
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
     """A queued request."""
 
-    applicant: Applicant
-    place: "asyncio.Future[Place | None]"
+    request: ReplicaRequest
+    assignment: "asyncio.Future[Assignment | None]"
     """The replica that was assigned to the request, or None if no usable replica is left."""
     holds: bool
     """Whether it waits while no usable replica is left."""
@@ -88,18 +88,20 @@ class Admission:
         self.holding = True
         """Whether requests may wait while no replica is ready."""
         self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
-        self._wanted: Counter[Places] = Counter()
+        self._wanted: Counter[ReplicaPool] = Counter()
         """The number of queued requests that each pool may serve."""
-        self._preferred: Counter[Places] = Counter()
+        self._preferred: Counter[ReplicaPool] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def preferring(self, pool: Places) -> int:
+    def preferring(self, pool: ReplicaPool) -> int:
         """The number of queued requests whose first choice is this pool."""
         return self._preferred[pool]
 
-    async def acquire(self, applicant: Applicant, timeout_seconds: float, wake_seconds: float = 0.0) -> Place:
+    async def acquire(
+        self, request: ReplicaRequest, timeout_seconds: float, wake_seconds: float = 0.0
+    ) -> Assignment:
         """A replica, which the caller must release. Waits in the queue while all are busy.
 
         Raises PoolEmpty if none becomes ready within `wake_seconds`, and PoolFull if the queue is full or the wait for
@@ -108,19 +110,19 @@ class Admission:
         has fewer requests.
         """
         holds = wake_seconds > 0
-        if not _usable(applicant) and not (holds and self.holding):
-            raise _empty(applicant)
-        place = _take(applicant)
-        if place is not None:
-            return place
+        if not _usable(request) and not (holds and self.holding):
+            raise _empty(request)
+        assignment = _take(request)
+        if assignment is not None:
+            return assignment
         if len(self._waiting) >= self.max_queued:
-            self._make_room(applicant)
-        waiter = _Waiter(applicant, asyncio.get_running_loop().create_future(), holds)
-        entry = Entry(applicant.tenant, applicant.session, waiter, applicant.urgency)
-        place = await self._wait(entry, timeout_seconds, wake_seconds)
-        if place is None:
-            raise _empty(applicant)
-        return place
+            self._make_room(request)
+        waiter = _Waiter(request, asyncio.get_running_loop().create_future(), holds)
+        entry = Entry(request.tenant, request.session, waiter, request.urgency)
+        assignment = await self._wait(entry, timeout_seconds, wake_seconds)
+        if assignment is None:
+            raise _empty(request)
+        return assignment
 
     def assign(self, *, only_free: bool = False) -> None:
         """Assign free replicas to queued requests, and reject requests without a usable replica.
@@ -137,49 +139,51 @@ class Admission:
             return False
         for entry in self._waiting:
             waiter = entry.item
-            if waiter.place.done():  # cancelled, and about to leave the queue
+            if waiter.assignment.done():  # cancelled, and about to leave the queue
                 continue
-            place = _take(waiter.applicant)
-            if place is None and ((waiter.holds and self.holding) or _usable(waiter.applicant)):
+            assignment = _take(waiter.request)
+            if assignment is None and ((waiter.holds and self.holding) or _usable(waiter.request)):
                 continue
-            self._leave(entry, served=place is not None)
-            waiter.place.set_result(place)
+            self._leave(entry, served=assignment is not None)
+            waiter.assignment.set_result(assignment)
             return True
         return False
 
-    async def _wait(self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float) -> Place | None:
-        applicant, place = entry.item.applicant, entry.item.place
+    async def _wait(
+        self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float
+    ) -> Assignment | None:
+        request, assignment = entry.item.request, entry.item.assignment
         self._join(entry)
         try:
-            if not _usable(applicant):
-                await asyncio.wait([place], timeout=wake_seconds)
-                if not place.done() and not _usable(applicant):
-                    raise _empty(applicant, wake_seconds)
-            await asyncio.wait([place], timeout=timeout_seconds)
-            if place.done():
-                return place.result()
-            if not _usable(applicant):
-                raise _empty(applicant, timeout_seconds)
-            raise PoolFull(f"{_named(applicant)} busy for {timeout_seconds:g} s")
+            if not _usable(request):
+                await asyncio.wait([assignment], timeout=wake_seconds)
+                if not assignment.done() and not _usable(request):
+                    raise _empty(request, wake_seconds)
+            await asyncio.wait([assignment], timeout=timeout_seconds)
+            if assignment.done():
+                return assignment.result()
+            if not _usable(request):
+                raise _empty(request, timeout_seconds)
+            raise PoolFull(f"{_named(request)} busy for {timeout_seconds:g} s")
         except asyncio.CancelledError:
-            place.cancel()
-            assigned = not place.cancelled() and place.exception() is None
-            if assigned and (taken := place.result()) is not None:
+            assignment.cancel()
+            assigned = not assignment.cancelled() and assignment.exception() is None
+            if assigned and (taken := assignment.result()) is not None:
                 pool, replica = taken
                 pool.release(replica)
             raise
         finally:
             self._leave(entry)
 
-    def _make_room(self, applicant: Applicant) -> None:
+    def _make_room(self, request: ReplicaRequest) -> None:
         """Remove a request from the full queue in favour of a new one. Raises PoolFull for the new one."""
-        full = f"{_named(applicant)} full, and so is the queue"
-        displaced = self._waiting.displaced_by(applicant.tenant, applicant.urgency)
+        full = f"{_named(request)} full, and so is the queue"
+        displaced = self._waiting.displaced_by(request.tenant, request.urgency)
         if displaced is None:
             raise PoolFull(full)
         self._leave(displaced)
-        if not displaced.item.place.done():
-            displaced.item.place.set_exception(PoolFull(full))
+        if not displaced.item.assignment.done():
+            displaced.item.assignment.set_exception(PoolFull(full))
 
     def _join(self, entry: Entry[_Waiter]) -> None:
         self._waiting.add(entry)
@@ -190,34 +194,34 @@ class Admission:
             self._count(entry, -1)
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
-        choices = entry.item.applicant.choices
+        choices = entry.item.request.choices
         self._preferred[choices[0].pool] += change
         for choice in choices:
             self._wanted[choice.pool] += change
 
 
-def _usable(applicant: Applicant) -> bool:
-    return any(choice.pool.usable(choice.avoid) for choice in applicant.choices)
+def _usable(request: ReplicaRequest) -> bool:
+    return any(choice.pool.usable(choice.avoid) for choice in request.choices)
 
 
-def _take(applicant: Applicant) -> Place | None:
+def _take(request: ReplicaRequest) -> Assignment | None:
     """Reserve a replica of the first pool in which one is free."""
-    for choice in applicant.choices:
-        replica = choice.pool.take(applicant.session, choice.avoid, applicant.held)
+    for choice in request.choices:
+        replica = choice.pool.take(request.session, choice.avoid, request.held)
         if replica is not None:
             return choice.pool, replica
     return None
 
 
-def _named(applicant: Applicant) -> str:
+def _named(request: ReplicaRequest) -> str:
     """The pools that may serve a request, with a verb."""
-    if len(applicant.choices) > 1:
+    if len(request.choices) > 1:
         return "both pools were"
-    return f"the {applicant.choices[0].pool.name} pool was"
+    return f"the {request.choices[0].pool.name} pool was"
 
 
-def _empty(applicant: Applicant, waited_seconds: float = 0.0) -> PoolEmpty:
-    pool = "either" if len(applicant.choices) > 1 else f"the {applicant.choices[0].pool.name}"
+def _empty(request: ReplicaRequest, waited_seconds: float = 0.0) -> PoolEmpty:
+    pool = "either" if len(request.choices) > 1 else f"the {request.choices[0].pool.name}"
     if waited_seconds:
         return PoolEmpty(f"no replica of {pool} pool became ready within {waited_seconds:g} s")
     return PoolEmpty(f"no replica of {pool} pool is ready")

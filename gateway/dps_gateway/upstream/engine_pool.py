@@ -1,4 +1,4 @@
-"""One pool of engine replicas: their readiness, their load, and their places for requests."""
+"""One pool of engine replicas: their readiness, their load, and their slots for requests."""
 
 import asyncio
 import logging
