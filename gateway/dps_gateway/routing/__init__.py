@@ -1,1 +1,6 @@
-"""The routing rule: pure functions from a measured turn to a pool and a reason."""
+"""The routing policies: pure functions from a turn to a pool and a reason.
+
+`decision` has the input and the result of a policy, and `policies` the static policies and the names of all policies.
+`adaptive` is the policy that learns; it uses `estimates` (the speed of a pool) and `regression` (least squares).
+`learning` is what a policy observes of completed turns.
+"""

@@ -45,9 +45,13 @@ LONGEST: Final = 32
 """Number from which the turns of a session are counted as one."""
 
 _MEMORY: Final = 0.99
+"""Factor of the weight of an answered turn in `Workload`, for each later one."""
+
 _USUAL_LOAD_WEIGHT: Final = 0.05
+"""Weight of the last answer in a pool's usual load, which is an exponentially weighted mean."""
 
 _ERROR_WEIGHT: Final = 0.1
+"""Weight of the last prediction in a pool's mean error, likewise."""
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ class Adaptive:
     """Choose the pool in which the turn and those that are expected to follow cost the least time.
 
     The cost includes the time that the turn adds to other requests of the replica. The speeds of the pools are learned
-    from completed turns.
+    from completed turns. docs/adaptive.md describes the rules, and why each of them exists.
     """
 
     def __init__(self) -> None:
@@ -110,22 +114,17 @@ class Adaptive:
         if not views:
             return Decision(turn.last_pool or Pool.GREEDY, Reason.FIXED)
         tokens = self._workload.answer_tokens
-        parts = {pool: self._estimates[pool].cost(turn, view, tokens) for pool, view in views.items()}
-        predicted = {pool: cost.seconds for pool, cost in parts.items()}
-        costs = {pool: self._total(turn, pool, view, parts[pool]) for pool, view in views.items()}
-        best = min(costs, key=lambda pool: costs[pool])
+        turn_costs = {pool: self._estimates[pool].cost(turn, view, tokens) for pool, view in views.items()}
+        predicted = {pool: cost.seconds for pool, cost in turn_costs.items()}
+        totals = {pool: self._total(turn, pool, view, turn_costs[pool]) for pool, view in views.items()}
+        best = min(totals, key=lambda pool: totals[pool])
         if self._explores(turn, views, best, predicted):
             return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
-        usual = _sticky(turn, views)
-        if usual is not best:
-            # Only errors that made the gain appear too large count. A pool that is slower than predicted must not keep
-            # its sessions because of that. The limit ensures that more load on a pool never attracts a turn.
-            doubt = (
-                DOUBT * max(0.0, self._error[best]) * predicted[best]
-                + min(DOUBT * max(0.0, -self._error[usual]), 1 - MARGIN) * predicted[usual]
-            )
-            if costs[usual] - costs[best] < doubt + MARGIN * costs[usual]:
-                return Decision(usual, Reason.FIXED, predicted)
+        default = _sticky(turn, views)
+        if default is not best:
+            gain = totals[default] - totals[best]
+            if gain < self._doubt(best, default, predicted) + MARGIN * totals[default]:
+                return Decision(default, Reason.FIXED, predicted)
         return Decision(best, Reason.PREDICTED_FASTER, predicted)
 
     def observe(self, observation: Observation, /) -> None:
@@ -171,7 +170,7 @@ class Adaptive:
         self._workload = own if others is None else own.plus(others)
 
     def _total(self, turn: Turn, pool: Pool, view: PoolView, now: Cost) -> float:
-        """The time, in seconds, that this turn and the expected following ones take in a pool and add to others.
+        """The seconds that this turn and the expected following ones take in a pool and add to other requests.
 
         `now` is the predicted cost of this turn.
         """
@@ -188,9 +187,22 @@ class Adaptive:
             * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
         )
 
+    def _doubt(self, best: Pool, default: Pool, predicted: Mapping[Pool, float]) -> float:
+        """The part, in seconds, of the gain of `best` over `default` that errors of the predictions may explain.
+
+        Only errors that made the gain appear too large count: `best` was slower than predicted, or `default` faster. A
+        pool that is slower than predicted must not keep its sessions because of that.
+        """
+        slower = DOUBT * max(0.0, self._error[best])
+        faster = DOUBT * max(0.0, -self._error[default])
+        # Without the limit, the doubt could grow faster with the load of `default` than the gain does, so that more
+        # load on a pool would attract turns.
+        return slower * predicted[best] + min(faster, 1 - MARGIN) * predicted[default]
+
     def _explores(
         self, turn: Turn, views: Mapping[Pool, PoolView], best: Pool, predicted: Mapping[Pool, float]
     ) -> bool:
+        """Whether the turn is sent to the pool that is not the best, to learn how fast that pool is at present."""
         other = best.other
         return (
             turn.draw < EXPLORATION

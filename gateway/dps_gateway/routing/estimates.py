@@ -7,38 +7,60 @@ duration of a whole request.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import PoolView, Turn
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.regression import Moments
 
-PRIORS: Final[Mapping[Pool, tuple[float, ...]]] = {
-    Pool.SPECULATIVE: (0.020, 0.074, 0.003, 0.004, 0.0070, 0.0004),
-    Pool.GREEDY: (0.015, 0.060, 0.003, 0.004, 0.0091, 0.0004),
+
+class Coefficients(NamedTuple):
+    """The speed of a pool: one number for each feature of a turn, in seconds per unit of the feature."""
+
+    fixed: float
+    """Per turn."""
+    prefill: float
+    """Per 1,000 prefilled tokens."""
+    fetch: float
+    """Per 1,000 tokens that are fetched from a common prefix cache."""
+    wait: float
+    """Per other request of the replica."""
+    token: float
+    """Per output token."""
+    token_load: float
+    """Per output token and other request."""
+
+
+PRIORS: Final[Mapping[Pool, Coefficients]] = {
+    Pool.SPECULATIVE: Coefficients(
+        fixed=0.020, prefill=0.074, fetch=0.003, wait=0.004, token=0.0070, token_load=0.0004
+    ),
+    Pool.GREEDY: Coefficients(
+        fixed=0.015, prefill=0.060, fetch=0.003, wait=0.004, token=0.0091, token_load=0.0004
+    ),
 }
-"""Seconds per turn, per 1,000 prefilled tokens, per 1,000 fetched tokens, per other request, per output token, and per
-output token and other request. They follow the time model of `dps simulate` for Qwen2.5-7B-Instruct on an A100 80 GB,
-with STANDALONE speculation. The wait is that of an engine that is not limited in the number of requests that it runs
-at the same time."""
+"""The speeds before the first answers. They follow the time model of `dps simulate` for Qwen2.5-7B-Instruct on an A100
+80 GB, with STANDALONE speculation. The wait is that of an engine that is not limited in the number of requests that it
+runs at the same time."""
 
 ASSUMED_LIMIT: Final[Mapping[Pool, float]] = {Pool.SPECULATIVE: 10.0, Pool.GREEDY: math.inf}
 """Requests that an engine is assumed to run at the same time at most. A speculative engine may run requests one after
 another: a burst of first turns would be queued there before the first answer shows it."""
 
-FEATURES: Final = 6
-_WAIT = 3
+FEATURES: Final = len(Coefficients._fields)
+_WAIT: Final = Coefficients._fields.index("wait")
 
-_STRENGTHS: Final = (4.0, 2.0, 2.0, 30.0, 100.0, 1000.0)
+_STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, token=100.0, token_load=1000.0)
 """The weights of the priors, equal to the weights of a few typical turns."""
 
 MEMORY: Final = 0.99
 """Factor of an observation's weight for each later observation of the same pool."""
 
 _KINDS: Final = ("grown", "new", "moved", "fetchable")
+"""Kinds of tokens of a prompt that may or may not be cached (see `_uncached`), and those that can be fetched."""
 
 _DOUBT_TOKENS: Final = 1000.0
 """Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
@@ -141,8 +163,9 @@ class PoolEstimate:
         """The observations of this gateway process."""
         self._all = self.own
         self._others: Statistics | None = None
-        self._solution = list(self._prior)
+        self._solution = self._prior
         self._solved = True
+        """Whether `_solution` takes all observations into account. It is computed when it is needed."""
 
     def absorb(self, others: Statistics | None) -> None:
         """Use the observations of other gateway processes in addition, instead of those absorbed before."""
@@ -186,41 +209,45 @@ class PoolEstimate:
 
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        coefficients = self._coefficients(view.running_limit, output_tokens)
+        speed = self._coefficients(view.running_limit, output_tokens)
         uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt.prefill)
         queued = view.queued_prefill_tokens
-        return self._cost(coefficients, uncached, view.prompt.fetchable, queued, view.load, output_tokens)
+        return self._cost(speed, uncached, view.prompt.fetchable, queued, view.load, output_tokens)
 
     def predicted_seconds(self, seen: Observation) -> float:
         """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
         tokens = float(seen.output_tokens)
         uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected.prefill)
         queued = seen.queued_prefill_tokens
-        coefficients = self._coefficients(None, tokens)
-        return self._cost(coefficients, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
+        speed = self._coefficients(None, tokens)
+        return self._cost(speed, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
 
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""
-        fixed, _, _, wait, token, token_load = self._coefficients(running_limit, output_tokens)
-        return Cost(0.0, 0.0, fixed + token * output_tokens, (wait + token_load * output_tokens) * load)
+        speed = self._coefficients(running_limit, output_tokens)
+        return Cost(
+            queue=0.0,
+            prompt=0.0,
+            idle=speed.fixed + speed.token * output_tokens,
+            load=(speed.wait + speed.token_load * output_tokens) * load,
+        )
 
     def _cost(
         self,
-        coefficients: Sequence[float],
+        speed: Coefficients,
         uncached: Mapping[str, float],
         fetchable: float,
         queued: float,
         load: float,
         output_tokens: float,
     ) -> Cost:
-        fixed, prefill, fetch, wait, token, token_load = coefficients
         fetched = fetchable * self._all.fetched_share()
         computed = self._computed(uncached) + fetchable - fetched
         return Cost(
-            queue=prefill * self._queued(queued) / 1000,
-            prompt=(prefill * computed + fetch * fetched) / 1000,
-            idle=fixed + token * output_tokens,
-            load=(wait + token_load * output_tokens) * load,
+            queue=speed.prefill * self._queued(queued) / 1000,
+            prompt=(speed.prefill * computed + speed.fetch * fetched) / 1000,
+            idle=speed.fixed + speed.token * output_tokens,
+            load=(speed.wait + speed.token_load * output_tokens) * load,
         )
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
@@ -234,23 +261,22 @@ class PoolEstimate:
         self._all = self.own if self._others is None else self.own.plus(self._others)
         self._solved = False
 
-    def _coefficients(self, running_limit: int | None, output_tokens: float) -> list[float]:
-        """The solution, with a wait that is longer by that for the limit until longer waits have been observed."""
+    def _coefficients(self, running_limit: int | None, output_tokens: float) -> Coefficients:
+        """The learned speed. Until turns under load have been observed, the wait includes that for the limit.
+
+        An engine that runs `limit` requests at the same time completes one of them in 1 / `limit` of the time of a
+        turn, on average, so each request before this turn adds that much.
+        """
         if not self._solved:
-            self._solution = self._all.moments.solve(self._prior, _STRENGTHS, self._solution)
+            solution = self._all.moments.solve(self._prior, _STRENGTHS, self._solution)
+            self._solution = Coefficients(*solution)
             self._solved = True
-        fixed, prefill, fetch, wait, token, token_load = self._solution
+        speed = self._solution
         limit = min(running_limit or math.inf, self._assumed_limit)
         observed = self._all.moments.products[_WAIT * FEATURES + _WAIT]
-        doubt = _STRENGTHS[_WAIT] / (_STRENGTHS[_WAIT] + observed)
-        return [
-            fixed,
-            prefill,
-            fetch,
-            wait + doubt * (fixed + token * output_tokens) / limit,
-            token,
-            token_load,
-        ]
+        doubt = _STRENGTHS.wait / (_STRENGTHS.wait + observed)
+        wait = speed.wait + doubt * (speed.fixed + speed.token * output_tokens) / limit
+        return speed._replace(wait=wait)
 
 
 def finite(value: object) -> float:
