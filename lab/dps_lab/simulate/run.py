@@ -3,8 +3,7 @@
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -12,15 +11,16 @@ from itertools import count
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation
-from dps_gateway.upstream.load import INTERVAL_SECONDS as LOAD_SECONDS
+from dps_gateway.upstream.load import INTERVAL_SECONDS as POLL_SECONDS
 from dps_lab.simulate.arrivals import Pattern, arrival_times
-from dps_lab.simulate.budget import INTERVAL_SECONDS, Balancer
+from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
+from dps_lab.simulate.budget import Balancer
 from dps_lab.simulate.fleet import FleetSpec, build_engines
 from dps_lab.simulate.gateway import Placement, SessionRecord, VirtualGateway
 from dps_lab.simulate.gpu import SharedGpu
 from dps_lab.simulate.prompts import PlannedSession, PlannedTurn, plan_sessions
 from dps_lab.simulate.trace import SessionTrace
-from dps_local.emulated_sglang.scheduler import Sequence
+from dps_local.emulated_sglang.scheduler import Sequence as Request
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class _Active:
 
 @dataclass
 class _InFlight:
+    """A turn that has been routed and has not ended."""
+
     active: _Active
     number: int
     turn: PlannedTurn
@@ -107,10 +109,11 @@ class _InFlight:
 
 
 Event = Callable[[float], None]
+"""What happens at a time, which is its argument."""
 
 
 def simulate(
-    sessions: Many[SessionTrace],
+    sessions: Sequence[SessionTrace],
     scenario: Scenario,
     first_prompts: Mapping[str, tuple[int, ...]] | None = None,
 ) -> list[TurnResult]:
@@ -128,7 +131,7 @@ class _Simulation:
 
     def __init__(
         self,
-        sessions: Many[SessionTrace],
+        sessions: Sequence[SessionTrace],
         scenario: Scenario,
         first_prompts: Mapping[str, tuple[int, ...]] | None,
     ) -> None:
@@ -158,7 +161,7 @@ class _Simulation:
         """Process events until none is left."""
         self._at(0.0, self._poll)
         if self._balancer is not None:
-            self._at(INTERVAL_SECONDS, partial(self._balance, self._balancer))
+            self._at(BALANCE_SECONDS, partial(self._balance, self._balancer))
         self._schedule_arrivals()
         while self._events and self._events[0][0] <= self._until:
             now = self._events[0][0]
@@ -200,7 +203,7 @@ class _Simulation:
         """Report the engines' load to the gateway, and again after an interval if the simulation has not ended."""
         self._gateway.poll()
         if self._unfinished():
-            self._at(now + LOAD_SECONDS, self._poll)
+            self._at(now + POLL_SECONDS, self._poll)
 
     def _balance(self, balancer: Balancer, now: float) -> None:
         """Let the balancer measure, and again after an interval if the simulation has not ended."""
@@ -209,10 +212,13 @@ class _Simulation:
             self._engines.append(engine)
             self._gpus.append(SharedGpu([engine]))
         if self._unfinished():
-            self._at(now + INTERVAL_SECONDS, partial(self._balance, balancer))
+            self._at(now + BALANCE_SECONDS, partial(self._balance, balancer))
 
     def _unfinished(self) -> bool:
-        """Whether anything but a periodic event will happen."""
+        """Whether anything but a periodic event will happen.
+
+        A periodic event that asks is not in the queue itself, so at most the other one is.
+        """
         return len(self._events) > (self._balancer is not None)
 
     def _apply(self, change: Change, now: float) -> None:
@@ -269,7 +275,7 @@ class _Simulation:
                     self._finish(sequence, now)
         self._await_completion(gpu)
 
-    def _finish(self, sequence: Sequence, now: float) -> None:
+    def _finish(self, sequence: Request, now: float) -> None:
         flight = self._in_flight.pop(sequence.rid)
         placement = flight.placement
         assert sequence.first_token is not None
@@ -297,7 +303,7 @@ class _Simulation:
         heapq.heappush(self._events, (time, next(self._order), event))
 
 
-def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observation:
+def _observation(flight: _InFlight, sequence: Request, now: float) -> Observation:
     """What the gateway observes of an answered turn."""
     placement, view = flight.placement, flight.placement.view
     assert sequence.first_token is not None
@@ -317,7 +323,7 @@ def _observation(flight: _InFlight, sequence: Sequence, now: float) -> Observati
     )
 
 
-def _check_lengths(sessions: Many[SessionTrace], capacity: int) -> None:
+def _check_lengths(sessions: Sequence[SessionTrace], capacity: int) -> None:
     for session in sessions:
         for index, turn in enumerate(session.turns):
             needed = turn.prompt_tokens + turn.output_tokens
