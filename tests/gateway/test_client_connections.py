@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
 
-class Recorded:
+class RecordedConnection:
     """A connection that records that it was dropped."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Server:
             lambda: 3, lambda: HEADER_SECONDS, lambda reason: self.closed.update([reason]), self.clock
         )
 
-    def open(self) -> Recorded:
-        connection = Recorded()
+    def open(self) -> RecordedConnection:
+        connection = RecordedConnection()
         assert self.connections.opened(connection)
         self.clock.now += 1
         return connection
@@ -104,7 +104,7 @@ def test_new_connection_is_refused_while_all_others_are_in_use() -> None:
     server = Server()
     for connection in (server.open(), server.open(), server.open()):
         server.connections.began(connection)
-    assert not server.connections.opened(Recorded())
+    assert not server.connections.opened(RecordedConnection())
     assert (server.closed, len(server.connections)) == ({"refused": 1}, 3)
     server.connections.closed(connection)
     server.open()

@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 60.0
 READ_SECONDS = 0.02
 
 
-class Fuzzed:
+class FuzzedGateway:
     """A gateway in this process, in front of an engine that accepts everything."""
 
     def __init__(self, loop: asyncio.Runner) -> None:
@@ -111,9 +111,9 @@ class Fuzzed:
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[Fuzzed]:
+def fuzzed() -> Iterator[FuzzedGateway]:
     with asyncio.Runner() as loop:
-        gateway = Fuzzed(loop)
+        gateway = FuzzedGateway(loop)
         yield gateway
         gateway.wait_until_idle()
         gateway.stop()
@@ -169,7 +169,9 @@ BODIES = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(MUTATIONS, min_size=1, max_size=4))
-def test_bytes_that_resemble_a_request(fuzzed: Fuzzed, mutations: list[tuple[int, int, bytes]]) -> None:
+def test_bytes_that_resemble_a_request(
+    fuzzed: FuzzedGateway, mutations: list[tuple[int, int, bytes]]
+) -> None:
     data = VALID
     for start, removed, inserted in mutations:
         data = data[:start] + inserted + data[start + removed :]
@@ -178,9 +180,9 @@ def test_bytes_that_resemble_a_request(fuzzed: Fuzzed, mutations: list[tuple[int
 
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from([route.path for route in ROUTES]), BODIES | VALUES)
-def test_any_json_document(fuzzed: Fuzzed, path: str, body: Any) -> None:
+def test_any_json_document(fuzzed: FuzzedGateway, path: str, body: Any) -> None:
     assert fuzzed.post(path, body) < 500
 
 
-def test_ordinary_request_is_served(fuzzed: Fuzzed) -> None:
+def test_ordinary_request_is_served(fuzzed: FuzzedGateway) -> None:
     assert fuzzed.post("/v1/chat/completions", json.loads(CHAT)) == 200

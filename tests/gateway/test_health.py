@@ -74,7 +74,7 @@ async def test_replica_is_unavailable_after_one_failed_health_check_or_several_l
         task.cancel()
 
 
-class Watched:
+class WatchedEngine:
     """An engine whose generation is checked after `silent_seconds` without a token."""
 
     def __init__(self, engine: Engine, pool: EnginePool) -> None:
@@ -88,13 +88,13 @@ class Watched:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
+async def watched() -> AsyncIterator[WatchedEngine]:
     engine, pool = Engine(), SinglePool()
     app = web.Application()
     app.router.add_get(SGLang.generation_path, engine.check)
     async with TestServer(app) as server:
         pool.set_endpoints([str(server.make_url("")).rstrip("/")])
-        result = Watched(engine, pool)
+        result = WatchedEngine(engine, pool)
         task = asyncio.create_task(
             watch_generation([pool], SGLang.generation_path, lambda: 0.01, lambda: result.silent_seconds, 0.5)
         )
@@ -104,7 +104,7 @@ async def watched() -> AsyncIterator[Watched]:
 
 @pytest.mark.parametrize("status", [503, None], ids=["503", "no answer"])
 async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(
-    watched: Watched, status: int | None
+    watched: WatchedEngine, status: int | None
 ) -> None:
     watched.engine.status = status
     await watched.engine.checked()
@@ -114,13 +114,13 @@ async def test_engine_that_generates_nothing_receives_no_requests_until_it_does(
     assert watched.ready == 1
 
 
-async def test_engine_without_such_a_check_is_not_hung(watched: Watched) -> None:
+async def test_engine_without_such_a_check_is_not_hung(watched: WatchedEngine) -> None:
     watched.engine.status = 404
     await watched.engine.checked()
     assert watched.ready == 1
 
 
-async def test_engine_that_generates_is_not_checked(watched: Watched) -> None:
+async def test_engine_that_generates_is_not_checked(watched: WatchedEngine) -> None:
     await watched.engine.checked()
     watched.silent_seconds = 3600.0
     await asyncio.sleep(0.05)

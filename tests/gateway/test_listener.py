@@ -120,7 +120,7 @@ def test_all_addresses_of_a_host_are_listened_on(run: Callable[[Coroutine[Any, A
     run(listen())
 
 
-class Full(socket.socket):
+class FullSocket(socket.socket):
     """A listening socket that cannot accept its first connection."""
 
     failures = 1
@@ -142,7 +142,7 @@ def test_connection_that_could_not_be_accepted_is_accepted_later(
 
     async def recover() -> None:
         clients = Clients()
-        full = opened.enter_context(Full())
+        full = opened.enter_context(FullSocket())
         full.bind(("127.0.0.1", 0))
         full.listen()
         full.setblocking(False)

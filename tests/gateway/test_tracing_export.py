@@ -153,7 +153,7 @@ async def test_nothing_is_sampled_at_ratio_zero(collector: Collector, http_endpo
     assert collector.spans() == []
 
 
-class Bare(TextMapPropagator):
+class OtherHeaderPropagator(TextMapPropagator):
     """A propagator with another header, as OTEL_PROPAGATORS may select."""
 
     def extract(
@@ -181,7 +181,7 @@ class Bare(TextMapPropagator):
 @pytest.fixture
 def other_headers() -> Iterator[None]:
     before = get_global_textmap()
-    set_global_textmap(Bare())
+    set_global_textmap(OtherHeaderPropagator())
     yield
     set_global_textmap(before)
 
@@ -221,7 +221,7 @@ async def test_sdk_can_be_disabled(
     assert collector.spans() == []
 
 
-class Silent(trace_service_pb2_grpc.TraceServiceServicer):
+class SilentCollector(trace_service_pb2_grpc.TraceServiceServicer):
     """Receives spans and does not answer until `answer` is set."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class Silent(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 async def test_unresponsive_backend_does_not_delay_shutdown() -> None:
-    backend, server = Silent(), grpc.server(ThreadPoolExecutor(1))
+    backend, server = SilentCollector(), grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(backend, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

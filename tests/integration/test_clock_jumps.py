@@ -61,7 +61,7 @@ class WallClock:
 
 
 @dataclass(frozen=True)
-class Jumping:
+class GatewayWithJumpingClock:
     """A gateway whose clock jumps."""
 
     gateway: Gateway
@@ -91,14 +91,14 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
         engines = await processes.start_engines("speculative", "greedy", arguments=SLOW)
         redis = await processes.start_redis()
 
-        async def start(name: str, policy: str, session: dict[str, Any]) -> Jumping:
+        async def start(name: str, policy: str, session: dict[str, Any]) -> GatewayWithJumpingClock:
             log = tmp_path / f"{name}.jsonl"
             sections = SECTIONS | {
                 "routing": {"policy": policy, "decisionLog": str(log)},
                 "session": SECTIONS["session"] | session,
             }
             environment = clock.environment
-            return Jumping(
+            return GatewayWithJumpingClock(
                 await processes.start_gateway(engines[:1], engines[1:], sections, environment=environment),
                 log,
             )

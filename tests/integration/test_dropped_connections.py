@@ -22,7 +22,7 @@ ANSWER = {
 }
 
 
-class StaleConnections:
+class EngineWithStaleConnections:
     """Answers the first chat request on each connection and closes the connection on the second one.
 
     The first answers are sent only once CONNECTIONS requests have arrived, so that each is on its own connection.
@@ -57,7 +57,7 @@ class StaleConnections:
             writer.close()
 
 
-class Crashing:
+class CrashingEngine:
     """Passes health checks, but closes every connection on a chat request, like an engine about to crash."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Crashing:
 
 
 @asynccontextmanager
-async def served(engine: StaleConnections | Crashing) -> AsyncIterator[Engine]:
+async def served(engine: EngineWithStaleConnections | CrashingEngine) -> AsyncIterator[Engine]:
     """Serve the engine on a free port."""
 
     async def never() -> bool:
@@ -88,7 +88,7 @@ async def served(engine: StaleConnections | Crashing) -> AsyncIterator[Engine]:
 
 
 async def test_request_on_stale_connections_is_retried_on_a_fresh_one(tmp_path: Path) -> None:
-    engine = StaleConnections()
+    engine = EngineWithStaleConnections()
     async with served(engine) as only, LocalProcesses(tmp_path) as processes:
         gateway = await processes.start_gateway([only], [only])
         await asyncio.gather(*(status(gateway) for _ in range(CONNECTIONS)))
@@ -97,7 +97,7 @@ async def test_request_on_stale_connections_is_retried_on_a_fresh_one(tmp_path: 
 
 
 async def test_request_to_crashing_engine_fails_over(tmp_path: Path) -> None:
-    crashing = Crashing()
+    crashing = CrashingEngine()
     async with served(crashing) as first, LocalProcesses(tmp_path) as processes:
         (second,) = await processes.start_engines("greedy")
         gateway = await processes.start_gateway([first], [second], {"routing": {"thresholdTokens": None}})
@@ -106,7 +106,7 @@ async def test_request_to_crashing_engine_fails_over(tmp_path: Path) -> None:
 
 
 async def test_request_that_crashes_engines_is_not_sent_to_all_of_them(tmp_path: Path) -> None:
-    engines = [Crashing() for _ in range(3)]
+    engines = [CrashingEngine() for _ in range(3)]
     async with AsyncExitStack() as stack:
         first, second, third = [await stack.enter_async_context(served(engine)) for engine in engines]
         processes = await stack.enter_async_context(LocalProcesses(tmp_path))

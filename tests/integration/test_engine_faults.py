@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Faulty:
+class GatewayWithFaultyEngine:
     """A gateway whose speculative engine will fail."""
 
     gateway: Gateway
@@ -86,27 +86,33 @@ async def reason(gateway: Gateway, **fields: Any) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faulty]:
+async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayWithFaultyEngine]:
     async with LocalProcesses(tmp_path_factory.mktemp("faulty")) as processes:
         engine, other = await processes.start_engines("speculative", "greedy", arguments=SLOW)
-        yield Faulty(await processes.start_gateway([engine], [other], SECTIONS), engine, other)
+        yield GatewayWithFaultyEngine(
+            await processes.start_gateway([engine], [other], SECTIONS), engine, other
+        )
 
 
-async def test_stream_of_an_engine_that_freezes_before_it_answers_fails_over(faulty: Faulty) -> None:
+async def test_stream_of_an_engine_that_freezes_before_it_answers_fails_over(
+    faulty: GatewayWithFaultyEngine,
+) -> None:
     with faulty.frozen():
         assert await reason(faulty.gateway, stream=True) == "failover"
         await settled(faulty.gateway)
     await faulty.recovered()
 
 
-async def test_frozen_engine_is_found_and_receives_no_requests(faulty: Faulty) -> None:
+async def test_frozen_engine_is_found_and_receives_no_requests(faulty: GatewayWithFaultyEngine) -> None:
     with faulty.frozen():
         await faulty.found_not_ready()
         assert await reason(faulty.gateway) == "failover"
     await faulty.recovered()
 
 
-async def test_stream_of_an_engine_that_freezes_ends_with_an_error_event(faulty: Faulty) -> None:
+async def test_stream_of_an_engine_that_freezes_ends_with_an_error_event(
+    faulty: GatewayWithFaultyEngine,
+) -> None:
     aborted = await faulty.aborted()
     async with posted(faulty.gateway.url + CHAT, ENDLESS_STREAM) as response:
         await response.content.readany()
@@ -118,7 +124,9 @@ async def test_stream_of_an_engine_that_freezes_ends_with_an_error_event(faulty:
     assert await faulty.aborted() == aborted + 1
 
 
-async def test_engine_aborts_the_request_of_a_client_that_left_while_it_was_frozen(faulty: Faulty) -> None:
+async def test_engine_aborts_the_request_of_a_client_that_left_while_it_was_frozen(
+    faulty: GatewayWithFaultyEngine,
+) -> None:
     aborted = await faulty.aborted()
     with faulty.frozen():
         faulty.engine.child.signal(signal.SIGCONT)
@@ -130,7 +138,7 @@ async def test_engine_aborts_the_request_of_a_client_that_left_while_it_was_froz
     assert await faulty.aborted() == aborted + 1
 
 
-async def test_full_disk_loses_log_lines_but_no_requests(faulty: Faulty) -> None:
+async def test_full_disk_loses_log_lines_but_no_requests(faulty: GatewayWithFaultyEngine) -> None:
     await reason(faulty.gateway)
 
     async def dropped() -> bool:
@@ -145,7 +153,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
-class Garbage:
+class GarbageEngine:
     """An engine that passes health checks and answers chat requests with `answer`, or not at all if it is empty."""
 
     def __init__(self) -> None:
@@ -166,11 +174,11 @@ class Garbage:
 
 
 @dataclass(frozen=True)
-class Scripted:
+class GatewayWithGarbageEngine:
     """A gateway whose speculative engine answers garbage. Its name has to be resolved."""
 
     gateway: Gateway
-    garbage: Garbage
+    garbage: GarbageEngine
 
     async def reason(self, answer: bytes, **fields: Any) -> str:
         self.garbage.answer = answer
@@ -191,15 +199,15 @@ class Scripted:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scripted(
     engines: tuple[Engine, Engine], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Scripted]:
-    garbage = Garbage()
+) -> AsyncIterator[GatewayWithGarbageEngine]:
+    garbage = GarbageEngine()
     server = await asyncio.start_server(garbage.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with LocalProcesses(tmp_path_factory.mktemp("scripted")) as processes:
         gateway = await processes.start_gateway(
             [scripted_engine(f"http://localhost:{port}")], [engines[1]], SECTIONS
         )
-        yield Scripted(gateway, garbage)
+        yield GatewayWithGarbageEngine(gateway, garbage)
     server.close()
 
 
@@ -225,13 +233,15 @@ DURING_THE_ANSWER = {
 
 @pytest.mark.parametrize("answer", BEFORE_THE_ANSWER.values(), ids=BEFORE_THE_ANSWER)
 async def test_request_to_an_engine_that_answers_garbage_fails_over(
-    scripted: Scripted, answer: bytes
+    scripted: GatewayWithGarbageEngine, answer: bytes
 ) -> None:
     assert await scripted.reason(answer) == "failover"
 
 
 @pytest.mark.parametrize("answer", DURING_THE_ANSWER.values(), ids=DURING_THE_ANSWER)
-async def test_garbage_in_a_stream_ends_it_with_an_error_event(scripted: Scripted, answer: bytes) -> None:
+async def test_garbage_in_a_stream_ends_it_with_an_error_event(
+    scripted: GatewayWithGarbageEngine, answer: bytes
+) -> None:
     scripted.garbage.answer = answer
     async with posted(scripted.gateway.url + CHAT, chat(stream=True)) as response:
         assert response.headers["x-dps-reason"] == "within_threshold"
@@ -240,11 +250,13 @@ async def test_garbage_in_a_stream_ends_it_with_an_error_event(scripted: Scripte
     assert "Traceback" not in scripted.gateway.child.log.read_text()
 
 
-async def test_stream_on_a_half_open_connection_fails_over(scripted: Scripted) -> None:
+async def test_stream_on_a_half_open_connection_fails_over(scripted: GatewayWithGarbageEngine) -> None:
     assert await scripted.reason(b"", stream=True) == "failover"
 
 
-async def test_engine_whose_name_cannot_be_resolved_is_unreachable(scripted: Scripted) -> None:
+async def test_engine_whose_name_cannot_be_resolved_is_unreachable(
+    scripted: GatewayWithGarbageEngine,
+) -> None:
     def rename(configuration: dict[str, Any]) -> None:
         configuration["pools"]["speculative"]["endpoints"] = ["http://engine.invalid:30000"]
 

@@ -36,7 +36,7 @@ EXAMPLES = 4
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedGateway:
     """A gateway and the description that it serves."""
 
     gateway: Gateway
@@ -69,7 +69,7 @@ class Described:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Described]:
+async def described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DescribedGateway]:
     folder = tmp_path_factory.mktemp("openapi")
     keys = folder / "keys"
     keys.write_text(f"team:{KEY}\nteam:{LIMITED} models=other\n")
@@ -86,11 +86,11 @@ async def described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[D
         )
         gateway = await processes.start_gateway(engines[:1], engines[1:], sections)
         schema = await asyncio.to_thread(schemathesis.openapi.from_url, f"{gateway.url}/openapi.json")
-        yield Described(gateway, engines, schema)
+        yield DescribedGateway(gateway, engines, schema)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_answers_are_as_described(described: Described, path: str) -> None:
+async def test_answers_are_as_described(described: DescribedGateway, path: str) -> None:
     response = await described.answer(path, BODIES[path])
     assert (response.status_code, response.headers["content-type"]) == (200, ["application/json"])
     again = await described.answer(path, BODIES[path], headers={"x-session-id": path})
@@ -98,14 +98,14 @@ async def test_answers_are_as_described(described: Described, path: str) -> None
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_events_of_streams_are_as_described(described: Described, path: str) -> None:
+async def test_events_of_streams_are_as_described(described: DescribedGateway, path: str) -> None:
     response = await described.answer(path, BODIES[path] | {"stream": True})
     assert response.status_code == 200
     assert response.headers["content-type"][0].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, GENERATE])
-async def test_error_event_is_as_described(described: Described, path: str) -> None:
+async def test_error_event_is_as_described(described: DescribedGateway, path: str) -> None:
     for engine in described.engines:
         await engine.emulate(disconnect_after_chunks=1)
     response = await described.answer(path, BODIES[path] | {"stream": True})
@@ -115,7 +115,7 @@ async def test_error_event_is_as_described(described: Described, path: str) -> N
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_errors_are_as_described(described: Described, path: str) -> None:
+async def test_errors_are_as_described(described: DescribedGateway, path: str) -> None:
     long = BODIES[path] | {"user": "x" * 200_000}
     unknown = BODIES[path] | {"model": "unknown"}
     responses = [
@@ -130,7 +130,7 @@ async def test_errors_are_as_described(described: Described, path: str) -> None:
     assert [response.status_code for response in responses] == [400, 401, 403, 404, 413, 400, 400]
 
 
-async def test_relayed_requests_are_as_described(described: Described) -> None:
+async def test_relayed_requests_are_as_described(described: DescribedGateway) -> None:
     created = (await described.answer(RESPONSES, BODIES[RESPONSES])).json()["id"]
     responses = [
         await described.answer("/v1/models"),
@@ -154,13 +154,13 @@ async def test_relayed_requests_are_as_described(described: Described) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/version", "/openapi.json"])
 async def test_answers_of_the_gateway_are_as_described_and_need_no_key(
-    described: Described, path: str
+    described: DescribedGateway, path: str
 ) -> None:
     assert (await described.answer(path, key="sk-wrong")).status_code == 200
 
 
 async def test_fuzzed_requests_cause_no_server_error_and_leave_nothing_in_flight(
-    described: Described, tmp_path: Path
+    described: DescribedGateway, tmp_path: Path
 ) -> None:
     settings = tmp_path / "schemathesis.toml"
     # A request may set a time limit that is over before an engine can answer.

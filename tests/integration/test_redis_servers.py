@@ -62,7 +62,7 @@ async def backend(url: str) -> AsyncIterator[tuple[RedisBackend, Client]]:
         await store.close()
 
 
-class Names:
+class SessionEntries:
     """The keys and values of the n-th session of a test."""
 
     def __init__(self, number: int) -> None:
@@ -79,51 +79,54 @@ class Names:
         self.learned = f"dps:learned:{number}"
 
 
-async def check_session_lifecycle(store: RedisBackend, client: Client, names: Names) -> None:
+async def check_session_lifecycle(store: RedisBackend, client: Client, entries: SessionEntries) -> None:
     """Run every operation of a backend, from a session's first turn to its deletion."""
-    pointer = (names.pointer, names.points_to)
-    pointers = [names.no_pointer, names.pointer]
+    pointer = (entries.pointer, entries.points_to)
+    pointers = [entries.no_pointer, entries.pointer]
 
     # The store is empty, so a compare-and-set that expects a value fails.
-    assert await store.get(names.record) is None
-    assert await store.find(pointers, names.records) is None
-    assert await store.swap(names.record, b"lost", names.value, TTL_SECONDS, None) == (False, None)
+    assert await store.get(entries.record) is None
+    assert await store.find(pointers, entries.records) is None
+    assert await store.swap(entries.record, b"lost", entries.value, TTL_SECONDS, None) == (False, None)
 
     # The first turn.
-    assert await store.swap(names.record, None, names.value, TTL_SECONDS, pointer) == (True, None)
-    assert await store.get(names.record) == names.value
-    assert await store.find(pointers, names.records) == Hit(1, names.points_to, names.value)
+    assert await store.swap(entries.record, None, entries.value, TTL_SECONDS, pointer) == (True, None)
+    assert await store.get(entries.record) == entries.value
+    assert await store.find(pointers, entries.records) == Hit(1, entries.points_to, entries.value)
 
     # Two commits of one turn: the second one fails and returns the value of the first.
-    assert await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None) == (True, None)
-    lost = await store.swap(names.record, names.value, b"stale", TTL_SECONDS, None)
-    assert lost == (False, names.newer)
-    assert await store.get(names.record) == names.newer
+    assert await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None) == (True, None)
+    lost = await store.swap(entries.record, entries.value, b"stale", TTL_SECONDS, None)
+    assert lost == (False, entries.newer)
+    assert await store.get(entries.record) == entries.newer
 
     # Every key expires.
-    for key in (names.record, names.pointer):
+    for key in (entries.record, entries.pointer):
         assert 0 < await client.ttl(key) <= TTL_SECONDS
 
     # Scripts that the server has lost are loaded again, even during concurrent calls.
     await client.script_flush()
-    hits = await asyncio.gather(*(store.find(pointers, names.records) for _ in range(8)))
-    assert hits == [Hit(1, names.points_to, names.newer)] * 8
+    hits = await asyncio.gather(*(store.find(pointers, entries.records) for _ in range(8)))
+    assert hits == [Hit(1, entries.points_to, entries.newer)] * 8
     await client.script_flush()
-    swaps = [store.swap(names.record, names.newer, names.value, TTL_SECONDS, pointer) for _ in range(8)]
-    assert sorted(await asyncio.gather(*swaps)) == [(False, names.value)] * 7 + [(True, None)]
+    swaps = [store.swap(entries.record, entries.newer, entries.value, TTL_SECONDS, pointer) for _ in range(8)]
+    assert sorted(await asyncio.gather(*swaps)) == [(False, entries.value)] * 7 + [(True, None)]
 
     # A pointer is found even if its record has been deleted.
-    assert await store.delete(names.record) is True
-    assert await store.delete(names.record) is False
-    assert await store.find(pointers, names.records) == Hit(1, names.points_to, None)
+    assert await store.delete(entries.record) is True
+    assert await store.delete(entries.record) is False
+    assert await store.find(pointers, entries.records) == Hit(1, entries.points_to, None)
 
     # What gateway processes have learned is one value per process under one key, which expires.
-    assert await store.exchange(names.learned, "first", b"1", TTL_SECONDS) == {"first": b"1"}
-    assert await store.exchange(names.learned, "second", b"2", TTL_SECONDS) == {"first": b"1", "second": b"2"}
-    await store.forget(names.learned, ["first", "unknown"])
-    assert await store.exchange(names.learned, "second", b"3", TTL_SECONDS) == {"second": b"3"}
-    assert 0 < await client.ttl(names.learned) <= TTL_SECONDS
-    await store.forget(names.learned, ["second"])
+    assert await store.exchange(entries.learned, "first", b"1", TTL_SECONDS) == {"first": b"1"}
+    assert await store.exchange(entries.learned, "second", b"2", TTL_SECONDS) == {
+        "first": b"1",
+        "second": b"2",
+    }
+    await store.forget(entries.learned, ["first", "unknown"])
+    assert await store.exchange(entries.learned, "second", b"3", TTL_SECONDS) == {"second": b"3"}
+    assert 0 < await client.ttl(entries.learned) <= TTL_SECONDS
+    await store.forget(entries.learned, ["second"])
     assert not store.degraded
 
 
@@ -132,38 +135,40 @@ async def test_standalone_server_stores_sessions(binary: Path, tmp_path: Path) -
     async with LocalProcesses(tmp_path) as processes:
         server = await processes.start_redis(binary=binary)
         async with backend(server.url) as (store, client):
-            await check_session_lifecycle(store, client, Names(1))
+            await check_session_lifecycle(store, client, SessionEntries(1))
 
 
 async def test_another_client_is_used_without_interruption(tmp_path: Path) -> None:
     async with LocalProcesses(tmp_path) as processes:
         old, new = await processes.start_redis(), await processes.start_redis()
         async with backend(old.url) as (store, client):
-            await check_session_lifecycle(store, client, Names(1))
+            await check_session_lifecycle(store, client, SessionEntries(1))
             replacement = connect(new.url, TIMEOUT_SECONDS)
             reads = [asyncio.create_task(store.get("key")) for _ in range(5)]
             await asyncio.sleep(0)
             store.use(replacement)
             assert await asyncio.gather(*reads) == [None] * 5
-            await check_session_lifecycle(store, replacement, Names(2))
+            await check_session_lifecycle(store, replacement, SessionEntries(2))
 
 
 @EVERY_SERVER
 async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, tmp_path: Path) -> None:
-    names = Names(1)
+    entries = SessionEntries(1)
     async with LocalProcesses(tmp_path) as processes:
         server = await processes.start_redis("--maxmemory-policy", "noeviction", binary=binary)
         async with backend(server.url) as (store, client):
-            await store.swap(names.record, None, names.value, TTL_SECONDS, (names.pointer, names.points_to))
+            await store.swap(
+                entries.record, None, entries.value, TTL_SECONDS, (entries.pointer, entries.points_to)
+            )
             await client.config_set("maxmemory", 1)
             with pytest.raises(StoreUnavailable):
-                await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
+                await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None)
             assert store.degraded
-            assert await store.get(names.record) == names.value
-            hit = await store.find([names.pointer], names.records)
-            assert hit == Hit(0, names.points_to, names.value)
+            assert await store.get(entries.record) == entries.value
+            hit = await store.find([entries.pointer], entries.records)
+            assert hit == Hit(0, entries.points_to, entries.value)
             await client.config_set("maxmemory", 0)
-            await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
+            await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None)
             assert not store.degraded
 
 
@@ -176,7 +181,7 @@ async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
         async with tls_in_front_of(server, certificate, key) as port:
             url = f"rediss://localhost:{port}/0"
             async with backend(f"{url}?ssl_ca_certs={certificate}") as (store, client):
-                await check_session_lifecycle(store, client, Names(1))
+                await check_session_lifecycle(store, client, SessionEntries(1))
             async with backend(url) as (store, _):
                 with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
                     await store.ping()
@@ -184,7 +189,7 @@ async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
 
 @EVERY_SERVER
 async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> None:
-    names = Names(1)
+    entries = SessionEntries(1)
     async with LocalProcesses(tmp_path) as processes:
         master = await processes.start_redis(binary=binary)
         replica = await processes.start_redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
@@ -197,8 +202,8 @@ async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> No
             await wait_until(watched, "the sentinel has discovered the replica")
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
             async with backend(url) as (store, client):
-                await check_session_lifecycle(store, client, Names(2))
-                await store.swap(names.record, None, names.value, TTL_SECONDS, None)
+                await check_session_lifecycle(store, client, SessionEntries(2))
+                await store.swap(entries.record, None, entries.value, TTL_SECONDS, None)
 
                 async def copied() -> bool:
                     return bool(await before.wait(1, 1000))
@@ -218,15 +223,15 @@ async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> No
 
                 async def found_again() -> bool:
                     try:
-                        return await store.get(names.record) == names.value
+                        return await store.get(entries.record) == entries.value
                     except StoreUnavailable:
                         return False
 
                 await wait_until(found_again, "the backend uses the new master")
-                written = await store.swap(names.record, names.value, names.newer, TTL_SECONDS, None)
+                written = await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None)
                 assert written == (True, None)
                 async with replica.client() as after:
-                    assert await after.get(names.record) == names.newer
+                    assert await after.get(entries.record) == entries.newer
 
 
 @EVERY_SERVER
@@ -236,8 +241,8 @@ async def test_cluster_stores_all_keys_of_a_session_on_one_master(binary: Path, 
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, client):
             assert isinstance(client, RedisCluster)
             for number in range(12):
-                await check_session_lifecycle(store, client, Names(number))
-                await store.swap(Names(number).record, None, b"here", TTL_SECONDS, None)
+                await check_session_lifecycle(store, client, SessionEntries(number))
+                await store.swap(SessionEntries(number).record, None, b"here", TTL_SECONDS, None)
         sizes = []
         for node in nodes:
             async with node.client() as admin:

@@ -31,7 +31,7 @@ from dps_testkit.operator.routers import SMALLEST
 A, B = ("ns", "a"), ("ns", "b")
 
 
-class Work:
+class RecordedWork:
     """Records reconciles. Each one waits for `go`, then raises the next of `failures`, if any."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Work:
 
 
 async def test_pending_requests_for_a_key_are_merged() -> None:
-    work = Work()
+    work = RecordedWork()
     work.go.set()
     queue = WorkQueue(work)
     for _ in range(5):
@@ -70,7 +70,7 @@ async def test_pending_requests_for_a_key_are_merged() -> None:
 
 
 async def test_request_during_a_reconcile_causes_one_more() -> None:
-    work = Work()
+    work = RecordedWork()
     queue = WorkQueue(work)
     queue.add(A, 0)
     async with asyncio.timeout(5):
@@ -88,7 +88,7 @@ async def test_request_during_a_reconcile_causes_one_more() -> None:
 
 @pytest.mark.parametrize("error", [ClusterError("unavailable"), ValueError("a bug")])
 async def test_failed_reconcile_is_retried(error: Exception) -> None:
-    work = Work()
+    work = RecordedWork()
     work.failures = [error]
     work.go.set()
     queue = WorkQueue(work)
@@ -100,13 +100,13 @@ async def test_failed_reconcile_is_retried(error: Exception) -> None:
 
 
 async def test_backoff_doubles_up_to_a_maximum_and_honours_retry_after() -> None:
-    queue = WorkQueue(Work())
+    queue = WorkQueue(RecordedWork())
     assert [queue._backoff(A, None) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
     assert queue._backoff(B, 90.0) == 90.0
 
 
 async def test_request_that_is_due_earlier_supersedes_one_that_is_due_later() -> None:
-    work = Work()
+    work = RecordedWork()
     work.go.set()
     queue = WorkQueue(work)
     queue.add(A, 3600)
@@ -145,7 +145,7 @@ def test_exception_has_the_servers_message_and_retry_after() -> None:
 
 
 async def resync(cluster: FakeCluster) -> tuple[Resync, Observations, WorkQueue]:
-    seen, queue = Observations(), WorkQueue(Work())
+    seen, queue = Observations(), WorkQueue(RecordedWork())
     return Resync(cluster, seen, queue, Settings()), seen, queue
 
 
@@ -162,7 +162,7 @@ class _Object(dict[str, Any]):
     """A manifest that a test can hold by a weak reference."""
 
 
-class _Paged(FakeCluster):
+class _PagedCluster(FakeCluster):
     """Serves pods in pages of three, and records how many objects of earlier pages exist when one is requested."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class _Paged(FakeCluster):
 
 
 async def test_listing_keeps_no_object_of_an_earlier_page() -> None:
-    cluster = _Paged()
+    cluster = _PagedCluster()
     made, seen, _ = await resync(cluster)
     await made.once()
     assert cluster.held == [0, 0, 0, 0]
