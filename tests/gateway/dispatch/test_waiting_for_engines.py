@@ -1,0 +1,67 @@
+"""Requests that arrive while no engine of their pool is ready."""
+
+import asyncio
+
+import pytest
+
+from dps_gateway.pool import Pool
+from dps_testkit.gateway_with_pools import GatewayWithPools, Start, engines
+from dps_testkit.waiting import wait_until
+
+
+async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[GatewayWithPools, str]:
+    """A gateway whose pools have no replica, and the URL of an engine that could be one."""
+    gateway = await start(engines(1), engines(1), "{wakeSeconds: 60, healthIntervalSeconds: 600}", policy)
+    (url,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas
+    for pool in gateway.runtime.pools.values():
+        pool.set_endpoints([])
+    assert gateway.runtime.ready
+    return gateway, url
+
+
+async def queued(gateway: GatewayWithPools) -> None:
+    """Return when one request waits."""
+
+    async def waits() -> bool:
+        return len(gateway.runtime.admission) == 1
+
+    await wait_until(waits, "the request waits")
+
+
+@pytest.mark.parametrize("policy", ["DeltaPrefill", "AlwaysGreedy", "Adaptive"])
+@pytest.mark.parametrize("stopped", [[], ["http://127.0.0.1:1"]], ids=["no replica", "a stopped replica"])
+async def test_request_waits_for_an_engine_that_starts(start: Start, policy: str, stopped: list[str]) -> None:
+    gateway, url = await asleep(start, policy)
+    speculative = gateway.runtime.pools[Pool.SPECULATIVE]
+    speculative.set_endpoints(stopped)
+    waiting = asyncio.create_task(gateway.post())
+    await queued(gateway)
+    speculative.set_endpoints([url])
+    assert (await waiting).status == 200
+
+
+async def test_request_that_every_engine_has_rejected_does_not_wait(start: Start) -> None:
+    gateway = await start(engines(1, status=503), engines(1, status=503), "{wakeSeconds: 60}")
+    assert (await gateway.post()).status == 503
+    assert gateway.attempts == 2
+
+
+async def test_requests_without_a_ready_engine_in_their_pool_are_counted(start: Start) -> None:
+    gateway, url = await asleep(start)
+    gateway.runtime.pools[Pool.GREEDY].set_endpoints([url])
+    assert (await gateway.post()).headers["x-dps-pool"] == "greedy"
+    assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in gateway.runtime.metrics.render().decode()
+
+
+async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -> None:
+    gateway, _ = await asleep(start)
+    waiting = asyncio.create_task(gateway.post())
+    await queued(gateway)
+    config = gateway.runtime.config
+    routing = config.routing.model_copy(update={"suspended": True})
+    gateway.runtime.apply(config.model_copy(update={"routing": routing}))
+    for response in (await waiting, await gateway.post()):
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "suspended"
+    assert gateway.attempts == 0
+    assert gateway.runtime.ready
