@@ -111,6 +111,7 @@ STALLED = replace(
 
 
 def learned(*history: Observation) -> Adaptive:
+    """A policy that has observed these answers."""
     policy = Adaptive()
     for each in history:
         policy.observe(each)
@@ -118,6 +119,7 @@ def learned(*history: Observation) -> Adaptive:
 
 
 def predicted(policy: Adaptive, turn: Turn) -> Mapping[Pool, float]:
+    """The predicted latency of a turn in each pool, in seconds."""
     decision = policy.decide(turn)
     assert decision.predicted is not None
     return decision.predicted

@@ -21,10 +21,12 @@ KEYS = tuple(map(parse_session_key, DEFAULT_SESSION_KEYS))
 
 
 def user(text: str) -> dict[str, str]:
+    """A message of the user."""
     return {"role": "user", "content": text}
 
 
 def answer(text: str) -> dict[str, str]:
+    """A message of the assistant."""
     return {"role": "assistant", "content": text}
 
 
@@ -68,11 +70,12 @@ class ConversationClient:
 
 
 def kind(turn: MeasuredTurn) -> History:
+    """How the prompt of a turn relates to its session."""
     return turn.session.growth.history
 
 
 def sharing(common: bool = True) -> ConversationClient:
-    """A client of a gateway whose pools have a prefix cache in common."""
+    """A client of a gateway whose pools have a prefix cache in common or, if `common` is false, separate ones."""
     store = SessionStore(None, Mirror(1000), 3600)
     return ConversationClient(
         "named", turns=Turns(store, KEYS, SGLang.cache_fields, common_prefix_cache=common)

@@ -65,12 +65,15 @@ class DataPlane:
     gateway: Gateway
 
     async def in_flight(self) -> float:
+        """Requests that the gateway has sent to engines and that are not finished."""
         return await self.gateway.metric("dps_in_flight")
 
     async def idle(self) -> bool:
+        """Whether neither the gateway nor the greedy engine has a request."""
         return await self.greedy.running() == 0 and await self.in_flight() == 0
 
     async def aborted(self) -> float:
+        """Requests that the greedy engine has aborted so far."""
         return await metric(self.greedy.url, "sglang:num_aborted_requests_total")
 
 

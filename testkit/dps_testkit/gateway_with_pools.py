@@ -58,7 +58,9 @@ class GatewayWithPools:
 
 
 Start = Callable[..., Awaitable[GatewayWithPools]]
+"""Starts a gateway with these speculative and greedy engines (fixture `start` in tests/gateway/dispatch)."""
 
 
 def engines(count: int, status: int = 200, delay: float = 0.0) -> list[FixedStatusEngine]:
+    """Engines of one pool, which all answer alike."""
     return [FixedStatusEngine(status, delay) for _ in range(count)]

@@ -19,10 +19,12 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def chat(**fields: Any) -> dict[str, Any]:
+    """The body of a chat request."""
     return {"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
+    """A complete answer with usage."""
     return web.json_response({"id": "c", "choices": [], "usage": USAGE})
 
 
@@ -54,6 +56,8 @@ class ScriptedEngine:
         self.answer = answer
 
     def respond(self, **options: Any) -> None:
+        """Answer with a `web.Response` of these options."""
+
         async def answer(request: web.Request) -> web.StreamResponse:
             return web.Response(**options)
 
@@ -94,6 +98,7 @@ class InProcessGateway:
 
 
 def message_of(content: bytes) -> str:
+    """The message of an OpenAI error object."""
     error = json.loads(content)["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return str(error["message"])

@@ -9,7 +9,7 @@ from dps_lab.workload.sessions import Session, Turn
 from dps_local.assets import bundled_tokenizer
 
 
-def talks(count: int, turns: int, topic: str = "talk") -> list[Session]:
+def synthetic_sessions(count: int, turns: int, topic: str = "talk") -> list[Session]:
     """Sessions without common history. Odd turns add few tokens, even turns more than 128."""
     return [
         Session(

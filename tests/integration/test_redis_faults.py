@@ -15,7 +15,7 @@ from dps_lab.replay.records import TurnRecord
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
-from dps_testkit.sessions import decided, expected, play, talks
+from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -28,7 +28,7 @@ LONGEST_WAIT_SECONDS = 30.0
 BEFORE, DURING_FAULT, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
 TURNS = AFTER[-1]
 
-NAMED, UNNAMED = talks(4, TURNS, "named"), talks(4, TURNS, "unnamed")
+NAMED, UNNAMED = synthetic_sessions(4, TURNS, "named"), synthetic_sessions(4, TURNS, "unnamed")
 EXPECTED = expected([*NAMED, *UNNAMED])
 
 
@@ -129,7 +129,7 @@ async def running(
 
 async def recovery(traffic: Traffic, gateway: Gateway) -> None:
     """Send turns until the gateway has reconnected to Redis."""
-    probe = talks(1, 1, "probe")[0]
+    probe = synthetic_sessions(1, 1, "probe")[0]
 
     async def recovered() -> bool:
         (record,) = await play(traffic.named, probe, [1])
@@ -151,7 +151,7 @@ def wrong(records: Iterable[TurnRecord]) -> list[TurnRecord]:
 async def test_outage_changes_no_decision_and_is_reported(
     fault: Fault, engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    newcomer = talks(1, 3, "newcomer")[0]
+    newcomer = synthetic_sessions(1, 3, "newcomer")[0]
     async with running(tmp_path, engines, fault.arguments) as (traffic, server, gateway):
         assert states(await traffic.run(BEFORE)) == {"redis"}
         assert await gateway.metric("dps_state_degraded") == 0

@@ -17,13 +17,13 @@ from dps_lab.replay.records import TurnRecord
 from dps_local.processes import free_ports
 from dps_local.stack import MODEL
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from dps_testkit.sessions import decided, expected, play, talks
+from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 BEFORE, WITHOUT, HEALED = range(1, 4), range(4, 10), range(10, 16)
-NAMED, UNNAMED = talks(3, HEALED[-1], "named"), talks(3, HEALED[-1], "unnamed")
+NAMED, UNNAMED = synthetic_sessions(3, HEALED[-1], "named"), synthetic_sessions(3, HEALED[-1], "unnamed")
 EXPECTED = expected([*NAMED, *UNNAMED])
 
 

@@ -18,7 +18,7 @@ from dps_testkit.certificates import certify
 from dps_testkit.operator.gateway_pod import GatewayPod
 from dps_testkit.processes import LocalProcesses
 from dps_testkit.redis_servers import MASTER, clustered, monitored, tls_in_front_of
-from dps_testkit.sessions import decided, expected, play, talks
+from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 
 NAME = "sessions"
 """The Secret of the store."""
@@ -69,7 +69,7 @@ STORES = {"TLS": _tls, "Sentinel": _sentinel, "Cluster": _cluster}
 
 async def check_that_sessions_continue(pod: GatewayPod, processes: LocalProcesses, folder: Path) -> None:
     """Send two turns of a session to a gateway, and the other two to its replacement; compare all decisions."""
-    (session,) = talks(1, turns=4)
+    (session,) = synthetic_sessions(1, turns=4)
     speculative, greedy = await processes.start_engines("speculative", "greedy")
     records = []
     for number, turns in enumerate(([1, 2], [3, 4])):

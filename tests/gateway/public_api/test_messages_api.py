@@ -15,6 +15,7 @@ STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 def message(**fields: Any) -> dict[str, Any]:
+    """The body of a request to /v1/messages."""
     return chat(max_tokens=8, **fields)
 
 
