@@ -131,11 +131,37 @@ def test_each_value_changes_the_rendered_manifests(bare_cluster: Kube, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "argument", ["workers=0", "image.pullPolicy=Sometimes", "imagePullSecret=x", "monitoring.grafana=true"]
+    "argument",
+    [
+        "workers=0",
+        "image.pullPolicy=Sometimes",
+        "imagePullSecret=x",
+        "monitoring.grafana=true",
+        "nameOverride=Not_A_Name",
+        "fullnameOverride=not.a.name",
+        "watchNamespaces={Not_A_Name}",
+        r"commonLabels.app\.kubernetes\.io/part-of=x",
+        r"podLabels.app\.kubernetes\.io/component=x",
+    ],
 )
 def test_invalid_value_is_rejected(bare_cluster: Kube, argument: str) -> None:
     with pytest.raises(RefusedError, match="values don't meet the specifications of the schema"):
         bare_cluster.helm("template", "dps", CHART, "--set", argument)
+
+
+def test_pod_label_takes_precedence_over_a_common_label(bare_cluster: Kube) -> None:
+    values = "podLabels.team=serving,commonLabels.team=platform,commonLabels.cost=gpu"
+    text = bare_cluster.helm(
+        "template", "dps", CHART, "--set", values, "--show-only", "templates/deployment.yaml"
+    )
+    deployment = yaml.safe_load(text)
+    assert deployment["metadata"]["labels"].items() >= {"team": "platform", "cost": "gpu"}.items()
+    assert (
+        deployment["spec"]["template"]["metadata"]["labels"].items()
+        >= {"team": "serving", "cost": "gpu"}.items()
+    )
+    # A key that occurs twice is an error for post-renderers such as Kustomize's.
+    assert text.count("team:") == 2
 
 
 def test_watching_named_namespaces_needs_no_cluster_role(bare_cluster: Kube) -> None:
@@ -150,10 +176,13 @@ def test_chart_crd_matches_the_api_models(bare_cluster: Kube) -> None:
     assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
-def test_packaged_chart_pulls_every_image_from_the_given_registry(bare_cluster: Kube, tmp_path: Path) -> None:
+@pytest.mark.parametrize("registry", ["mirror:5000", "mirror:5000/"])
+def test_packaged_chart_pulls_every_image_from_the_given_registry(
+    bare_cluster: Kube, tmp_path: Path, registry: str
+) -> None:
     bare_cluster.helm("package", CHART, "--destination", str(tmp_path))
     (package,) = tmp_path.glob("dps-router-*.tgz")
-    text = bare_cluster.helm("template", "dps", str(package), "--set", "global.imageRegistry=mirror:5000")
+    text = bare_cluster.helm("template", "dps", str(package), "--set", f"global.imageRegistry={registry}")
     images = set(re.findall(r"[\w:./-]+/(?:operator|gateway):[\w.]+|[\w:./-]*redis:[\w.-]+", text))
     tag = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())["appVersion"]
     assert images == {

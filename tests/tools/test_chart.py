@@ -29,6 +29,7 @@ TEMPLATES = {
     "variable": ("{{ $v := .Values.name }}{{ $v }}", "a"),
     "boolean": ("{{ .Values.on }}", "true"),
     "toYaml": ("m:{{ toYaml .Values.map | nindent 2 }}", "m:\n  k: 1"),
+    "merge prefers the first": ('{{ toYaml (merge (dict "j" 2) .Values.map (dict "k" 3)) }}', "j: 2\nk: 1"),
     "ambiguous string": ('{{ toYaml (list "True" "x") }}', '- "True"\n- x'),
 }
 

@@ -121,6 +121,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "int": int,
     "join": lambda separator, items: separator.join(map(str, items)),
     "list": lambda *items: list(items),
+    "merge": lambda *parts: dict(item for part in reversed(parts) for item in part.items()),
     "nindent": lambda width, text: "\n" + _indent(width, text),
     "printf": _printf,
     "quote": lambda value: '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"',

@@ -21,12 +21,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
-{{- define "dps-router.labels" -}}
+{{- define "dps-router.ownLabels" -}}
 {{ include "dps-router.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: {{ .Chart.Name }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "dps-router.labels" -}}
+{{ include "dps-router.ownLabels" . }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -42,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* The registry of all images, followed by a slash; empty if it is not set. */ -}}
 {{- define "dps-router.registry" -}}
-{{- with .Values.global.imageRegistry -}}{{ . }}/{{- end -}}
+{{- with .Values.global.imageRegistry -}}{{ trimSuffix "/" . }}/{{- end -}}
 {{- end -}}
 
 {{- define "dps-router.image" -}}
