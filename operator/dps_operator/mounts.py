@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Final
 
 from dps_operator.cluster import Cluster
@@ -12,6 +13,8 @@ from dps_operator.resources import Manifest
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 10.0
+LISTING_SHARE: Final = 0.05
+"""The largest part of the time that listing events may take. The API server reads all events of a namespace for it."""
 WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 """Field selector of the events that are listed."""
 REASONS: Final = ("FailedMount", "FailedAttachVolume")
@@ -21,10 +24,15 @@ SUMMARY: Final = "Unable to attach or mount volumes"
 log = logging.getLogger(__name__)
 
 
+def pause_after(seconds: float) -> float:
+    """Seconds until the next listing of events, after one that took `seconds`."""
+    return max(POLL_SECONDS, seconds / LISTING_SHARE)
+
+
 def _rank(event: Manifest) -> tuple[bool, str]:
     """The order of events: those without a cause first, then by time."""
-    time = event.get("lastTimestamp") or event.get("eventTime") or ""
-    return not event.get("message", "").startswith(SUMMARY), time
+    when = event.get("lastTimestamp") or event.get("eventTime") or ""
+    return not event.get("message", "").startswith(SUMMARY), when
 
 
 class MountWatch:
@@ -39,13 +47,17 @@ class MountWatch:
 
     async def run(self, queue: WorkQueue) -> None:
         """Observe until cancelled. A DPSRouter is queued for reconciling when the result changes."""
+        took = 0.0
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(pause_after(took))
+            began = time.monotonic()
             try:
                 changed = await self.once()
             except ClusterError as error:
                 log.warning("listing events failed: %s", error)
                 continue
+            finally:
+                took = time.monotonic() - began
             for key in changed:
                 queue.add(key)
 

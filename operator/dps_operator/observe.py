@@ -101,7 +101,7 @@ class Pod:
     finished: Finished | None = None
     """Of a calibration that has ended."""
     creating: bool = False
-    """Whether none of its containers has been created yet."""
+    """Whether it has a node, and none of its containers has been created yet."""
 
 
 def router_key(body: Manifest) -> Key:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dps_operator.errors import ClusterError
-from dps_operator.mounts import MountWatch
+from dps_operator.mounts import POLL_SECONDS, MountWatch, pause_after
 from dps_operator.status.diagnose import Problem
 from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.objects import Manifest, pod
@@ -103,6 +103,19 @@ async def test_started_pod_is_not_judged_by_older_events() -> None:
     lists = harness.cluster.calls["list"]
     assert await watch.once() == []
     assert harness.cluster.calls["list"] == lists, "no events are listed without pods that wait"
+
+
+async def test_no_events_are_listed_for_a_pod_that_waits_for_a_gpu() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    harness, watch = await harness_with(event(NO_SECRET), conditions=[unscheduled])
+    lists = harness.cluster.calls["list"]
+    assert await watch.once() == []
+    assert harness.cluster.calls["list"] == lists
+
+
+def test_listing_takes_a_twentieth_of_the_time_at_most() -> None:
+    assert pause_after(0.01) == POLL_SECONDS
+    assert pause_after(3.0) == 60.0
 
 
 async def test_result_ends_with_the_pod() -> None:

@@ -82,15 +82,22 @@ def _container(name: str, status: dict[str, Any]) -> Problem | None:
 
 
 def creating(pod: Manifest) -> bool:
-    """Whether the kubelet has created none of the pod's containers, because it prepares the pod's volumes first."""
+    """Whether the kubelet has created none of the pod's containers, because it prepares the pod's volumes first.
+
+    False for a pod without a node.
+    """
     status = pod.get("status", {})
+    unscheduled = any(
+        condition["type"] == "PodScheduled" and condition["status"] == "False"
+        for condition in status.get("conditions", [])
+    )
     states = [
         container.get("state", {})
         for part in ("initContainerStatuses", "containerStatuses")
         for container in status.get(part, [])
     ]
     started = any("running" in state or "terminated" in state for state in states)
-    return not started and not pod["metadata"].get("deletionTimestamp")
+    return not started and not unscheduled and not pod["metadata"].get("deletionTimestamp")
 
 
 def unmounted(name: str, message: str) -> Problem:
