@@ -67,7 +67,7 @@ def _fingerprint(model_path: str, load_format: str) -> str:
             folder = Path(
                 snapshot_download(model_path, revision=get_server_args().revision, local_files_only=True)
             )
-        except Exception as error:  # the hub's client raises many kinds of exceptions
+        except Exception as error:  # the Hub's client raises many kinds of exceptions
             raise NotShareable(
                 f"the weights of {model_path} cannot be found; set `weights` in the backend's extra config"
             ) from error

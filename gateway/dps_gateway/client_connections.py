@@ -25,7 +25,7 @@ class Connection(Protocol):
     """A client's connection."""
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
 
 
 class ClientConnections:
@@ -57,7 +57,7 @@ class ClientConnections:
 
     @property
     def burst(self) -> int:
-        """How many connections may be opened at once, so that one whose request is arriving is not closed for them."""
+        """How many connections may be opened at the same time without closing one whose request is arriving."""
         return max(1, self._max_connections() // 4)
 
     def opened(self, connection: Connection) -> bool:

@@ -166,7 +166,7 @@ class Timeouts(_Section):
     queue_seconds: Seconds = 30.0
     wake_seconds: Seconds | None = None
     """Time that a request waits while no replica of either pool is ready, for example because both pools are scaled
-    to zero. If null, it is answered with 503 at once."""
+    to zero. If null, it is answered with 503 immediately."""
     health_interval_seconds: Seconds = 5.0
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""

@@ -20,7 +20,7 @@ class RunningEngineError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The served model name, and the tokenizer as a folder or hub id."""
+    """The served model name, and the tokenizer as a folder or Hub id."""
 
     model: str
     tokenizer: str
@@ -69,7 +69,7 @@ def _local_tokenizer(infos: list[_EngineInfo]) -> str:
         else "the engines do not report their tokenizer"
     )
     raise RunningEngineError(
-        f"{problem}; pass --tokenizer, a folder with tokenizer.json and tokenizer_config.json, or a hub id"
+        f"{problem}; pass --tokenizer, a folder with tokenizer.json and tokenizer_config.json, or a Hub id"
     )
 
 
@@ -78,7 +78,7 @@ def _is_local(name: str) -> bool:
         return Path(name).is_dir()
     try:
         return isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
-    except ValueError:  # not a valid hub id
+    except ValueError:  # not a valid Hub id
         return False
 
 

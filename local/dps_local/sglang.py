@@ -30,7 +30,7 @@ CPU_SPECULATION = ("--prefill-attention-backend", "intel_amx", "--decode-attenti
 class SGLangOptions:
     """The options of both servers.
 
-    model, draft_model: hub ids or folders.
+    model, draft_model: Hub ids or folders.
     steps, top_k, draft_tokens: settings of speculative decoding; None selects the operator's default.
     tensor_parallel: GPUs per server.
     tokenizer, revision: those of the model if None.

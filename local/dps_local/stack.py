@@ -36,7 +36,7 @@ ENGINE_STOP_SECONDS = 30.0
 class StackOptions:
     """The options of a local stack.
 
-    tokenizer: a folder with tokenizer.json and a chat template or, unless engines are emulated, a hub id.
+    tokenizer: a folder with tokenizer.json and a chat template or, unless engines are emulated, a Hub id.
     model: the served model name.
     threshold_tokens: τ. None sends every turn to the speculative pool.
     engine_urls: URLs of engines that are already running, by pool.

@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         help="which engines to start (default: emulated)",
     )
     result.add_argument(
-        "--model", metavar="NAME", help="served model name; with --engine sglang, a hub id or folder"
+        "--model", metavar="NAME", help="served model name; with --engine sglang, a Hub id or folder"
     )
     result.add_argument(
         "--tokenizer",
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "SGLang", "One server per pool, on separate GPUs if there are enough, otherwise on shared ones."
     )
     sglang.add_argument(
-        "--draft-model", metavar="NAME", help="hub id or folder; required by all algorithms except Ngram"
+        "--draft-model", metavar="NAME", help="Hub id or folder; required by all algorithms except Ngram"
     )
     sglang.add_argument(
         "--algorithm", choices=SGLANG.algorithms, default="Standalone", help="default: Standalone"
@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     sglang.add_argument(
         "--revision",
         metavar="NAME",
-        help="branch, tag or commit of a model on the hub (default: its default branch)",
+        help="branch, tag or commit of a model on the Hub (default: its default branch)",
     )
     sglang.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per server (default: 1)"
@@ -154,7 +154,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if any(running) and sglang:
         known.error("--engine sglang cannot be combined with --speculative-url and --greedy-url")
     if sglang and arguments.model is None:
-        known.error("--engine sglang requires --model, a hub id or folder")
+        known.error("--engine sglang requires --model, a Hub id or folder")
     if sglang and arguments.draft_model is None and arguments.algorithm != "Ngram":
         known.error(f"--algorithm {arguments.algorithm} requires --draft-model; only Ngram works without one")
     if arguments.engine_arguments and not sglang:

@@ -110,7 +110,7 @@ class Lease:
         return await self._write(live["metadata"]["resourceVersion"], self._held())
 
     async def release(self) -> None:
-        """Give the Lease up at shutdown, so that another replica takes over at once."""
+        """Give the Lease up at shutdown, so that another replica takes over immediately."""
         try:
             live = await self._cluster.get(LEASE, self._namespace, self._name)
             if live["spec"].get("holderIdentity") == self._identity:

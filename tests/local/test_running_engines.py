@@ -70,7 +70,7 @@ UNUSABLE: dict[str, tuple[tuple[Any, ...], str]] = {
         (models("m"), {"tokenizer_path": "/models/remote"}),
         "the engines' tokenizer '/models/remote' is not on this machine; pass --tokenizer",
     ),
-    "hub id not in the cache": (
+    "Hub id not in the cache": (
         (models("m"), {"tokenizer_path": "nobody/nothing"}),
         "the engines' tokenizer 'nobody/nothing' is not on this machine; pass --tokenizer",
     ),

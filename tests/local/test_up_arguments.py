@@ -15,7 +15,7 @@ INVALID = {
         "--prefix-cache common cannot be combined with --speculative-url",
     ),
     "no URL": (["--speculative-url", "a:1", "--greedy-url", "b:1"], "a:1 is not a URL such as http://"),
-    "no model": (["--engine", "sglang"], "--engine sglang requires --model, a hub id or folder"),
+    "no model": (["--engine", "sglang"], "--engine sglang requires --model, a Hub id or folder"),
     "no draft model": (SGLANG, "--algorithm Standalone requires --draft-model; only Ngram works without"),
     "SGLang arguments for emulated engines": (
         ["--", "--log-level"],

@@ -125,7 +125,7 @@ class Call:
             self._write_limit = None
 
     def abort(self) -> None:
-        """Close the client's connection at once, so that an incomplete body cannot be mistaken for a complete one."""
+        """Close the connection immediately, so that an incomplete body cannot be mistaken for a complete one."""
         if self.request.transport is not None:
             self.request.transport.abort()
 

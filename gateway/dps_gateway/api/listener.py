@@ -58,7 +58,7 @@ class Listener:
     ) -> Self:
         """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError.
 
-        burst: the connections that the server can take at once; at most MAX_ACCEPTED are accepted at once.
+        burst: the connections that the server can take at the same time, of which at most MAX_ACCEPTED are accepted.
         """
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -12,7 +12,7 @@ from dps_gateway.client_connections import ClientConnections
 log = logging.getLogger(__name__)
 
 REFUSAL_SECONDS: Final = 1.0
-"""Time for a refused client to read its response. Closing a connection at once can discard what was sent on it."""
+"""Time for a refused client to read its response. Closing a connection immediately can discard what was sent on it."""
 
 MAX_REFUSALS: Final = 32
 """Maximum number of refused connections that are open; further ones are closed without a response."""
@@ -52,7 +52,7 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         self.force_close()
 
     def handle_error(

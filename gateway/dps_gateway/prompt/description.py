@@ -75,16 +75,16 @@ class Description:
 
 
 def describe(source: str, revision: str | None = None) -> Description:
-    """Describe the tokenizer in a folder or of a hub id. Raises TokenizerError if it cannot be loaded.
+    """Describe the tokenizer in a folder or of a Hub id. Raises TokenizerError if it cannot be loaded.
 
-    revision: branch, tag or commit of a hub id; its default branch if None.
+    revision: branch, tag or commit of a Hub id; its default branch if None.
     """
     folder = Path(source)
     is_folder = source.startswith((".", "/", "~")) or folder.exists()
     if is_folder and not folder.expanduser().is_dir():
         raise TokenizerError(
             f"model.tokenizer: there is no folder '{source}'; give a folder that holds tokenizer.json and "
-            "tokenizer_config.json, or a hub id"
+            "tokenizer_config.json, or a Hub id"
         )
     arguments = [str(folder.expanduser())] if is_folder else [source, revision or DEFAULT_REVISION]
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -95,7 +95,7 @@ def describe(source: str, revision: str | None = None) -> Description:
     if "error" in answer:
         raise TokenizerError(
             f"model.tokenizer: '{source}' cannot be loaded ({answer['error']}); give a folder that holds "
-            "tokenizer.json and tokenizer_config.json, or a hub id that this machine can reach"
+            "tokenizer.json and tokenizer_config.json, or a Hub id that this machine can reach"
         )
     return Description(**answer)
 

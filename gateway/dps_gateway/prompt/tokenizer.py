@@ -36,9 +36,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str, revision: str | None = None) -> Self:
-        """Load from a folder or a hub id. Raises TokenizerError if neither can be loaded.
+        """Load from a folder or a Hub id. Raises TokenizerError if neither can be loaded.
 
-        revision: branch, tag or commit of a hub id; its default branch if None.
+        revision: branch, tag or commit of a Hub id; its default branch if None.
         """
         return cls(describe(source, revision))
 

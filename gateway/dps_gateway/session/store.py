@@ -27,7 +27,7 @@ COMMIT_ATTEMPTS: Final = 8
 committed."""
 
 MAX_FLUSHED: Final = 1000
-"""Maximum number of entries per flush. During an outage flushes fail at once, and must not cost more than that."""
+"""Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
 
 
 class StateSource(StrEnum):

@@ -109,7 +109,7 @@ class GatewayTimeouts(APIObject):
     queue_seconds: float | None = _seconds("Time limit for waiting in the queue of a pool")
     wake_seconds: float | None = _seconds(
         "Time limit for waiting while no engine is ready, for example because both pools are scaled to zero; by "
-        "default 600 if a pool has autoscaling.minReplicas 0, and otherwise requests are answered with 503 at once"
+        "default 600 if a pool has autoscaling.minReplicas 0, and otherwise requests are answered with 503 immediately"
     )
     silent_seconds: float | None = _seconds(
         "Time without a token after which an engine's scheduler is checked"
