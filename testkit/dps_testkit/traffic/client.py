@@ -19,7 +19,7 @@ from dps_lab.replay.records import Verdict
 
 FIRST_WAIT = 0.1
 LONGEST_WAIT = 2.0
-CONNECT_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 """Read timeout between two bytes of an answer."""
 
