@@ -27,7 +27,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Gateway, Engine]]:
+async def tenants_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Gateway, Engine]]:
     """A gateway, and the engine to which it sends all requests. The engines have the plugin."""
     folder = tmp_path_factory.mktemp("tenants")
     (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
@@ -58,9 +58,9 @@ async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tu
 
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_only_the_tenant_itself_finds_its_prompt_cached(
-    plane: tuple[Gateway, Engine], kind: str
+    tenants_gateway: tuple[Gateway, Engine], kind: str
 ) -> None:
-    gateway, engine = plane
+    gateway, engine = tenants_gateway
     length, first = await cached_tokens(gateway.url, kind, "sk-alpha")
     assert first < length - 1
     assert await cached_tokens(gateway.url, kind, "sk-alpha") == (length, length - 1)
@@ -68,8 +68,8 @@ async def test_only_the_tenant_itself_finds_its_prompt_cached(
     assert (await cached_tokens(engine.url, kind))[1] < length - 1
 
 
-async def test_client_salt_narrows_the_tenants_cache(plane: tuple[Gateway, Engine]) -> None:
-    gateway, _ = plane
+async def test_client_salt_narrows_the_tenants_cache(tenants_gateway: tuple[Gateway, Engine]) -> None:
+    gateway, _ = tenants_gateway
 
     async def cached(key: str, salt: str) -> bool:
         length, tokens = await cached_tokens(gateway.url, "generate", key, cache_salt=salt)
