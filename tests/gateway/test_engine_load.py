@@ -58,6 +58,7 @@ def test_load_is_read_from_sglangs_answer(document: Any, load: Load | None) -> N
         pytest.param(2, Load(5, 2, 700), Load(3, 2, 700), id="some wait"),
         pytest.param(4, Load(3, 2, 700), Load(0, 1, 700), id="mostly own requests"),
         pytest.param(9, Load(1, 0, 0), NO_LOAD, id="own requests that have not arrived"),
+        pytest.param(2, Load(1, 1, 5000), NO_LOAD, id="tokens of own requests"),
     ],
 )
 def test_reported_requests_beyond_the_own_ones_are_those_of_others(

@@ -133,7 +133,9 @@ class Replica:
         waiting = min(load.waiting, max(0, load.running + load.waiting - own))
         running = max(0, load.running + load.waiting - own - waiting)
         self.limit = load.limit or self.limit
-        self.others = Load(running, waiting, max(0, load.waiting_tokens - self.prefill_tokens))
+        # The engine's estimate may exceed the own one, so without other requests the difference means nothing.
+        tokens = max(0, load.waiting_tokens - self.prefill_tokens) if running + waiting else 0
+        self.others = Load(running, waiting, tokens)
 
     def succeeded(self) -> None:
         """Record an answer that is not a server error."""
