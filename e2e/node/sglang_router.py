@@ -4,6 +4,7 @@ The pods' image contains only Debian and Python. SGLang, a tiny model and the re
 hostPath.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,9 @@ ENV = {
     "TORCHDYNAMO_DISABLE": "1",
     "HOME": "/tmp",
 }
+
+OTHER_GEOMETRY = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
+"""Changes of the model's configuration that change the KV, but neither the weights nor the size of a page."""
 
 
 def router(model: Path, pages: Path, halting: Path, hashes: Path, requests: Mapping[str, Path]) -> Manifest:
@@ -87,4 +91,20 @@ def router(model: Path, pages: Path, halting: Path, hashes: Path, requests: Mapp
                 "podTemplate": mounted("gateway", tiny=model),
             },
         },
+    }
+
+
+def by_hand(name: str, deployment: Manifest) -> Manifest:
+    """A pod with an engine of another geometry, which is otherwise that of a pool's Deployment.
+
+    It has none of the labels by which the operator and the gateway find engines.
+    """
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    container["args"] += ["--json-model-override-args", json.dumps(OTHER_GEOMETRY)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"engine": name}},
+        "spec": spec,
     }

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -20,14 +21,24 @@ from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
-from dps_testkit.waiting import eventually, wait_until
+from dps_testkit.http import status_of
+from dps_testkit.waiting import eventually, eventually_async, wait_until
 from e2e.node import halting, sglang_router, storage_faults
 from e2e.node.containers import kill, until_restarted
 from e2e.node.mounts import LOAD_SECONDS, load_image
 from e2e.node.sessions import alternating, turns
 from e2e.node.sglang_router import PORT, ROUTER
 from e2e.prefix_cache import hicache
-from e2e.prefix_cache.alternation import cached_share, check, check_answers, fewer_sessions, lacking, sessions
+from e2e.prefix_cache.alternation import (
+    answers,
+    cached_at_first,
+    cached_share,
+    check,
+    check_answers,
+    fewer_sessions,
+    lacking,
+    sessions,
+)
 from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
 from e2e.real_sglang.local_sglang import tiny_model
@@ -81,13 +92,17 @@ class Fleet:
         number = sum(len(session.turns) for session in (*played, *after))
         print(f"| {fault} | {number} | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
 
+    def stored(self) -> Mapping[Path, bytes]:
+        """The digest of each stored page."""
+        return {page: sha256(page.read_bytes()).digest() for page in self.pages.glob("*/*/*.page")}
+
     def engine_pod(self, pool: str) -> Manifest:
         """The pod of a pool's only engine."""
         (pod,) = self.kube.list("pod", f"dpsrouter.io/router={ROUTER},dpsrouter.io/component={pool}")
         return pod
 
     def restarted(self, pod: Manifest, pool: str) -> None:
-        """Wait until a killed engine serves again, and the gateway sends it requests."""
+        """Wait until a killed engine serves again, through its Service too, and the gateway sends it requests."""
         until_restarted(self.kube, pod, LOAD_SECONDS)
         attempts = count(1)
 
@@ -96,6 +111,7 @@ class Fleet:
             system = f"You are brief. This is attempt {next(attempts)}."
             (first,) = turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]], system=system)
             assert first.pool == pool
+            assert asyncio.run(status_of(f"{self.engines[pool]}/health")) == 200
 
         eventually(routed)
 
@@ -151,6 +167,47 @@ async def test_turns_are_routed_to_engines_started_by_the_operator(fleet: Fleet)
 
 async def test_pools_share_pages(fleet: Fleet) -> None:
     await fleet.recover("none", await fleet.play(sessions("undisturbed")))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def other_geometry(fleet: Fleet) -> AsyncIterator[str]:
+    """The URL of an engine of another geometry, which was started by hand and uses the same directory."""
+    kube, name = fleet.kube, "by-hand"
+    kube.apply(sglang_router.by_hand(name, kube.get("deployment", f"{ROUTER}-greedy")))
+    kube.kubectl("expose", "pod", name, "--port", str(PORT))
+    with fleet.node.reach(kube, name, PORT) as url:
+
+        async def serves() -> None:
+            assert await status_of(f"{url}/health") == 200
+
+        await eventually_async(serves, LOAD_SECONDS)
+        yield url
+    kube.kubectl("delete", "pod", name, "--grace-period=1")
+
+
+async def test_an_engine_of_another_geometry_reads_and_damages_no_page(
+    fleet: Fleet, other_geometry: str
+) -> None:
+    """It has the same weights and pages of the same size, and is asked for the same prompts with the same salts."""
+    ours = fewer_sessions("ours first")
+    await play(ours, fleet.gateway, fleet.engines)
+    check_answers(ours, fleet.unmoved)
+    stored = fleet.stored()
+
+    theirs, same = fewer_sessions("theirs first"), fewer_sessions("ours first")
+    for played in (theirs, same):
+        await play(played, other_geometry, {"": other_geometry})
+    assert answers(same) == answers(theirs)
+    assert [answer for answer in answers(same) if answer in answers(ours)] == []
+    assert cached_at_first(same) == 0
+    assert stored.items() <= fleet.stored().items()
+    assert len({page.parent.name for page in fleet.stored()}) == 2
+
+    ours, others = fewer_sessions("theirs first"), fewer_sessions("at the same time")
+    await asyncio.gather(fleet.play(ours), play(others, other_geometry, {}))
+    assert cached_at_first(ours) == 0
+    assert answers(others) == answers(theirs)
+    await fleet.recover("an engine of another geometry", ours)
 
 
 @pytest.mark.parametrize(("pool", "moment"), [("greedy", "write"), ("speculative", "fetch")])

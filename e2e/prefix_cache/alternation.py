@@ -52,7 +52,7 @@ def pools(played: Sequence[Session]) -> list[list[str]]:
 def check_answers(played: Sequence[Session], unmoved: Sequence[Session]) -> None:
     """Assert that each session has the answers and prompt lengths of the one with the same number in `unmoved`."""
     numbers = [session.number for session in played]
-    assert _answers(played) == _answers([unmoved[number] for number in numbers])
+    assert answers(played) == answers([unmoved[number] for number in numbers])
 
 
 def lacking(played: Sequence[Session], unmoved: Sequence[Session]) -> int:
@@ -69,9 +69,15 @@ def cached_share(played: Sequence[Session], unmoved: Sequence[Session]) -> float
     return _cached(played) / _cached([unmoved[session.number] for session in played])
 
 
+def cached_at_first(played: Sequence[Session]) -> int:
+    """The cached tokens of the first turns."""
+    return sum(session.turns[0].cached_tokens for session in played)
+
+
+def answers(played: Sequence[Session]) -> list[list[tuple[str, int]]]:
+    """The answer and the prompt length of each turn of each session."""
+    return [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in played]
+
+
 def _cached(played: Sequence[Session]) -> int:
     return sum(turn.cached_tokens for session in played for turn in session.turns)
-
-
-def _answers(played: Sequence[Session]) -> list[list[tuple[str, int]]]:
-    return [[(turn.text, turn.prompt_tokens) for turn in session.turns] for session in played]
