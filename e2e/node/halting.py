@@ -2,7 +2,7 @@
 
 If the folder that the environment variable HALTING_REQUESTS names contains a file `write`, the thread that writes the
 next page halts when half of it is written; with `fetch`, the thread that fetches the next page halts when that has
-arrived. The file is then renamed to `halted`. Other threads continue.
+arrived. A suffix is then added to the file's name. Other threads continue.
 """
 
 import os
@@ -13,7 +13,9 @@ from pathlib import Path
 from dps_sglang.storage import shard
 from dps_sglang.storage.store import PageStore
 
-HALTED = "halted"
+MOMENTS = ("write", "fetch")
+HALTED = ".halted"
+"""The suffix of a request's file once a thread has halted."""
 METADATA = "Metadata-Version: 2.1\nName: halting\nVersion: 0\n"
 ENTRY_POINTS = "[sglang.srt.plugins]\nhalting = halting:register\n"
 
@@ -57,7 +59,7 @@ def _requested(name: str) -> bool:
     """Whether this thread has to halt. A request is taken by one thread only."""
     folder = Path(os.environ["HALTING_REQUESTS"])
     try:
-        (folder / name).rename(folder / HALTED)
+        (folder / name).rename(folder / f"{name}{HALTED}")
     except FileNotFoundError:
         return False
     return True

@@ -1,7 +1,7 @@
 """Real SGLang in pods of a DPSRouter whose pools share a prefix cache, while its storage and its engines fail.
 
 Sessions change pools on every turn. No request fails, all answers are those of a greedy engine alone, and after each
-fault the pools share pages again.
+fault the pools share pages again. Only streams that have begun are interrupted if their engine is killed.
 """
 
 import asyncio
@@ -22,14 +22,17 @@ from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.http import status_of
-from dps_testkit.waiting import eventually, eventually_async, wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS, eventually, eventually_async, wait_until
 from e2e.node import halting, sglang_router, storage_faults
 from e2e.node.containers import kill, until_restarted
 from e2e.node.mounts import LOAD_SECONDS, load_image
 from e2e.node.sessions import alternating, turns
 from e2e.node.sglang_router import PORT, ROUTER
+from e2e.node.streams import LongStream
 from e2e.prefix_cache import hicache
 from e2e.prefix_cache.alternation import (
+    LONG,
+    SHORT,
     answers,
     cached_at_first,
     cached_share,
@@ -76,10 +79,18 @@ class Fleet:
         check_answers(played, self.unmoved)
         return played
 
-    async def recover(self, fault: str, played: Sequence[Session]) -> None:
+    async def play_until(self, ended: asyncio.Event, salt: str) -> Sequence[Session]:
+        """Play sessions of all kinds again and again until the event is set. They continue after an error event."""
+        played: list[Session] = []
+        while not ended.is_set():
+            played += await self.play(sessions(f"{salt} {len(played)}", persistent=True))
+        return played
+
+    async def recover(self, fault: str, played: Sequence[Session], error_events: int = 0) -> None:
         """Play sessions until the pools share pages, and print a row of the table in docs/faults.md.
 
-        played: the sessions during the fault. Fails if a request fails or an answer is wrong in any round.
+        played: the sessions during the fault. error_events: streams that ended with one. Fails if a request fails or
+        an answer is wrong in any round.
         """
         for attempt in range(ATTEMPTS):
             after = fewer_sessions(f"after {fault} {attempt}")
@@ -90,7 +101,7 @@ class Fleet:
         check(after, self.unmoved)
         during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
         number = sum(len(session.turns) for session in (*played, *after))
-        print(f"| {fault} | {number} | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
+        print(f"| {fault} | {number} | 0 | 0 | {error_events} | {during} | {afterwards} | {attempt + 1} |")
 
     def stored(self) -> Mapping[Path, bytes]:
         """The digest of each stored page."""
@@ -210,29 +221,35 @@ async def test_an_engine_of_another_geometry_reads_and_damages_no_page(
     await fleet.recover("an engine of another geometry", ours)
 
 
-@pytest.mark.parametrize(("pool", "moment"), [("greedy", "write"), ("speculative", "fetch")])
-async def test_an_engine_killed_in_the_middle_of_a_page_causes_no_wrong_answer(
-    fleet: Fleet, pool: str, moment: str
-) -> None:
-    """Without streams, because one that the killed engine has begun to send ends with an error event."""
-    halted = fleet.requests[pool] / halting.HALTED
-    pod = fleet.engine_pod(pool)
-    (halted.parent / moment).touch()
-    playing = asyncio.create_task(
-        fleet.play([session for session in sessions(f"killed {moment}") if not session.stream])
-    )
+@pytest.mark.parametrize("pool", QUESTIONS)
+async def test_a_killed_engine_causes_no_wrong_answer(fleet: Fleet, pool: str) -> None:
+    """It is killed in the middle of a write and of a fetch, while it sends a stream."""
+    pod, requests = fleet.engine_pod(pool), fleet.requests[pool]
+    killed = asyncio.Event()
+    stream = LongStream(f"stream of the {pool} engine", LONG if pool == "greedy" else SHORT)
 
-    async def has_halted() -> bool:
-        return halted.exists()
+    async def halted() -> bool:
+        return all((requests / f"{moment}{halting.HALTED}").exists() for moment in halting.MOMENTS)
 
-    await wait_until(has_halted, f"the {pool} engine has halted during a {moment}")
-    assert moment == "fetch" or list(fleet.pages.glob("*/*/*.tmp"))
-    await asyncio.to_thread(kill, fleet.node, pod)
-    played = await playing
-    halted.unlink()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stream.interrupted(fleet.gateway))
+        await asyncio.wait_for(stream.begun.wait(), PATIENCE_SECONDS)
+        assert stream.pool == pool
+        for moment in halting.MOMENTS:
+            (requests / moment).touch()
+        playing = group.create_task(fleet.play_until(killed, f"{pool} killed"))
+        await wait_until(halted, f"the {pool} engine has halted during a write and a fetch")
+        assert list(fleet.pages.glob("*/*/*.tmp"))
+        await asyncio.to_thread(kill, fleet.node, pod)
+        killed.set()
+    for moment in halting.MOMENTS:
+        (requests / f"{moment}{halting.HALTED}").unlink()
 
     await asyncio.to_thread(fleet.restarted, pod, pool)
-    await fleet.recover(f"{pool} engine killed during a {moment}", played)
+    played = playing.result()
+    error_events = 1 + sum(len(session.interrupted) for session in played)
+    await fleet.recover(f"{pool} engine killed during a write and a fetch", played, error_events)
+    await stream.check(fleet.engines["greedy"])
 
 
 STORAGE: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {

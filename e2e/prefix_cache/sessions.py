@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import APIError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
@@ -35,6 +35,10 @@ WORDS = (
 )
 
 
+class Interrupted(Exception):
+    """A stream that had begun ended with an error event; the message is the text before it."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """An answer, the pool that served it (empty without a gateway), and the engine's token counts."""
@@ -52,17 +56,23 @@ class Turn:
 
 @dataclass
 class Session:
-    """A chat that asks questions of these lengths in words. Sessions with different salts share no pages."""
+    """A chat that asks questions of these lengths in words. Sessions with different salts share no pages.
+
+    persistent: a turn whose stream ends with an error event is asked again. Otherwise it fails.
+    """
 
     number: int
     salt: str
     stream: bool
     lengths: Sequence[int]
+    persistent: bool = False
     turns: list[Turn] = field(default_factory=list)
+    interrupted: list[tuple[int, str]] = field(default_factory=list)
+    """The index of the turn, and the text of each stream that ended with an error event."""
     _history: list[ChatCompletionMessageParam] = field(default_factory=list)
 
     async def ask(self, client: AsyncOpenAI) -> None:
-        """Play the next turn."""
+        """Play the next turn. Raises Interrupted, and the errors of the OpenAI client."""
         words = random.Random(f"{self.number} {len(self.turns)}")
         question = " ".join(words.choices(WORDS, k=self.lengths[len(self.turns)]))
         self._history.append({"role": "user", "content": question})
@@ -74,25 +84,40 @@ class Session:
             "extra_body": {"ignore_eos": True, "cache_salt": f"{self.salt} {self.number}"},
             "extra_headers": {"x-session-id": f"{self.salt} {self.number}"},
         }
-        turn = await (_streamed if self.stream else _whole)(client, request)
+        turn = await self._answer(client, request)
         self.turns.append(turn)
         self._history.append({"role": "assistant", "content": turn.text})
 
+    async def _answer(self, client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
+        while True:
+            try:
+                return await (_streamed if self.stream else _whole)(client, request)
+            except Interrupted as interrupted:
+                if not self.persistent:
+                    raise
+                self.interrupted.append((len(self.turns), str(interrupted)))
 
-async def _whole(client: AsyncOpenAI, request: dict[str, Any]) -> Turn:
+
+async def _whole(client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
     response = await client.chat.completions.with_raw_response.create(**request)
     answer = response.parse()
     return _turn(answer.choices[0].message.content or "", response.headers, answer.usage)
 
 
-async def _streamed(client: AsyncOpenAI, request: dict[str, Any]) -> Turn:
+async def _streamed(client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
     response = await client.chat.completions.with_raw_response.create(
         **request, stream=True, stream_options={"include_usage": True}
     )
-    text, usage = "", None
-    async for chunk in response.parse():
-        text += "".join(choice.delta.content or "" for choice in chunk.choices)
-        usage = chunk.usage or usage
+    text, usage, begun = "", None, False
+    try:
+        async for chunk in response.parse():
+            begun = True
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            usage = chunk.usage or usage
+    except APIError as error:
+        if not begun:
+            raise
+        raise Interrupted(text) from error
     return _turn(text, response.headers, usage)
 
 
