@@ -96,10 +96,9 @@ def _checked_model(call: Call, body: bytes) -> bytes:
 
 async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
     answer = placed.answer
-    response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
     if answer.status >= 400 and not answer.streams:
-        await send_complete(call, response, await answer.body())
-        return response
+        return await send_complete(call, answer, await answer.body())
+    response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
     await call.start(response)
     await call.write(answer.first)
     try:

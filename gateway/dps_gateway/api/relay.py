@@ -45,12 +45,7 @@ class Relay:
     async def run(self) -> web.StreamResponse:
         """Send the whole answer. Raises ConnectionResetError if the client disconnects."""
         self._count_start()
-        response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
-        if self._answer.streams:
-            await self._send_stream(response)
-        else:
-            await self._send_whole(response)
-        return response
+        return await (self._send_stream() if self._answer.streams else self._send_whole())
 
     def _count_start(self) -> None:
         metrics, pool = self._runtime.metrics, self._placed.pool.name.value
@@ -61,17 +56,18 @@ class Relay:
             metrics.time_to_first_token.labels(pool).observe(seconds)
             metrics.genai_first_token.labels(self._job.route.operation, self._model).observe(seconds)
 
-    async def _send_whole(self, response: web.StreamResponse) -> None:
+    async def _send_whole(self) -> web.StreamResponse:
         content = self._placed.content
         if self._answer.status == 200 and content:
             await self._commit()
             await self._account(read_usage(content, self._job.route.answers))
             content = without_sources(content) if self._asked.sources else content
-        await send_complete(self._call, response, content)
+        return await send_complete(self._call, self._answer, content)
 
-    async def _send_stream(self, response: web.StreamResponse) -> None:
+    async def _send_stream(self) -> web.StreamResponse:
         """Forward events as they arrive; the closing one waits for the commit."""
         call = self._call
+        response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
         events = EventRelay(self._job.route.answers, self._asked)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
@@ -89,6 +85,7 @@ class Relay:
         finally:
             await asyncio.shield(commit)
         await call.finish(last)
+        return response
 
     async def _forward_events(self, events: EventRelay, closing: bytes) -> bytes:
         """Forward all events but the closing one, which is returned.

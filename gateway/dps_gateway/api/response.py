@@ -22,11 +22,16 @@ def client_headers(answer: Answer) -> CIMultiDict[str]:
     return headers
 
 
-async def send_complete(call: Call, response: web.StreamResponse, content: bytes) -> None:
-    """Send a response whose body is complete. An engine's error becomes an error object of the endpoint."""
-    if response.status >= 400 and len(content) <= MAX_ERROR_BYTES:
-        content = call.errors.of_engine(response.status, content)
-        response.headers[hdrs.CONTENT_TYPE] = "application/json"
-    response.content_length = len(content)
+async def send_complete(call: Call, answer: Answer, content: bytes) -> web.Response:
+    """Send an answer whose body is complete. An engine's error becomes an error object of the endpoint.
+
+    Unlike those of a stream, the headers are sent together with the body.
+    """
+    headers = client_headers(answer)
+    if answer.status >= 400 and len(content) <= MAX_ERROR_BYTES:
+        content = call.errors.of_engine(answer.status, content)
+        headers[hdrs.CONTENT_TYPE] = "application/json"
+    response = web.Response(status=answer.status, headers=headers, body=content)
     await call.start(response)
-    await call.finish(content)
+    await call.finish()
+    return response
