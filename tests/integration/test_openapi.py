@@ -146,9 +146,10 @@ async def test_relayed_requests_are_as_described(described: DescribedGateway) ->
         await described.answer("/v1/{rest}", method="DELETE", rest="nothing"),
         await described.answer("/model_info"),
         await described.answer("/server_info"),
+        await described.answer("/health_generate"),
         await described.answer("/model_info", key="sk-wrong"),
     ]
-    statuses = [200, 200, 404, 200, 400, 200, 404, 404, 200, 400, 404, 200, 200, 401]
+    statuses = [200, 200, 404, 200, 400, 200, 404, 404, 200, 400, 404, 200, 200, 200, 401]
     assert [response.status_code for response in responses] == statuses
 
 

@@ -165,6 +165,24 @@ async def test_client_disconnect_aborts_the_request(stream: bool, start: Start) 
     assert (loads["num_running_reqs"], loads["num_waiting_reqs"], loads["num_used_tokens"]) == (0, 0, 0)
 
 
+async def test_load_counts_only_uncached_tokens_of_waiting_requests(start: Start) -> None:
+    client = await start(SLOW, real_time=True, max_running_requests=1)
+    scheduler = engine_of(client).scheduler
+    scheduler.insert(tuple(range(8)))
+    running = asyncio.create_task(client.post("/generate", json=GENERATE | {"input_ids": [99]}))
+    await until_running(client)
+    waiting = asyncio.create_task(client.post("/generate", json=GENERATE | {"input_ids": list(range(10))}))
+    while not scheduler.waiting:  # noqa: ASYNC110 - in-process state without an event
+        await asyncio.sleep(0)
+
+    load = (await (await client.get("/v1/loads")).json())["loads"][0]
+    await client.post("/abort_request", json={"abort_all": True})
+    await asyncio.gather(running, waiting)
+
+    assert (load["num_waiting_reqs"], load["num_waiting_uncached_tokens"]) == (1, 2)
+    assert load["num_total_tokens"] == load["num_used_tokens"] + 10
+
+
 async def test_aborted_request_has_finish_reason_abort(start: Start) -> None:
     client = await start(SLOW, real_time=True)
     asking = asyncio.create_task(client.post(CHAT, json=HELLO | {"rid": "mine-1"}))

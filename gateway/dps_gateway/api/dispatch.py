@@ -14,7 +14,6 @@ from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
@@ -58,9 +57,9 @@ class Placed:
     replica: Replica
     reason: Reason
     answer: Answer
-    content: bytes = b""
-    """The complete body of an answer that was buffered."""
-    retried: bool = False
+    content: bytes
+    """The complete body of an answer that was buffered; empty if it was not."""
+    retried: bool
     """Whether other attempts failed before."""
 
     def close(self) -> None:
@@ -100,9 +99,19 @@ class Deadline:
         return cls(allowed, now + allowed - (time.perf_counter() - call.started), of_client=True)
 
     @property
+    def left_seconds(self) -> float:
+        """The time until it ends; 0 if it has ended."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has ended."""
+        return time.monotonic() >= self.at
+
+    @property
     def passed_for_client(self) -> bool:
-        """Whether the client's time is over. The failure of an attempt may then not be the replica's."""
-        return self.of_client and time.monotonic() >= self.at
+        """Whether the client's time is over."""
+        return self.of_client and self.passed
 
 
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
@@ -119,7 +128,7 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
         runtime.metrics.pool_unavailable.labels(decision.pool.value).inc()
     deadline = Deadline.of(call)
     try:
-        return await _dispatch(call, decision, outbound, deadline)
+        return await _Dispatch(call, decision, outbound, deadline).run()
     except (PoolEmpty, PoolFull, UpstreamFailed) as error:
         if deadline.passed_for_client:
             raise DeadlineExceeded(
@@ -128,17 +137,61 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
         raise
 
 
-async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline: Deadline) -> Placed:
-    runtime = call.runtime
-    timeouts = runtime.upstream.timeouts
-    retries = Retries(runtime.retry_budget, streamed=outbound.streamed)
-    attempts: Counter[Pool] = Counter()
-    failure: Exception | None = None
-    while choices := _choices(runtime, decision, retries, attempts, outbound.replica):
+class _Dispatch:
+    """The attempts to have one request answered."""
+
+    def __init__(self, call: Call, decision: Decision, outbound: Outbound, deadline: Deadline) -> None:
+        self._call = call
+        self._runtime = call.runtime
+        self._decision = decision
+        self._outbound = outbound
+        self._deadline = deadline
+        self._retries = Retries(call.runtime.retry_budget, streamed=outbound.streamed)
+        self._attempts: Counter[Pool] = Counter()
+        self._failure: Exception | None = None
+        """The last failed attempt."""
+
+    async def run(self) -> Placed:
+        """Try one replica after another. Raises Suspended, PoolEmpty, PoolFull or UpstreamFailed."""
+        while choices := self._choices():
+            slot = await self._slot(choices)
+            if slot is None:
+                continue
+            placed = await self._attempt(*slot)
+            if placed is not None:
+                return placed
+        raise self._failure or PoolFull("no replica accepted the request")
+
+    def _choices(self) -> list[Choice]:
+        """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
+
+        Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
+        request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
+        replica of the first is left, and if neither has one, the request waits for the first one of either pool.
+        """
+        pools, decision, only = self._runtime.pools, self._decision, self._outbound.replica
+        choices = [
+            Choice(pools[pool], self._retries.avoid(pool))
+            for pool in (decision.pool, decision.pool.other)
+            if self._attempts[pool] < ATTEMPTS_PER_POOL and self._retries.may_stay(pool)
+        ]
+        if only is not None:
+            pool = pools[decision.pool]
+            others = pool.replicas.keys() - {only}
+            return [Choice(pool, each.avoid | others) for each in choices if each.pool is pool]
+        if decision.reason is not Reason.FIXED:
+            return choices
+        return _usable(choices)[:1] or choices
+
+    async def _slot(self, choices: list[Choice]) -> tuple[EnginePool, Replica] | None:
+        """Wait for a slot for the next attempt. None if no replica of `choices` is left, but there are new choices.
+
+        Raises Suspended, PoolEmpty or PoolFull.
+        """
+        runtime, outbound = self._runtime, self._outbound
         queued_at = time.perf_counter()
-        left = max(0.0, deadline.at - time.monotonic())
-        patience = min(timeouts.queue_seconds, left)
-        wake_seconds = _wake_seconds(runtime, outbound, left)
+        patience = min(runtime.upstream.timeouts.queue_seconds, self._deadline.left_seconds)
+        wake_seconds = self._wake_seconds()
         if wake_seconds:
             # A replica on which the request has failed is not ready again before a health check has succeeded.
             choices = [Choice(choice.pool) for choice in choices]
@@ -151,129 +204,106 @@ async def _dispatch(call: Call, decision: Decision, outbound: Outbound, deadline
                 raise _suspended() from error
             if wake_seconds:
                 raise
-            failure = failure or error
-            if not any(
-                each.pool.usable(each.avoid)
-                for each in _choices(runtime, decision, retries, attempts, outbound.replica)
-            ) and not _wake_seconds(runtime, outbound, deadline.at - time.monotonic()):
-                raise failure from None
-            continue
+            self._failure = self._failure or error
+            if _usable(self._choices()) or self._wake_seconds():
+                return None
+            raise self._failure from None
         pool = runtime.pools[Pool(chosen.name)]
-        if not attempts:
-            runtime.metrics.overhead.observe(queued_at - call.started)
+        if not self._attempts:
+            runtime.metrics.overhead.observe(queued_at - self._call.started)
             runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
-        reason = _reason(runtime, decision, pool, attempts)
-        attempts[pool.name] += 1
-        call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
+        return pool, replica
+
+    def _wake_seconds(self) -> float:
+        """How long to wait for the first replica: 0 if one is ready, or if only a certain one can serve the request."""
+        if self._outbound.replica is not None or any(pool.ready for pool in self._runtime.pools.values()):
+            return 0.0
+        return min(self._runtime.upstream.timeouts.wake_seconds or 0.0, self._deadline.left_seconds)
+
+    async def _attempt(self, pool: EnginePool, replica: Replica) -> Placed | None:
+        """Send the request to a replica whose slot is taken. None if this fails and another attempt is allowed.
+
+        Raises UpstreamFailed if no other attempt is allowed. The slot is released unless the replica answers.
+        """
+        reason = self._reason(pool)
+        self._attempts[pool.name] += 1
+        self._call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
         try:
-            placed = await _send(runtime, pool, replica, reason, outbound, deadline, retries.fresh_connection)
+            answer, content = await self._send(pool, replica)
         except UpstreamFailed as error:
-            failure = error
-            runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
-            down = retries.record(pool.name, replica.url, error)
-            if deadline.passed_for_client:
-                pass
-            elif down:
-                pool.mark_unavailable(replica)
-            elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
-                pool.record_error(replica)
+            self._record_failure(pool, replica, error)
             pool.release(replica)
-            if time.monotonic() >= deadline.at or not retries.allowed_after(error):
+            if self._deadline.passed or not self._retries.allowed_after(error):
                 raise
-            continue
+            return None
         except BaseException:
             pool.release(replica)
             raise
-        placed.retried = failure is not None
-        if placed.answer.status >= 500:
+        if answer.status >= 500:
             pool.record_error(replica)
         else:
             pool.record_success(replica)
-        return placed
-    raise failure or PoolFull("no replica accepted the request")
+        return Placed(pool, replica, reason, answer, content, retried=self._failure is not None)
 
+    def _reason(self, pool: EnginePool) -> Reason:
+        """The decision's reason, or why the attempt is not made in the decision's pool."""
+        decided = self._decision.pool
+        if pool.name is decided:
+            return self._decision.reason
+        tried = self._attempts[decided] > 0
+        return Reason.FAILOVER if tried or not self._runtime.pools[decided].ready else Reason.OVERLOAD
 
-def _choices(
-    runtime: Runtime, decision: Decision, retries: Retries, attempts: Mapping[Pool, int], replica: str | None
-) -> list[Choice]:
-    """The pools that may serve the next attempt: the one that the policy chose, and the other if the first is full.
+    def _record_failure(self, pool: EnginePool, replica: Replica, error: UpstreamFailed) -> None:
+        self._failure = error
+        self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
+        down = self._retries.record(pool.name, replica.url, error)
+        if self._deadline.passed_for_client:
+            # The failure may be due to the client's short deadline, and not to the replica.
+            return
+        if down:
+            pool.mark_unavailable(replica)
+        elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
+            pool.record_error(replica)
 
-    Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
-    request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
-    replica of the first is left, and if neither has one, the request waits for the first one of either pool. `replica`
-    is the only one that may serve the request, if it is not None.
-    """
-    choices = [
-        Choice(runtime.pools[pool], retries.avoid(pool))
-        for pool in (decision.pool, decision.pool.other)
-        if attempts[pool] < ATTEMPTS_PER_POOL and retries.may_stay(pool)
-    ]
-    if replica is not None:
-        pool = runtime.pools[decision.pool]
-        others = pool.replicas.keys() - {replica}
-        return [Choice(pool, each.avoid | others) for each in choices if each.pool is pool]
-    if decision.reason is not Reason.FIXED:
-        return choices
-    usable = [choice for choice in choices if choice.pool.usable(choice.avoid)]
-    return usable[:1] or choices
-
-
-def _wake_seconds(runtime: Runtime, outbound: Outbound, left_seconds: float) -> float:
-    """How long the request may wait for the first replica: 0 if one is ready, or if only a certain one can serve it."""
-    if outbound.replica is not None or any(pool.ready for pool in runtime.pools.values()):
-        return 0.0
-    return max(0.0, min(runtime.upstream.timeouts.wake_seconds or 0.0, left_seconds))
-
-
-def _suspended() -> Suspended:
-    return Suspended("the engines are stopped, because this router is suspended")
-
-
-def _reason(runtime: Runtime, decision: Decision, pool: EnginePool, attempts: Mapping[Pool, int]) -> Reason:
-    if pool.name is decision.pool:
-        return decision.reason
-    tried = attempts[decision.pool] > 0
-    return Reason.FAILOVER if tried or not runtime.pools[decision.pool].ready else Reason.OVERLOAD
-
-
-async def _send(
-    runtime: Runtime,
-    pool: EnginePool,
-    replica: Replica,
-    reason: Reason,
-    outbound: Outbound,
-    deadline: Deadline,
-    fresh_connection: bool,
-) -> Placed:
-    """Send the request to one replica. Raises UpstreamFailed."""
-    prefill_tokens = _prefill_tokens(outbound, replica)
-    replica.prefill_tokens += prefill_tokens
-    try:
-        answer = await runtime.upstream.send(
-            replica.url,
-            outbound.path,
-            outbound.body,
-            outbound.headers(pool.api_key),
-            outbound.method,
-            total_seconds=deadline.seconds,
-            deadline=deadline.at,
-            streamed=outbound.streamed,
-            fresh_connection=fresh_connection,
-            trust=pool.trust,
-        )
-    finally:
-        replica.prefill_tokens -= prefill_tokens
-    placed = Placed(pool, replica, reason, answer)
-    if outbound.buffered and not answer.streams:
+    async def _send(self, pool: EnginePool, replica: Replica) -> tuple[Answer, bytes]:
+        """The replica's answer, and its body if it is buffered. Raises UpstreamFailed."""
+        outbound, deadline = self._outbound, self._deadline
+        prefill_tokens = _prefill_tokens(outbound, replica)
+        replica.prefill_tokens += prefill_tokens
         try:
-            placed.content = await answer.body()
+            answer = await self._runtime.upstream.send(
+                replica.url,
+                outbound.path,
+                outbound.body,
+                outbound.headers(pool.api_key),
+                outbound.method,
+                total_seconds=deadline.seconds,
+                deadline=deadline.at,
+                streamed=outbound.streamed,
+                fresh_connection=self._retries.fresh_connection,
+                trust=pool.trust,
+            )
+        finally:
+            replica.prefill_tokens -= prefill_tokens
+        if answer.streams or not outbound.buffered:
+            return answer, b""
+        try:
+            return answer, await answer.body()
         except UpstreamBroken as error:
             answer.close()
             raise UpstreamFailed("timeout" if error.timed_out else "broken", str(error)) from error
         except BaseException:
             answer.close()
             raise
-    return placed
+
+
+def _usable(choices: list[Choice]) -> list[Choice]:
+    """The choices with a replica that may receive requests."""
+    return [choice for choice in choices if choice.pool.usable(choice.avoid)]
+
+
+def _suspended() -> Suspended:
+    return Suspended("the engines are stopped, because this router is suspended")
 
 
 def _prefill_tokens(outbound: Outbound, replica: Replica) -> int:

@@ -19,6 +19,7 @@ from dps_gateway.api.request import parse_object, read_body
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
+from dps_gateway.prompt.separation import CacheSalt
 from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.session.growth import History
 from dps_gateway.session.stored_responses import StoredResponse
@@ -79,49 +80,76 @@ async def prepare(call: Call, route: Route) -> Job:
     salt = runtime.cache_salt(call.tenant)
     span = runtime.tracing.child(call.span, "dps.route")
     try:
-        prompts = (
-            _countable_prompts(call, route, body)
-            if len(raw) < LONG_BODY_BYTES
-            else await asyncio.to_thread(_countable_prompts, call, route, body)
-        )
-        previous = body.get("previous_response_id") if route.stores else None
-        stored = await holder(call, previous) if isinstance(previous, str) else None
-        if stored is not None:
-            known = stored.session and stored.tokens
-            prompts = [prompt.continuing(stored.tokens) for prompt in prompts] if known else []
-        turn = None
-        prompt_tokens = None
-        if len(prompts) == 1:
-            prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
-            scope = runtime.scope(call.tenant)
-            turn = await runtime.turns.measure(scope, prompt, call.request.headers, body, stored)
-            prompt_tokens = turn.prompt_tokens
-        elif prompts:
-            prompt_tokens = sum([(await prompt.measure(None))[0] for prompt in prompts])
+        stored = await _continued(call, route, body)
+        prompts = await _countable_prompts(call, route, raw, body, stored)
+        turn, prompt_tokens = await _measure(call, body, prompts, salt, stored)
         routed = policy_input(turn, runtime.pools) if turn is not None else None
         decision = _decide(call, turn, routed)
         if stored is not None:
             decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, routed, decision)
-        headers = {}
-        if salt is not None and route.salted:
-            raw, body = with_salt(raw, body, route.salted, salt)
-        elif salt is not None:
-            headers = {SALT_HEADER: salt.of(None)}
+        raw, body, headers = _salted(route, raw, body, salt)
         routed_at = time.perf_counter()
         return Job(call, route, body, raw, headers, decision, prompt_tokens, turn, routed, routed_at, stored)
     finally:
         span.end()
 
 
-def _countable_prompts(call: Call, route: Route, body: dict[str, Any]) -> list[Prompt]:
+async def _continued(call: Call, route: Route, body: dict[str, Any]) -> StoredResponse | None:
+    """The stored response that the request continues, if any. Raises ResponseNotFound and PoolEmpty."""
+    previous = body.get("previous_response_id") if route.stores else None
+    return await holder(call, previous) if isinstance(previous, str) else None
+
+
+async def _countable_prompts(
+    call: Call, route: Route, raw: bytes, body: dict[str, Any], stored: StoredResponse | None
+) -> list[Prompt]:
     """The request's prompts. Empty if they cannot be counted; the engine will probably reject such a request."""
     try:
-        return route.prompts(call.runtime.accountant, body)
+        if len(raw) < LONG_BODY_BYTES:
+            prompts = route.prompts(call.runtime.accountant, body)
+        else:
+            prompts = await asyncio.to_thread(route.prompts, call.runtime.accountant, body)
     except Uncountable as reason:
         log.debug("request %s: its prompt cannot be counted: %s", call.request_id, reason)
         return []
+    if stored is None:
+        return prompts
+    known = stored.session and stored.tokens
+    return [prompt.continuing(stored.tokens) for prompt in prompts] if known else []
+
+
+async def _measure(
+    call: Call,
+    body: dict[str, Any],
+    prompts: list[Prompt],
+    salt: CacheSalt | None,
+    stored: StoredResponse | None,
+) -> tuple[MeasuredTurn | None, int | None]:
+    """The turn of a request with one prompt, and the tokens in all its prompts, if they can be counted."""
+    if not prompts:
+        return None, None
+    if len(prompts) > 1:
+        return None, sum([(await prompt.measure(None))[0] for prompt in prompts])
+    prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
+    scope = call.runtime.scope(call.tenant)
+    turn = await call.runtime.turns.measure(scope, prompt, call.request.headers, body, stored)
+    return turn, turn.prompt_tokens
+
+
+def _salted(
+    route: Route, raw: bytes, body: dict[str, Any], salt: CacheSalt | None
+) -> tuple[bytes, dict[str, Any], Mapping[str, str]]:
+    """The request with the tenant's cache salt: its bytes, its parsed body, and the headers to add.
+
+    The salt is in a header if the request has no field for it. Raises BadRequest.
+    """
+    if salt is None:
+        return raw, body, {}
+    if not route.salted:
+        return raw, body, {SALT_HEADER: salt.of(None)}
+    return *with_salt(raw, body, route.salted, salt), {}
 
 
 def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decision:

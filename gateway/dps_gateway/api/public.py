@@ -32,6 +32,7 @@ def public_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/openapi.json", _openapi)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
+    app.router.add_get("/health_generate", pass_through)
     app.router.add_get("/model_info", pass_through)
     app.router.add_get("/server_info", pass_through)
     app.router.add_route("*", "/v1/{rest:.*}", pass_through)

@@ -111,8 +111,7 @@ class EnginePool:
 
     def mark_available(self, replica: Replica) -> None:
         """Record a successful health check."""
-        replica.available = replica.seen_ready = True
-        replica.late_checks = 0
+        replica.answered()
         self.admission.assign()
 
     def record_late_check(self, replica: Replica) -> None:

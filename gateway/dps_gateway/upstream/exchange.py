@@ -5,7 +5,8 @@ import errno
 import ipaddress
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -192,41 +193,19 @@ class Upstream:
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
-        remaining = max(0.001, deadline - time.monotonic())
-        connect_seconds = min(self.timeouts.connect_seconds, remaining)
-        limits = aiohttp.ClientTimeout(
-            # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead.
-            total=None,
-            connect=connect_seconds if _must_be_resolved(base_url) else None,
-            sock_connect=connect_seconds,
-            sock_read=min(self.timeouts.first_byte_seconds, remaining) if streamed else remaining,
-        )
-        try:
+        with _failures_of_engine():
             response = await session.request(
                 method,
                 _url(base_url, path),
                 data=body,
                 headers=headers,
-                timeout=limits,
+                timeout=self._limits(base_url, deadline, streamed=streamed),
                 allow_redirects=False,
                 ssl=trust,
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            if out_of_files(error):
-                raise OutOfFiles("the gateway cannot open another connection") from error
-            raise UpstreamFailed("connect", "the engine cannot be reached") from error
-        except TimeoutError as error:
-            raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamFailed("disconnect", "the engine closed the connection") from error
         try:
-            first = await response.content.readany()
-        except TimeoutError as error:
-            response.close()
-            raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
-            response.close()
-            raise UpstreamFailed("disconnect", "the engine closed the connection") from error
+            with _failures_of_engine():
+                first = await response.content.readany()
         except BaseException:
             response.close()
             raise
@@ -238,6 +217,33 @@ class Upstream:
                 await answer.rejection(),
             )
         return answer
+
+    def _limits(self, base_url: str, deadline: float, *, streamed: bool) -> aiohttp.ClientTimeout:
+        """The time limits of an exchange until its first byte."""
+        remaining = max(0.001, deadline - time.monotonic())
+        connect_seconds = min(self.timeouts.connect_seconds, remaining)
+        return aiohttp.ClientTimeout(
+            # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead.
+            total=None,
+            connect=connect_seconds if _must_be_resolved(base_url) else None,
+            sock_connect=connect_seconds,
+            sock_read=min(self.timeouts.first_byte_seconds, remaining) if streamed else remaining,
+        )
+
+
+@contextmanager
+def _failures_of_engine() -> Iterator[None]:
+    """Raise the failures of a request whose answer has not begun as UpstreamFailed or OutOfFiles."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        if out_of_files(error):
+            raise OutOfFiles("the gateway cannot open another connection") from error
+        raise UpstreamFailed("connect", "the engine cannot be reached") from error
+    except TimeoutError as error:
+        raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamFailed("disconnect", "the engine closed the connection") from error
 
 
 async def _read_within(content: aiohttp.StreamReader, seconds: float) -> bytes:

@@ -137,10 +137,14 @@ class Replica:
         tokens = max(0, load.waiting_tokens - self.prefill_tokens) if running + waiting else 0
         self.others = Load(running, waiting, tokens)
 
-    def succeeded(self) -> None:
-        """Record an answer that is not a server error."""
+    def answered(self) -> None:
+        """Record a successful health check."""
         self.available = self.seen_ready = True
         self.late_checks = 0
+
+    def succeeded(self) -> None:
+        """Record an answer that is not a server error."""
+        self.answered()
         self._errors = 0
         if self.probing:
             self._recovered_at = self._clock()

@@ -184,12 +184,13 @@ class InfoEndpoints:
         scheduler, metrics = self._engine.scheduler, self._engine.metrics
         waiting = scheduler.waiting
         waiting_tokens = sum(len(sequence.prompt) for sequence in waiting)
+        waiting_cached_tokens = sum(scheduler.cached(sequence) for sequence in waiting)
         return {
             "timestamp": time.time(),
             "dp_rank": 0,
             "num_running_reqs": scheduler.running,
             "num_waiting_reqs": len(waiting),
-            "num_waiting_uncached_tokens": waiting_tokens,
+            "num_waiting_uncached_tokens": waiting_tokens - waiting_cached_tokens,
             "num_used_tokens": scheduler.used_tokens,
             "num_total_tokens": scheduler.used_tokens + waiting_tokens,
             "num_active_tokens": scheduler.used_tokens + waiting_tokens,

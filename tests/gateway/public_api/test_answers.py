@@ -19,7 +19,7 @@ from dps_testkit.in_process_gateway import (
     chat,
     message_of,
 )
-from dps_testkit.waiting import wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
 
 
 async def test_engine_address_is_removed_from_redirects(
@@ -139,6 +139,16 @@ async def test_client_that_stops_reading_is_disconnected(
     data["timeouts"]["totalSeconds"] = 0.5
     gateway.runtime.apply(GatewayConfig.model_validate(data))
     engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
+    stream, aborted = engine.answer, asyncio.Event()
+
+    async def observed(request: web.Request) -> web.StreamResponse:
+        try:
+            return await stream(request)
+        except (ConnectionResetError, asyncio.CancelledError):
+            aborted.set()
+            raise
+
+    engine.answer = observed
     body = json.dumps(chat(stream=True)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
@@ -149,6 +159,7 @@ async def test_client_that_stops_reading_is_disconnected(
 
     await wait_until(given_up, "the gateway closes the connection")
     assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
+    await asyncio.wait_for(aborted.wait(), PATIENCE_SECONDS)
     writer.transport.abort()
 
 

@@ -23,9 +23,10 @@ async def test_version_is_reported(gateway: InProcessGateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info"]
+    "path",
+    ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info", "/health_generate"],
 )
-async def test_information_about_the_model_comes_from_an_engine(
+async def test_information_about_the_model_and_its_health_comes_from_an_engine(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
 ) -> None:
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
