@@ -66,7 +66,7 @@ async def serve(
         if worker_socket is not None:
             await web.UnixSite(workers, str(worker_socket)).start()
         async with background(runtime, config_file):
-            admin_host = listen.admin_host or listen.host
+            admin_host = listen.admin_address()
             await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
             tls = runtime.tls.context if runtime.tls is not None else None
             await Site(
@@ -78,7 +78,9 @@ async def serve(
                 tls=tls,
                 burst=lambda: runtime.clients.burst,
             ).start()
-            log.info("listening on %s:%d, admin on :%d", listen.host, listen.port, listen.admin_port)
+            log.info(
+                "listening on %s:%d, admin on %s:%d", listen.host, listen.port, admin_host, listen.admin_port
+            )
             await stop.wait()
             log.info("draining")
             runtime.draining = True

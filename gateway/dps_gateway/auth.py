@@ -47,7 +47,7 @@ class Key:
     models: frozenset[str] | None = None
     """The model names that the key may use. If None, all of them."""
     max_in_flight: int | None = None
-    """Maximum number of the key's requests in flight, in each gateway process. If None, there is no limit."""
+    """Maximum number of the key's requests in flight, in each gateway replica. If None, there is no limit."""
     urgency: int | None = None
     """The highest priority that the key may request, as an urgency of RFC 9218: 0 is the highest. If None, 3."""
 
@@ -132,15 +132,20 @@ class Keys:
 
 
 class KeyLoad:
-    """The requests in flight of each API key that has a limit."""
+    """The requests in flight of each API key in this process.
 
-    def __init__(self) -> None:
+    `share` returns the part of a limit that this process enforces.
+    """
+
+    def __init__(self, share: Callable[[int], int] = lambda limit: limit) -> None:
+        self._share = share
         self._in_flight: Counter[bytes] = Counter()
 
     def enter(self, key: Key) -> None:
         """Count a request, which the caller must `leave`. Raises KeyBusy, and counts nothing, at the key's limit."""
-        if key.max_in_flight is not None and self._in_flight[key.digest] >= key.max_in_flight:
-            raise KeyBusy(f"the API key has {key.max_in_flight} requests in flight, which is its maximum")
+        limit = key.max_in_flight
+        if limit is not None and self._in_flight[key.digest] >= self._share(limit):
+            raise KeyBusy(f"the API key may have at most {limit} requests in flight")
         self._in_flight[key.digest] += 1
 
     def leave(self, key: Key) -> None:

@@ -54,11 +54,17 @@ class Listen(_Section):
     tls: TlsFiles | None = None
     """If null, the public port serves HTTP without TLS."""
     admin_host: str | None = None
-    """The address of the admin port. If null, it is `host`."""
+    """The address of the admin port. If null, it is `host` in a Kubernetes pod, and 127.0.0.1 elsewhere."""
     admin_port: Port = 9090
     admin_token_file: Path | None = None
-    """A file with the token that protects sessions on the admin port. If null, they are not protected."""
+    """A file with the token that protects sessions on the admin port. If null, only processes of the same host can
+    access them."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+
+    def admin_address(self, environment: Mapping[str, str] = os.environ) -> str:
+        """The address of the admin port: in a pod, probes and peers must reach it."""
+        in_pod = "KUBERNETES_SERVICE_HOST" in environment
+        return self.admin_host or (self.host if in_pod else "127.0.0.1")
 
 
 class Model(_Section):

@@ -127,7 +127,7 @@ class Runtime:
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.key_load = KeyLoad()
+        self.key_load = KeyLoad(lambda limit: worker_share(limit, count))
         self.policy = loaded.policy
         self._started_with = config
         self._set_endpoints(config)

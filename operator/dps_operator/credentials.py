@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from dps_operator.builders.credentials import CREDENTIALS, credentials_secret, encoded
+from dps_operator.builders.gateway import admin_entries
 from dps_operator.builders.prefix_cache import cache_entries, common
 from dps_operator.builders.store import managed, redis_entries
 from dps_operator.cluster import Cluster
@@ -13,6 +14,7 @@ from dps_operator.observe import Key
 from dps_operator.resources import MANAGED_BY, Component, Manifest, Router, digest
 
 ENTRIES: Mapping[Component, Callable[[str, str, str], dict[str, str]]] = {
+    "gateway": admin_entries,
     "redis": redis_entries,
     "prefix-cache": cache_entries,
 }
@@ -21,9 +23,13 @@ ENTRIES: Mapping[Component, Callable[[str, str, str], dict[str, str]]] = {
 
 def _components(router: Router) -> Sequence[Component]:
     """The components that need a random value."""
-    redis: list[Component] = ["redis"] if managed(router) is not None else []
+    needed: list[Component] = ["gateway"]
+    if managed(router) is not None:
+        needed.append("redis")
     cache = common(router.spec)
-    return [*redis, "prefix-cache"] if cache is not None and cache.file is not None else redis
+    if cache is not None and cache.file is not None:
+        needed.append("prefix-cache")
+    return needed
 
 
 def _manager(name: str) -> str:

@@ -1,6 +1,7 @@
 """The admin port: the entries that a peer may write to the mirror, and the token that protects sessions."""
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.api.admin import admin_app, worker_app
-from dps_gateway.config import GatewayConfig
+from dps_gateway.config import GatewayConfig, Listen
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
@@ -102,6 +103,41 @@ async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[
         assert {await status(*each, sent) for each in OPEN} == {200}
         with_token = {"Authorization": "Bearer token"}
         assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 404, 200, 400]
+
+
+def own_address() -> str:
+    """An address of this host other than loopback. Skips the test if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this host has no address other than loopback")
+        return str(probe.getsockname()[0])
+
+
+async def test_without_a_token_other_hosts_cannot_access_sessions(runtime: Runtime) -> None:
+    # A request to the host's own address has that address as its source.
+    async with (
+        TestServer(admin_app(runtime), host=own_address()) as server,
+        aiohttp.ClientSession() as client,
+    ):
+        statuses = set()
+        for method, path in PROTECTED:
+            async with client.request(method, server.make_url(path), data=b"[]") as response:
+                statuses.add(response.status)
+    assert statuses == {401}
+
+
+@pytest.mark.parametrize(
+    ("listen", "environment", "address"),
+    [
+        pytest.param({}, {}, "127.0.0.1", id="outside a cluster"),
+        pytest.param({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "0.0.0.0", id="in a pod"),
+        pytest.param({"adminHost": "10.1.2.3"}, {}, "10.1.2.3", id="configured"),
+    ],
+)
+def test_address_of_the_admin_port(listen: dict[str, str], environment: dict[str, str], address: str) -> None:
+    assert Listen.model_validate(listen).admin_address(environment) == address
 
 
 async def decisions(runtime: Runtime) -> tuple[int, str]:

@@ -7,7 +7,9 @@ import pytest
 from multidict import CIMultiDict
 
 from dps_gateway.auth import Forbidden, Key, KeyBusy, KeyLoad, Keys, Unauthorized, digest_of, parse_key
-from dps_gateway.config import ConfigError
+from dps_gateway.config import ConfigError, GatewayConfig
+from dps_gateway.runtime import Runtime
+from dps_testkit.tokenizers import shared_tokenizer
 
 
 @pytest.fixture
@@ -135,8 +137,26 @@ def test_key_may_use_only_its_models_and_adapters(body: dict[str, Any], allowed:
 def test_requests_in_flight_are_limited_for_each_key() -> None:
     load, one, other = KeyLoad(), Key("t", b"1", max_in_flight=1), Key("t", b"2", max_in_flight=1)
     load.enter(one)
-    with pytest.raises(KeyBusy, match="has 1 requests in flight"):
+    with pytest.raises(KeyBusy, match="at most 1 requests in flight"):
         load.enter(one)
     load.enter(other)
     load.leave(one)
     load.enter(one)
+
+
+async def test_workers_of_a_gateway_divide_the_limit_of_a_key() -> None:
+    pool = {"endpoints": ["http://127.0.0.1:1"]}
+    config = GatewayConfig.model_validate(
+        {
+            "listen": {"workers": 2},
+            "model": {"name": "m", "tokenizer": "x"},
+            "pools": {"speculative": pool, "greedy": pool},
+        }
+    )
+    runtime = Runtime(config, shared_tokenizer())
+    key = Key("t", b"1", max_in_flight=4)
+    runtime.key_load.enter(key)
+    runtime.key_load.enter(key)
+    with pytest.raises(KeyBusy):
+        runtime.key_load.enter(key)
+    await runtime.close()

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
+from dps_lab.simulate.gateway_logs import read_decision_logs
 from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths
 from dps_lab.simulate.workloads import load_workload
 
@@ -111,6 +112,7 @@ class FakeAdminPort(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         log: str | None = cast(LogServer, self.server).log
+        cast(LogServer, self.server).authorization = self.headers["Authorization"]
         self.send_response(404 if log is None else 200)
         self.end_headers()
         self.wfile.write((log or '{"error": "set routing.decisionLog"}').encode())
@@ -121,20 +123,37 @@ class FakeAdminPort(BaseHTTPRequestHandler):
 
 class LogServer(ThreadingHTTPServer):
     log: str | None
+    authorization: str | None
 
 
 @contextmanager
-def replica(host: str, port: int, log: str | None) -> Iterator[int]:
+def serving(host: str, port: int, log: str | None) -> Iterator[LogServer]:
     server = LogServer((host, port), FakeAdminPort)
     server.log = log
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield server.server_port
+        yield server
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def replica(host: str, port: int, log: str | None) -> Iterator[int]:
+    with serving(host, port, log) as server:
+        yield server.server_port
+
+
+@pytest.mark.parametrize(
+    ("environment", "sent"), [({"DPS_ADMIN_TOKEN": "secret"}, "Bearer secret"), ({}, None)]
+)
+def test_the_token_of_the_admin_port_is_sent(environment: dict[str, str], sent: str | None) -> None:
+    with serving("127.0.0.1", 0, "{}") as server:
+        url = f"http://127.0.0.1:{server.server_port}/decisions"
+        assert list(read_decision_logs(url, environment)) == ["{}"]
+    assert server.authorization == sent
 
 
 def test_logs_of_all_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,12 @@ def test_every_child_has_an_owner_a_label_and_a_watched_kind(case: str) -> None:
 def test_gateway_configuration_matches_the_contract() -> None:
     assert gateway_config(router(EVERYTHING)) == {
         "configMap": {"name": "qwen-gateway", "namespace": "serving", "key": "config.yaml"},
-        "listen": {"host": "0.0.0.0", "port": 8000, "adminPort": 9090},
+        "listen": {
+            "host": "0.0.0.0",
+            "port": 8000,
+            "adminPort": 9090,
+            "adminTokenFile": "/etc/dps-admin-token/token",
+        },
         "model": {"name": "llama", "tokenizer": "meta-llama/Llama-3.1-8B-Instruct"},
         "pools": {
             "speculative": {"service": {"name": "qwen-speculative", "namespace": "serving", "port": 30000}},

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+import yaml
 
 from dps_operator.credentials import release
 from dps_operator.errors import ClusterError
@@ -19,7 +20,7 @@ async def harness() -> OperatorHarness:
     return made
 
 
-REDIS_ENTRIES = {"qwen-redis.password", "qwen-redis.auth.conf", "qwen-redis.url"}
+ENTRIES = {"qwen-gateway.admin-token", "qwen-redis.password", "qwen-redis.auth.conf", "qwen-redis.url"}
 
 
 def credentials(harness: OperatorHarness) -> dict[str, str]:
@@ -28,23 +29,39 @@ def credentials(harness: OperatorHarness) -> dict[str, str]:
     return data
 
 
-async def test_password_is_created_once(harness: OperatorHarness) -> None:
+async def test_random_values_are_created_once(harness: OperatorHarness) -> None:
     first = credentials(harness)
     harness.restart()
     await harness.reconcile()
     assert credentials(harness) == first
-    assert set(first) == REDIS_ENTRIES
-    assert len(base64.b64decode(first["qwen-redis.password"])) >= 32
+    assert set(first) == ENTRIES
+    for name in ("qwen-redis.password", "qwen-gateway.admin-token"):
+        assert len(base64.b64decode(first[name])) >= 32
+
+
+async def test_gateways_and_the_calibration_have_the_token_of_the_admin_port() -> None:
+    harness = OperatorHarness({**SMALLEST, "routing": {"calibration": {"schedule": "0 3 * * *"}}})
+    await harness.reconcile()
+    pod = harness.object("Deployment", "qwen-gateway")["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "admin-token")
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "admin-token")
+    config = yaml.safe_load(harness.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"])
+    item = {"key": "qwen-gateway.admin-token", "path": "token"}
+    assert volume["secret"] == {"secretName": "dps-router-credentials", "items": [item]}
+    assert config["listen"]["adminTokenFile"] == f"{mount['mountPath']}/token"
+    job = harness.object("CronJob", "qwen-calibration")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    source = {"secretKeyRef": {"name": "dps-router-credentials", "key": "qwen-gateway.admin-token"}}
+    assert job["containers"][0]["env"] == [{"name": "DPS_ADMIN_TOKEN", "valueFrom": source}]
 
 
 async def test_secret_of_the_prefix_cache_is_created_once_and_removed_with_the_common_cache() -> None:
     harness = OperatorHarness(PREFIX_CACHE)
     await harness.reconcile()
     first = credentials(harness)
-    assert set(first) == REDIS_ENTRIES | {"qwen-prefix-cache.secret"}
+    assert set(first) == ENTRIES | {"qwen-prefix-cache.secret"}
     harness.edit({**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], "mode": "Separate"}})
     await harness.reconcile()
-    assert credentials(harness) == {name: first[name] for name in REDIS_ENTRIES}
+    assert credentials(harness) == {name: first[name] for name in ENTRIES}
     assert harness.cluster.names("PersistentVolumeClaim") == set()
 
 

@@ -1,9 +1,10 @@
 """Reads the decision logs of all replicas of a gateway from their admin ports."""
 
+import os
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,16 +13,21 @@ from dps_lab.simulate.trace import TraceError
 TIMEOUT_SECONDS: Final = 30.0
 """Time limit for connecting, and for each read."""
 
+TOKEN: Final = "DPS_ADMIN_TOKEN"
+"""The environment variable with the token of the admin port (`listen.adminTokenFile`), if it requires one."""
 
-def read_decision_logs(url: str) -> Iterator[str]:
+
+def read_decision_logs(url: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     """The lines of the decision log at every address of the URL's host, one address after another.
 
     In Kubernetes the host is a headless Service, which has an address for each replica. url: the path `/decisions` of
     an admin port. Raises TraceError if the host has no address, or a replica does not return its log.
     """
+    headers = {"Authorization": f"Bearer {environment[TOKEN]}"} if environment.get(TOKEN) else {}
     for address in _addresses(url):
         try:
-            with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as answer:
+            request = urllib.request.Request(address, headers=headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 for line in answer:
                     yield line.decode()
         except urllib.error.HTTPError as error:

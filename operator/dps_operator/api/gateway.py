@@ -134,6 +134,15 @@ class GatewayAuth(APIObject):
     )
 
 
+class GatewayTLS(APIObject):
+    """TLS on the port for clients."""
+
+    secret_name: Name = Field(
+        description="Secret of the type kubernetes.io/tls with the certificate. After a change of the Secret, new "
+        "connections use the new certificate."
+    )
+
+
 class GatewayIngress(APIObject):
     """An Ingress in front of the gateway."""
 
@@ -241,6 +250,9 @@ class Gateway(APIObject):
     )
     auth: GatewayAuth | None = Field(
         default=None, description="Client authentication; if unset, the gateway accepts every client."
+    )
+    tls: GatewayTLS | None = Field(
+        default=None, description="TLS on the port for clients; if unset, the gateway serves HTTP."
     )
     limits: GatewayLimits = Field(default=GatewayLimits(), description="Limits on requests and queues.")
     timeouts: GatewayTimeouts = Field(default=GatewayTimeouts(), description="Time limits for requests.")

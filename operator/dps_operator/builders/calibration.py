@@ -3,6 +3,8 @@
 from typing import Final
 
 from dps_operator.api.calibration import Calibration
+from dps_operator.builders.credentials import CREDENTIALS, entry
+from dps_operator.builders.gateway import ADMIN_TOKEN_KEY
 from dps_operator.builders.gateway_config import ADMIN_PORT
 from dps_operator.builders.pods import pod_template, pull_secrets, restricted
 from dps_operator.builders.prefix_cache import shared
@@ -38,10 +40,12 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
             f"spec.routing.calibration requires a DPSRouter whose name has at most {longest} characters; remove it, or "
             "choose another name"
         )
+    token = {"name": CREDENTIALS, "key": entry(router.name, "gateway", ADMIN_TOKEN_KEY)}
     container: Manifest = {
         "name": "calibration",
         "image": settings.lab_image,
         "args": ["calibrate", *_arguments(router, calibration)],
+        "env": [{"name": "DPS_ADMIN_TOKEN", "valueFrom": {"secretKeyRef": token}}],
         "resources": RESOURCES,
         "securityContext": restricted(USER)[1],
         "terminationMessagePath": RESULT,

@@ -5,13 +5,17 @@ import math
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.session_store import CA_FILE
 from dps_operator.api.types import plain_env, to_wire
+from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.gateway_config import (
     ADMIN_PORT,
+    ADMIN_TOKEN_FILE,
     CACHE_DIR,
     CONFIG_FILE,
+    ENGINE_KEY_FILE,
     KEYS_DIR,
     PORT,
     REDIS_URL_FILE,
+    TLS_DIR,
     gateway_config,
     model_section,
     read_at_start,
@@ -31,6 +35,7 @@ from dps_operator.resources import CONFIG_HASH, MODELS, Manifest, Router, child,
 from dps_operator.settings import Settings
 
 CONFIG_DIR = "/etc/dps"
+ADMIN_TOKEN_KEY = "admin-token"
 USER = 65532
 DRAIN_DELAY_SECONDS = 5
 """The gateway's default of timeouts.drainDelaySeconds."""
@@ -51,6 +56,11 @@ SOURCE = Target(
     files=TOKENIZER_FILES,
 )
 """Only the tokenizer is downloaded."""
+
+
+def admin_entries(namespace: str, router_name: str, token: str) -> dict[str, str]:
+    """The token with which the gateways access each other's admin ports, as an entry of the namespace's Secret."""
+    return {entry(router_name, "gateway", ADMIN_TOKEN_KEY): token}
 
 
 def _grace_seconds(router: Router) -> int:
@@ -74,9 +84,22 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
+    folder, _, file = ADMIN_TOKEN_FILE.rpartition("/")
+    items = [{"key": entry(router.name, "gateway", ADMIN_TOKEN_KEY), "path": file}]
+    mounts.append({"name": "admin-token", "mountPath": folder, "readOnly": True})
+    volumes.append({"name": "admin-token", "secret": {"secretName": CREDENTIALS, "items": items}})
     if spec.gateway.auth is not None:
         mounts.append({"name": "keys", "mountPath": KEYS_DIR, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": spec.gateway.auth.secret_name}})
+    if spec.gateway.tls is not None:
+        mounts.append({"name": "tls", "mountPath": TLS_DIR, "readOnly": True})
+        volumes.append({"name": "tls", "secret": {"secretName": spec.gateway.tls.secret_name}})
+    key = spec.engine.api_key_secret_ref
+    if key is not None:
+        folder, _, file = ENGINE_KEY_FILE.rpartition("/")
+        items = [{"key": key.key, "path": file}]
+        mounts.append({"name": "engine-key", "mountPath": folder, "readOnly": True})
+        volumes.append({"name": "engine-key", "secret": {"secretName": key.name, "items": items}})
     url = spec.session_store.url_secret_ref
     if url is not None:
         folder, _, file = REDIS_URL_FILE.rpartition("/")
@@ -172,6 +195,10 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
 def gateway_services(router: Router) -> list[Manifest]:
     """The Service for clients, and a headless one for the admin port, which clients must not reach."""
     service = router.spec.gateway.service
+    port: Manifest = {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}
+    if router.spec.gateway.tls is not None:
+        # Controllers of Ingresses and Gateways that support it then use TLS.
+        port["appProtocol"] = "https"
     clients = child(
         router,
         "v1",
@@ -181,7 +208,7 @@ def gateway_services(router: Router) -> list[Manifest]:
         spec={
             "type": service.type,
             "selector": selector(router, "gateway"),
-            "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [port],
         },
     )
     metrics = child(

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from dps_engines.pools import POOLS
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.model import ServedModel
 from dps_operator.api.sources import ModelSource
 from dps_operator.api.spec import Spec
@@ -20,7 +20,10 @@ PORT = 8000
 ADMIN_PORT = 9090
 CONFIG_FILE = "config.yaml"
 KEYS_DIR = "/etc/dps-keys"
+TLS_DIR = "/etc/dps-tls"
+ENGINE_KEY_FILE = "/etc/dps-engine-key/key"
 REDIS_URL_FILE = "/etc/dps-redis-url/url"
+ADMIN_TOKEN_FILE = "/etc/dps-admin-token/token"
 CACHE_DIR = "/var/cache/dps"
 DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
 WAKE_SECONDS = 600
@@ -70,6 +73,28 @@ def _service(router: Router, component: Component, port: int) -> dict[str, Any]:
     return {"service": {"name": child_name(router, component), "namespace": router.namespace, "port": port}}
 
 
+def _listen(spec: Spec) -> dict[str, Any]:
+    section: dict[str, Any] = {
+        "host": "0.0.0.0",
+        "port": PORT,
+        "adminPort": ADMIN_PORT,
+        "adminTokenFile": ADMIN_TOKEN_FILE,
+    }
+    if spec.gateway.workers > 1:
+        section["workers"] = spec.gateway.workers
+    if spec.gateway.tls is not None:
+        # The keys of a Secret of the type kubernetes.io/tls.
+        section["tls"] = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
+    return section
+
+
+def _pool(router: Router, pool: PoolName) -> dict[str, Any]:
+    section = _service(router, pool, runtime_of(router.spec, pool).port)
+    if router.spec.engine.api_key_secret_ref is not None:
+        section["apiKeyFile"] = ENGINE_KEY_FILE
+    return section
+
+
 def _routing(spec: Spec) -> dict[str, Any]:
     section: dict[str, Any] = {
         "policy": spec.routing.policy,
@@ -110,12 +135,11 @@ def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
     spec = router.spec
     name = child_name(router, "gateway")
-    workers = {"workers": spec.gateway.workers} if spec.gateway.workers > 1 else {}
     config: dict[str, Any] = {
         "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
-        "listen": {"host": "0.0.0.0", "port": PORT, "adminPort": ADMIN_PORT, **workers},
+        "listen": _listen(spec),
         "model": model_section(spec.model),
-        "pools": {pool: _service(router, pool, runtime_of(spec, pool).port) for pool in POOLS},
+        "pools": {pool: _pool(router, pool) for pool in POOLS},
         "routing": _routing(spec),
         "session": _session(router),
         "timeouts": _timeouts(spec),

@@ -110,4 +110,5 @@ def base_url(router: Router) -> str:
     if route is not None and route.hostnames:
         scheme = "https" if "https" in (route.parent_refs[0].section_name or "") else "http"
         return f"{scheme}://{route.hostnames[0]}"
-    return f"http://{child_name(router, 'gateway')}.{router.namespace}.svc:{gateway.service.port}"
+    scheme = "https" if gateway.tls is not None else "http"
+    return f"{scheme}://{child_name(router, 'gateway')}.{router.namespace}.svc:{gateway.service.port}"

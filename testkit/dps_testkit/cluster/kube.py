@@ -63,9 +63,10 @@ class Kube:
         found: Manifest = json.loads(self.kubectl("get", *what, "--output", "json"))
         return found
 
-    def list(self, kinds: str, selector: str = "") -> list[Manifest]:
+    def list(self, kinds: str, selector: str = "", *, all_namespaces: bool = False) -> list[Manifest]:
         """List objects of the given kinds, by label selector."""
-        found = json.loads(self.kubectl("get", kinds, "--selector", selector, "--output", "json"))
+        flags = ["--all-namespaces"] * all_namespaces
+        found = json.loads(self.kubectl("get", kinds, "--selector", selector, *flags, "--output", "json"))
         items: list[Manifest] = found["items"]
         return items
 
