@@ -42,6 +42,10 @@ class EngineRuntime(Protocol):
     def cache_variables(self) -> Mapping[str, str]:
         """Environment variables with directories for what the engine compiles, and a folder name for each."""
 
+    @property
+    def api_key_variable(self) -> str | None:
+        """Environment variable with the API key that clients must send; None if only --api-key sets it."""
+
     def image(self, image: str | None, version: str | None) -> str:
         """The container image: `image` if set, otherwise the project's image of that version."""
 

@@ -11,6 +11,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from dps_sglang import compatibility
 from dps_sglang.identity import NotShareable, engine_geometry
+from dps_sglang.page_metrics import PageMetrics
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
 from dps_sglang.storage.page import PageFormat
@@ -46,7 +47,9 @@ class SharedPrefixCache(HiCacheStorage):
     def __init__(self, storage_config: Any, _options: Any = None) -> None:
         self._config = storage_config
         self._settings = Settings.parse(storage_config.extra_config)
+        self._store: PageStore | None = None
         self._cache: SharedCache | None = None
+        self._metrics = PageMetrics()
         self._page_tokens = 1
         self._page_bytes = 0
         self._warned_of_sidecars = False
@@ -77,7 +80,8 @@ class SharedPrefixCache(HiCacheStorage):
         )
         # In a thread, because a directory of a network file system can hang.
         threading.Thread(target=self._measure, name="dps-prefix-cache-probe", daemon=True).start()
-        return SharedCache(PageStore(self._settings.directory, page_format, self._settings.limits), pages)
+        self._store = PageStore(self._settings.directory, page_format, self._settings.limits)
+        return SharedCache(self._store, pages)
 
     def _measure(self) -> None:
         """Measure the directory's bandwidth, and log how many tokens per second the storage can deliver."""
@@ -140,8 +144,11 @@ class SharedPrefixCache(HiCacheStorage):
     def get_stats(self) -> Any:
         """The pages and the bandwidth in GB/s of each fetch and write since the last call, for SGLang's metrics.
 
-        The first call after the bandwidth has been measured at start returns it as well.
+        The first call after the bandwidth has been measured at start returns it as well. Each call updates the plugin's
+        own metric.
         """
+        if self._store is not None:
+            self._metrics.export(self._store.counts())
         fetches = self._cache.take_fetches() if self._cache is not None else []
         writes = self._cache.take_writes() if self._cache is not None else []
         measured, self._measured = self._measured, []

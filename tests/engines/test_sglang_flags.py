@@ -140,9 +140,17 @@ def test_managed_flag_is_refused_with_the_field_that_sets_it(argument: str, mess
 
 
 @pytest.mark.parametrize("argument", ["--api-key", "--api-key=secret", "--api"])
-def test_api_key_is_refused_because_the_gateway_sends_none(argument: str) -> None:
-    with pytest.raises(EngineError, match="is not supported: the gateway sends no API key"):
+def test_api_key_that_the_gateway_does_not_know_is_refused(argument: str) -> None:
+    with pytest.raises(EngineError, match="is not supported: the gateway does not know this key"):
         SGLANG.check_arguments([argument, "secret"], None)
+
+
+@pytest.mark.parametrize("argument", ["--chat-template", "--chat-template=t.jinja", "--chat"])
+def test_chat_template_that_the_gateway_does_not_know_is_refused(argument: str) -> None:
+    with pytest.raises(
+        EngineError, match="is not supported: the gateway counts prompts with the chat template"
+    ):
+        SGLANG.check_arguments([argument, "t.jinja"], None)
 
 
 @pytest.mark.parametrize("argument", ["--lora-paths", "--enable-lora"])
@@ -156,11 +164,11 @@ def test_lora_is_refused_only_with_a_draft_model(argument: str) -> None:
 
 
 IMAGES = [
-    (None, None, "lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
-    (None, "0.5.23", "lmsysorg/sglang:v0.5.23", "0.5.23"),
+    (None, None, "lmsysorg/sglang:v0.5.23", "0.5.23"),
+    (None, "0.5.8.post1", "lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
     ("reg/sglang:v0.5.23-cu130", None, "reg/sglang:v0.5.23-cu130", "0.5.23"),
-    ("reg:5000/sglang:nightly", None, "reg:5000/sglang:nightly", "0.5.8.post1"),
-    ("reg/sglang:nightly", "0.5.23", "reg/sglang:nightly", "0.5.23"),
+    ("reg:5000/sglang:nightly", None, "reg:5000/sglang:nightly", "0.5.23"),
+    ("reg/sglang:nightly", "0.5.8.post1", "reg/sglang:nightly", "0.5.8.post1"),
 ]
 
 

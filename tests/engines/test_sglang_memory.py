@@ -1,5 +1,6 @@
-"""The GPU memory of SGLang engines, compared with SGLang's own arithmetic."""
+"""The GPU memory of SGLang engines, compared with SGLang's own arithmetic (e2e/real_sglang/record_memory.py)."""
 
+import json
 from itertools import product
 from typing import Any
 
@@ -8,10 +9,19 @@ import pytest
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation
 from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import fraction_beside_draft, limits_memory, reserve
+from dps_engines.sglang.memory import MIB, fraction_beside_draft, limits_memory, reserve
+from dps_engines.sglang.runtime import DEFAULT_VERSION
+from dps_testkit.paths import ROOT
 
 SGLANG = RUNTIMES["SGLang"]
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB
+RECORDED: dict[str, Any] = json.loads((ROOT / "tests/engines/fixtures/sglang-memory.json").read_text())
+DRAFTS = [
+    (target, draft)
+    for target, draft in product(MODELS, repeat=2)
+    if target.split("/")[0] == draft.split("/")[0] and MODELS[draft].parameters < MODELS[target].parameters
+]
+"""Models, each with the smaller ones of its family, which have the same tokens and therefore can draft for it."""
 SEVEN, ONE_AND_A_HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 
 
@@ -21,14 +31,59 @@ def launch(model: str = SEVEN, draft: str | None = ONE_AND_A_HALF, **fields: Any
     return Launch(model, "m", 30000, speculation=speculation, **({"gpu_bytes": A100_80GB} | fields))
 
 
-@pytest.mark.parametrize(
-    ("gpu_bytes", "tensor_parallel", "fraction"),
-    [(A100_80GB, 1, 0.761), (A100_80GB, 8, 0.744), (A100_40GB, 1, 0.683)],
-)
-def test_reserve_is_that_of_sglang(gpu_bytes: int, tensor_parallel: int, fraction: float) -> None:
-    """SGLang 0.5.8.post1 adds 6 GiB for a STANDALONE draft and rounds the fraction to three digits."""
-    reserved = reserve(gpu_bytes, tensor_parallel) + 6 * GIB
-    assert round((gpu_bytes - reserved) / gpu_bytes, 3) == fraction
+def test_reserve_is_that_of_0_5_8_post1() -> None:
+    """For a draft it adds a fixed size to this reserve. It rounds the fraction to three digits."""
+    added = {None: 0, "NGRAM": 0, "STANDALONE": 6 * GIB, "EAGLE3": 2 * GIB}
+    recorded = RECORDED["fractions"]["0.5.8.post1"]
+    assert len(recorded) == 32
+    for entry in recorded:
+        gpu_bytes = entry["gpu_mib"] * MIB
+        reserved = reserve(gpu_bytes, entry["tensor_parallel"]) + added[entry["algorithm"]]
+        assert round((gpu_bytes - reserved) / gpu_bytes, 3) == entry["fraction"], entry
+
+
+def draft_space(gpu_bytes: int, target: str, draft: str, ranks: int, fraction: float) -> float:
+    """What remains of a GPU for everything else, in bytes, if 0.5.8.post1 uses this fraction for the target."""
+    first, second = MODELS[target], MODELS[draft]
+    tokens = (fraction * gpu_bytes - first.weights(ranks)) / first.kv_per_token(ranks)
+    return (1 - fraction) * gpu_bytes - second.weights(ranks) - tokens * second.kv_per_token(ranks)
+
+
+def test_default_of_0_5_8_post1_does_not_fit_the_default_pair() -> None:
+    (fraction,) = [
+        entry["fraction"]
+        for entry in RECORDED["fractions"]["0.5.8.post1"]
+        if (entry["gpu_mib"], entry["tensor_parallel"], entry["algorithm"]) == (80 * 1024, 1, "STANDALONE")
+    ]
+    assert draft_space(A100_80GB, SEVEN, ONE_AND_A_HALF, 1, fraction) < -6 * GIB
+    ours = fraction_beside_draft(MODELS[SEVEN], MODELS[ONE_AND_A_HALF], A100_80GB, 1)
+    assert draft_space(A100_80GB, SEVEN, ONE_AND_A_HALF, 1, ours) >= reserve(A100_80GB, 1)
+
+
+def test_default_version_counts_a_drafts_layers_at_the_size_of_the_targets() -> None:
+    assert DEFAULT_VERSION == "0.5.23"
+    for entry in RECORDED["cells_of_0.5.23"]:
+        own, added = entry["bytes"], entry["with_draft"] - entry["bytes"]
+        assert added == own * entry["draft_layers"] // entry["layers"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_that_is_enough_for_every_draft_so_that_the_default_version_needs_no_flag(ranks: int) -> None:
+    assert len(DRAFTS) > 20
+    for target, draft in DRAFTS:
+        first, second = MODELS[target], MODELS[draft]
+        counted = first.kv_per_token(ranks) * second.layers // first.layers
+        assert second.kv_per_token(ranks) <= counted, (target, draft)
+
+
+def test_default_version_leaves_a_share_of_the_memory_free_whatever_the_algorithm() -> None:
+    """It captures CUDA graphs and loads both models before it sizes the KV caches, so the share is small."""
+    by_set_up: dict[tuple[int, int], set[float]] = {}
+    for entry in RECORDED["fractions"]["0.5.23"]:
+        by_set_up.setdefault((entry["gpu_mib"], entry["tensor_parallel"]), set()).add(entry["fraction"])
+    assert {len(fractions) for fractions in by_set_up.values()} == {1}
+    for (gpu_mib, ranks), (fraction,) in by_set_up.items():
+        assert round(1 - (1536 + ranks * 128) / gpu_mib, 3) == fraction
 
 
 def test_sizes_of_the_default_model_are_those_of_its_configuration() -> None:

@@ -96,8 +96,11 @@ REFUSED_ARGUMENTS = {
     "-sc.method": "-sc.method is set by spec.pools.speculative.speculation; remove it",
     "--spec-method": "--spec-method is set by spec.pools.speculative.speculation; remove it",
     "--no-enable-prompt-tokens-details": "--no-enable-prompt-tokens-details is set by the operator; remove it",
-    "--api-key=secret": "--api-key is not supported: the gateway sends no API key to the engines, so an engine with "
-    "this flag would answer every request with 401; remove it",
+    "--api-key=secret": "--api-key is not supported: the gateway does not know this key, so an engine with this flag "
+    "would answer every request with 401; in a DPSRouter, set spec.engine.apiKeySecretRef; remove it",
+    "--chat-template=t.jinja": "--chat-template is not supported: the gateway counts prompts with the chat template of "
+    "the tokenizer, so its ΔL could differ from the engine's; store the template with a tokenizer, and set "
+    "spec.model.tokenizer; remove it",
     "--config": "--config is not supported: flags in a file are not checked; remove it",
 }
 

@@ -11,7 +11,7 @@ from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
-from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router, smallest
+from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
 
 
 def test_spec_is_mapped_to_the_engines_command_line() -> None:
@@ -68,8 +68,9 @@ def test_speculative_arguments_are_refused_for_the_greedy_pool() -> None:
         ),
         (
             {"engine": {"args": ["--api-key", "x"]}},
-            "spec.engine.args: --api-key is not supported: the gateway sends no API key to the engines, so an "
-            "engine with this flag would answer every request with 401; remove it",
+            "spec.engine.args: --api-key is not supported: the gateway does not know this key, so an engine with "
+            "this flag would answer every request with 401; in a DPSRouter, set spec.engine.apiKeySecretRef; "
+            "remove it",
         ),
         (
             {"engine": {"version": "0.4.9"}},
@@ -94,15 +95,19 @@ def test_tokenizer_and_revision_are_passed_to_the_engine() -> None:
     ]
 
 
-def test_default_pair_leaves_memory_for_the_draft_only_on_gpus_of_known_size() -> None:
+def test_memory_of_the_default_pair_is_left_to_the_default_version() -> None:
+    assert "--mem-fraction-static" not in engine_arguments(router(SMALLEST), "speculative")
+
+
+def test_version_of_the_paper_gets_memory_for_the_draft_only_on_gpus_of_known_size() -> None:
+    paper = {**SMALLEST, "engine": {"version": "0.5.8.post1"}}
     fraction = ["--mem-fraction-static", "0.59"]
-    assert engine_arguments(router(SMALLEST), "speculative")[-2:] == fraction
-    other = router({**SMALLEST, "nodePool": {"profile": "None"}})
+    assert engine_arguments(router(paper), "speculative")[-2:] == fraction
+    other = router({**paper, "nodePool": {"profile": "None"}})
     assert "--mem-fraction-static" not in engine_arguments(other, "speculative")
     slices = {"limits": {"nvidia.com/gpu": 0, "nvidia.com/mig-3g.40gb": 1}}
-    assert "--mem-fraction-static" not in engine_arguments(
-        smallest(speculative={**SMALLEST["pools"]["speculative"], "resources": slices}), "speculative"
-    )
+    pools = {"speculative": {**SMALLEST["pools"]["speculative"], "resources": slices}}
+    assert "--mem-fraction-static" not in engine_arguments(router({**paper, "pools": pools}), "speculative")
 
 
 def test_model_that_does_not_fit_is_refused() -> None:

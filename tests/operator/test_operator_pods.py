@@ -3,13 +3,17 @@
 from typing import Any
 
 import pytest
+import yaml
 
+from dps_engines.pools import POOLS
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import PodTemplate, Resources
+from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.node_pool import GPU_TOLERATIONS, PROFILES, placement
 from dps_operator.builders.pods import container_resources, overlay, pod_template
 from dps_operator.resources import labels
-from dps_testkit.operator.routers import SMALLEST, router
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.paths import ROOT
 
 OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
     "added field": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
@@ -154,6 +158,16 @@ def test_node_matches_only_the_profile_of_its_gpu(node: dict[str, str], profile:
 def test_node_without_a_whole_a100_matches_no_profile(node: dict[str, str]) -> None:
     for profile in ("A100-80GB", "A100-40GB"):
         assert not matches(node, node_terms(NodePool.model_validate({"profile": profile})))
+
+
+def test_engines_of_the_example_for_spot_nodes_end_within_the_time_that_gke_gives_them() -> None:
+    """GKE ends the pods of a Spot node after 15 s, in which requests in flight need time after the preStop hook."""
+    spec = yaml.safe_load((ROOT / "manifests/examples/gke.yaml").read_text())["spec"]
+    assert spec["nodePool"]["nodeSelector"] == {"cloud.google.com/gke-spot": "true"}
+    for pool in POOLS:
+        deployment = engine_deployment(router(spec), pool, SETTINGS)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
 
 
 def test_custom_affinity_is_combined_with_the_profiles() -> None:

@@ -232,6 +232,35 @@ CASES = {
 }
 
 
+UNKNOWN_DRAFT = {"speculation": {"algorithm": "Eagle3", "draftModel": "org/head"}}
+FITS = (
+    "so it is assumed that the models fit into the GPUs, and the engines' own defaults limit their memory unless "
+    "args do"
+)
+ASSUMED: dict[str, tuple[dict[str, Any], str]] = {
+    "known models on known GPUs": (SMALLEST, ""),
+    "unknown model": (
+        {**SMALLEST, "model": {"name": "org/model"}},
+        f"; the size of org/model is not known, {FITS}",
+    ),
+    "unknown models": (
+        {"model": {"name": "org/model"}, "pools": {"speculative": UNKNOWN_DRAFT}},
+        f"; the size of org/model and org/head is not known, {FITS}",
+    ),
+    "unknown GPUs": (
+        {**SMALLEST, "nodePool": {"profile": "None"}},
+        f"; the memory of the GPUs is not known, {FITS}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "assumption"), ASSUMED.values(), ids=ASSUMED.keys())
+async def test_accepted_spec_says_what_is_assumed_about_memory(spec: dict[str, Any], assumption: str) -> None:
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["message"] == f"the spec is valid{assumption}"
+
+
 @pytest.mark.parametrize("reason", CASES)
 async def test_reason_is_reported(reason: str) -> None:
     case = CASES[reason]

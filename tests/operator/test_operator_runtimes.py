@@ -16,7 +16,7 @@ from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import PREFIX_CACHE, SETTINGS, SMALLEST, VLLM, router
 
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
-    "default": ({}, {}, ("lmsysorg/sglang:v0.5.8.post1", "SGLang 0.5.8.post1")),
+    "default": ({}, {}, ("lmsysorg/sglang:v0.5.23", "SGLang 0.5.23")),
     "runtime of both pools": (
         {"runtime": "VLLM"},
         {},

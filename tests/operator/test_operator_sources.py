@@ -94,7 +94,10 @@ def test_only_the_speculative_pool_reads_the_draft() -> None:
 
 def test_size_of_a_known_model_is_computed_for_every_source() -> None:
     """The names of the models determine the memory, wherever their files are."""
-    spec = spec_of({"pvc": {"claimName": "w"}}, {"pvc": {"claimName": "w"}})
+    spec = {
+        **spec_of({"pvc": {"claimName": "w"}}, {"pvc": {"claimName": "w"}}),
+        "engine": {"version": "0.5.8.post1"},
+    }
     assert engine_arguments(router(spec), "speculative")[-2:] == ["--mem-fraction-static", "0.59"]
 
 

@@ -101,8 +101,10 @@ MANAGED = sources(FLAGS)
 """Flags that a user may not pass, and the field that sets each; aliases included."""
 
 UNSUPPORTED = {
-    "--api-key": "the gateway sends no API key to the engines, so an engine with this flag would answer every request "
-    "with 401"
+    "--api-key": "the gateway does not know this key, so an engine with this flag would answer every request with 401; "
+    "in a DPSRouter, set spec.engine.apiKeySecretRef",
+    "--chat-template": "the gateway counts prompts with the chat template of the tokenizer, so its ΔL could differ "
+    "from the engine's; store the template with a tokenizer, and set spec.model.tokenizer",
 }
 """Flags that break the deployment, and why."""
 

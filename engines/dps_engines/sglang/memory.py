@@ -1,7 +1,8 @@
 """GPU memory of SGLang engines: whether models fit, and the --mem-fraction-static that leaves room for a draft model.
 
-Sources: the published configurations of the models, and `_handle_gpu_memory_settings` and `profile_max_num_token` of
-SGLang 0.5.8.post1. All sizes are those of one GPU, in bytes; weights and KV cache have 16 bits per value.
+Sources: the published configurations of the models, and SGLang's own functions, whose results for 0.5.8.post1 and
+0.5.23 e2e/real_sglang/record_memory.py records. All sizes are those of one GPU, in bytes; weights and KV cache have 16
+bits per value.
 """
 
 import math
@@ -16,7 +17,8 @@ MIB: Final = 2**20
 RESERVES_FOR_DRAFT_SINCE: Final = (0, 5, 23)
 """The oldest known version whose own default leaves room for the KV cache of a draft model.
 
-0.5.8.post1 reserves 6 GiB for any draft model, however many tokens its KV cache has to hold."""
+0.5.8.post1 reserves 6 GiB for any draft model, however many tokens its KV cache has to hold. 0.5.23 counts each layer
+of the draft model like one of the target, which is at least the size that it has for models of one family."""
 
 MEMORY_FLAGS: Final = (
     "--mem-fraction-static",

@@ -10,7 +10,8 @@ from dps_engines.sglang import prefix_cache as cache_flags
 from dps_engines.sglang.shared_gpu import shared_arguments
 from dps_engines.versions import Released, numbers
 
-DEFAULT_VERSION = "0.5.8.post1"
+DEFAULT_VERSION = "0.5.23"
+"""The newest version with which the tests are run. It leaves room for draft models (see memory.py)."""
 REPOSITORY = "lmsysorg/sglang"
 OLDEST_SUPPORTED = (0, 5, 8)
 """The oldest supported version. The tests compare the flags with its parser and with newer ones."""
@@ -34,6 +35,7 @@ class SGLang(Released):
         # SGLang's own watchdog.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
+    api_key_variable: str | None = None
 
     cache_variables: Mapping[str, str] = {
         "SGLANG_CACHE_DIR": "sglang",

@@ -44,6 +44,8 @@ class VLLM(Released):
         # By default vLLM reports its hardware, model architecture and settings to a server of its authors.
         "VLLM_NO_USAGE_STATS": "1",
     }
+    api_key_variable = "VLLM_API_KEY"
+
     cache_variables: Mapping[str, str] = {
         "VLLM_CACHE_ROOT": "vllm",
         "DG_JIT_CACHE_DIR": "deep_gemm",

@@ -163,6 +163,11 @@ class Engine(APIObject):
             "of the operator in use."
         ),
     )
+    api_key_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Secret key with the API key that the engines of both pools require and that the gateways send; "
+        "if unset, engines accept every client.",
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=16, description="GPUs per replica, across which the model is split."
     )

@@ -7,7 +7,7 @@ from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
-from dps_operator.builders.launch import engine_arguments
+from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments
 from dps_operator.builders.node_pool import gpu_resource, placement
 from dps_operator.builders.pods import (
     CONTAINER_SECURITY,
@@ -70,6 +70,10 @@ def _env(spec: Spec, name: PoolName, service_name: str) -> list[Manifest]:
     if spec.model.token_secret_ref is not None:
         reference = to_wire(spec.model.token_secret_ref)
         defaults.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    if spec.engine.api_key_secret_ref is not None:
+        reference = to_wire(spec.engine.api_key_secret_ref)
+        variable = runtime.api_key_variable or API_KEY_VARIABLE
+        defaults.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
     if spec.telemetry.otlp_endpoint is not None:
         defaults += plain_env(
             {

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from dps_engines.launch import EngineError, Launch, Speculation, Traces
-from dps_engines.pools import PoolName, other_pool
+from dps_engines.models import MODELS as KNOWN_MODELS
+from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.builders.node_pool import SHARES, gpu_bytes
@@ -17,6 +18,9 @@ from dps_operator.resources import MODELS, Router
 SHARED_GPU = "nvidia.com/gpu.shared"
 """The resource of time-sliced GPUs if the device plugin renames it."""
 
+API_KEY_VARIABLE = "DPS_ENGINE_API_KEY"
+"""The variable with the API key of an engine that reads it only from its command line."""
+
 
 def _speculation(pool: PoolSpec) -> Speculation | None:
     return launch_speculation(pool.speculation) if isinstance(pool, SpeculativePoolSpec) else None
@@ -27,6 +31,25 @@ def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
     if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
         return None
     return gpu_bytes(spec.node_pool)
+
+
+def memory_assumption(spec: Spec) -> str:
+    """What is assumed because it cannot be computed whether the models fit into the GPUs; empty if it can.
+
+    Raises SpecError if the GPUs do not exist.
+    """
+    speculation = spec.pools.speculative.speculation
+    names = [spec.model.name, *([speculation.draft_model] if speculation.draft_model else [])]
+    unknown = [name for name in names if name not in KNOWN_MODELS]
+    reasons = [f"the size of {' and '.join(unknown)} is not known"] if unknown else []
+    if any(_gpu_bytes(spec, pool_of(spec, name)) is None for name in POOLS):
+        reasons.append("the memory of the GPUs is not known")
+    if not reasons:
+        return ""
+    return (
+        f"{' and '.join(reasons)}, so it is assumed that the models fit into the GPUs, and the engines' own defaults "
+        "limit their memory unless args do"
+    )
 
 
 def _launch(router: Router, name: PoolName) -> Launch:
@@ -68,6 +91,14 @@ def _checked(spec: Spec, name: PoolName, arguments: list[str], field: str) -> li
     return arguments
 
 
+def _api_key(spec: Spec, name: PoolName) -> list[str]:
+    """The argument that sets the API key; empty if there is none, or if the engine reads it from a variable."""
+    if spec.engine.api_key_secret_ref is None or runtime_of(spec, name).api_key_variable is not None:
+        return []
+    # The kubelet inserts the value, so that the pod template does not contain it.
+    return ["--api-key", f"$({API_KEY_VARIABLE})"]
+
+
 def engine_arguments(router: Router, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
@@ -94,6 +125,6 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     try:
         runtime.check_launch(launch, engine.image, engine.version)
         memory = runtime.memory_arguments(launch, version, additional)
-        return [*runtime.arguments(launch), *memory, *additional]
+        return [*runtime.arguments(launch), *_api_key(spec, name), *memory, *additional]
     except EngineError as error:
         raise SpecError(str(error)) from error

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from dps_engines.pools import PoolName
+from dps_operator.builders.launch import memory_assumption
+from dps_operator.errors import SpecError
 from dps_operator.resources import Router
 from dps_operator.scale_to_zero.rules import serving
 from dps_operator.status.components import component_conditions
@@ -15,7 +17,7 @@ from dps_operator.status.progress import failed_rollouts, progressing
 
 def conditions(router: Router, observed: Observed) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    valid = spec_valid(observed.invalid)
+    valid = spec_valid(observed.invalid, "" if observed.invalid else _assumption(router))
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in observed.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
@@ -35,12 +37,22 @@ def conditions(router: Router, observed: Observed) -> list[Condition]:
     ]
 
 
-def spec_valid(problem: str) -> Condition:
-    """Whether the spec can be applied. problem: why it cannot; empty if it can."""
+def _assumption(router: Router) -> str:
+    """What is assumed about the GPU memory; empty if nothing is, or if the spec has not been checked yet."""
+    try:
+        return memory_assumption(router.spec)
+    except SpecError:
+        return ""
+
+
+def spec_valid(problem: str, assumption: str = "") -> Condition:
+    """Whether the spec can be applied. problem: why it cannot; empty if it can. assumption: on which this depends."""
     if problem:
         message = f"{problem}; running workloads are not changed"
         return Condition("SpecValid", "False", "InvalidSpec", message)
-    return Condition("SpecValid", "True", "Accepted", "the spec is valid")
+    return Condition(
+        "SpecValid", "True", "Accepted", "; ".join(filter(None, ["the spec is valid", assumption]))
+    )
 
 
 def _ready(
