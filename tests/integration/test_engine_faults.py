@@ -1,12 +1,13 @@
 """Engines that freeze, hang, answer garbage or cannot be found.
 
-After each fault no request is in flight, and the engines have aborted every request whose client has left.
+After each fault no request is in flight, no connection has leaked, and the engines have aborted every request whose
+client has left.
 """
 
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "timeouts": TIMEOUTS,
 }
 """Sends every turn to the speculative pool; the greedy one is only used for failover. The disk for the logs is full."""
+
+IDLE_CONNECTIONS = 4
+"""Connections that a gateway keeps for later requests and checks. Each gateway has more faults than that."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,23 @@ async def settled(gateway: Gateway, *engines: Engine) -> None:
     await wait_until(idle, "no request is in flight")
 
 
+def open_files(gateway: Gateway) -> int:
+    """The number of the gateway's file descriptors."""
+    return len(list(Path(f"/proc/{gateway.child.pid}/fd").iterdir()))
+
+
+@asynccontextmanager
+async def leaking_no_files(gateway: Gateway) -> AsyncIterator[None]:
+    """Check that the gateway has closed all sockets and files that it has opened, except a few idle connections."""
+    before = open_files(gateway)
+    yield
+
+    async def closed() -> bool:
+        return open_files(gateway) <= before + IDLE_CONNECTIONS
+
+    await wait_until(closed, "the connections of failed requests are closed")
+
+
 async def reason(gateway: Gateway, **fields: Any) -> str:
     async with posted(gateway.url + CHAT, chat(**fields)) as response:
         await response.read()
@@ -89,9 +110,9 @@ async def reason(gateway: Gateway, **fields: Any) -> str:
 async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayWithFaultyEngine]:
     async with LocalProcesses(tmp_path_factory.mktemp("faulty")) as processes:
         engine, other = await processes.start_engines("speculative", "greedy", arguments=SLOW)
-        yield GatewayWithFaultyEngine(
-            await processes.start_gateway([engine], [other], SECTIONS), engine, other
-        )
+        gateway = await processes.start_gateway([engine], [other], SECTIONS)
+        async with leaking_no_files(gateway):
+            yield GatewayWithFaultyEngine(gateway, engine, other)
 
 
 async def test_stream_of_an_engine_that_freezes_before_it_answers_fails_over(
@@ -147,6 +168,7 @@ async def test_full_disk_loses_log_lines_but_no_requests(faulty: GatewayWithFaul
 
     await wait_until(dropped, "the entries are dropped")
     assert faulty.gateway.child.log.read_text().count("log /dev/full cannot be written") == 2
+    await faulty.recovered()
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -207,7 +229,8 @@ async def scripted(
         gateway = await processes.start_gateway(
             [scripted_engine(f"http://localhost:{port}")], [engines[1]], SECTIONS
         )
-        yield GatewayWithGarbageEngine(gateway, garbage)
+        async with leaking_no_files(gateway):
+            yield GatewayWithGarbageEngine(gateway, garbage)
     server.close()
 
 
@@ -267,3 +290,4 @@ async def test_engine_whose_name_cannot_be_resolved_is_unreachable(
 
     await wait_until(found_unreachable, "the engine is not ready")
     assert await reason(scripted.gateway) == "failover"
+    await settled(scripted.gateway)

@@ -11,6 +11,7 @@ import pytest
 
 from dps_testkit.data_plane import CHAT, chat
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
+from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -37,6 +38,12 @@ async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engin
             assert await gateway.metric("dps_client_connections_closed_total", reason="evicted") > FILES
         for _, writer in silent:
             writer.close()
+
+        async def settled() -> bool:
+            names = ("dps_client_connections", "dps_in_flight", "dps_queued")
+            return sum([await gateway.metric(name) for name in names]) == 0
+
+        await wait_until(settled, "no connection of a client and no request is left")
 
 
 async def status(http: aiohttp.ClientSession, gateway: Gateway) -> int:

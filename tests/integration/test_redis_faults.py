@@ -15,6 +15,7 @@ from dps_lab.replay.records import TurnRecord
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
+from dps_testkit.redis_servers import MASTER, execute, monitored
 from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 from dps_testkit.waiting import wait_until
 
@@ -123,6 +124,7 @@ async def running(
         gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
         try:
             yield Traffic(http, gateway), server, gateway
+            await settled(gateway)
         finally:
             server.child.signal(signal.SIGCONT)
 
@@ -136,6 +138,15 @@ async def recovery(traffic: Traffic, gateway: Gateway) -> None:
         return record.verdict.state == "redis" and await gateway.metric("dps_state_degraded") == 0
 
     await wait_until(recovered, "the gateway uses Redis again")
+
+
+async def settled(gateway: Gateway) -> None:
+    """Wait until no request is left in the gateway."""
+
+    async def idle() -> bool:
+        return await gateway.metric("dps_in_flight") + await gateway.metric("dps_queued") == 0
+
+    await wait_until(idle, "no request is in flight")
 
 
 def states(records: Iterable[TurnRecord]) -> set[str | None]:
@@ -185,6 +196,38 @@ async def test_outage_changes_no_decision_and_is_reported(
         assert wrong(traffic.records) == []
         assert [decided(record) for record in (first, second, third)] == expected([newcomer])[newcomer.id]
         assert await status_of(f"{gateway.admin}/readyz") == 200
+
+
+async def test_failover_through_sentinel_changes_no_decision(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
+        master = await processes.start_redis()
+        await processes.start_redis("--replicaof", "127.0.0.1", str(master.port))
+        sentinel = await monitored(processes, master)
+        async with sentinel.client() as watch, master.client() as before:
+
+            async def watched() -> bool:
+                return len(await execute(watch, "SENTINEL", "REPLICAS", MASTER)) == 1
+
+            await wait_until(watched, "the sentinel has discovered the replica")
+            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
+            session = {"redisUrl": url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
+            gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
+            traffic = Traffic(http, gateway)
+            assert states(await traffic.run([*BEFORE, *DURING_FAULT])) == {"redis"}
+
+            async def copied() -> bool:
+                return bool(await before.wait(1, 1000))
+
+            await wait_until(copied, "all records are replicated")
+        master.child.kill()
+        await traffic.run(WITHOUT)
+        await recovery(traffic, gateway)
+        await traffic.run(HEALED)
+        assert states(await traffic.run(AFTER)) == {"redis"}
+        assert wrong(traffic.records) == []
+        await settled(gateway)
 
 
 @pytest.mark.parametrize("lose", [flush, restart_empty], ids=["flushed", "restarted-without-data"])

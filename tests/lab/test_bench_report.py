@@ -44,6 +44,17 @@ def test_throughput_table_has_one_row_per_router() -> None:
     )
 
 
+def test_table_of_ratios_has_one_column_per_router_that_the_gateway_is_compared_with() -> None:
+    ratios = {Cell(False, Content(4096, "distinct")): [Spread(0.29, 0.28, 0.31), Spread(0.1, 0.1, 0.11)]}
+    assert (
+        table.ratios(ratios, ["vllm-router cache_aware", "vllm-router round_robin"])
+        == """\
+| requests per second of the gateway, relative to | vllm-router cache_aware | vllm-router round_robin |
+| :---------------------------------------------- | ----------------------: | ----------------------: |
+| non-streaming, 4 KB, distinct sessions          |        0.29 (0.28–0.31) |        0.10 (0.10–0.11) |"""
+    )
+
+
 def test_added_time_table_ends_with_the_overhead_reported_by_the_gateway() -> None:
     content = Content(32768, "distinct")
     added = {content: {"dps gateway": Spread(0.0009, 0.0008, 0.001)}}

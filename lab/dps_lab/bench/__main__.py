@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_lab.bench import metrics, peers, runner, scale, table, tracing
+from dps_lab.bench import footprint, metrics, peers, runner, scale, table, tracing
 from dps_lab.bench.processes import StartError
 from dps_lab.bench.summary import Round, summarise
 from dps_lab.bench.traffic import Cell, Content
@@ -65,12 +65,19 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
     print(_heading(rounds, seconds, tokenizer.description, time.monotonic() - began))
     for cell, measured_rounds in results.items():
         print(table.throughput(cell, summarise({name: measured_rounds[name] for name in order})), end="\n\n")
+    compared = (peers.VLLM_CACHE_AWARE, peers.VLLM)
+    ratios = {
+        cell: [summarise(rounds, other)[peers.GATEWAY].ratio for other in compared]
+        for cell, rounds in results.items()
+    }
+    print(f"### Ratios\n\n{table.ratios(ratios, compared)}\n")
     added = {content: runner.spread_of_added(each) for content, each in low.items()}
     overhead = {content: runner.overhead(each) for content, each in low.items()}
     print(f"### One connection, non-streaming\n\n{table.added_time(added, overhead)}\n")
     for counter in _COUNTERS:
         print(table.counts(counter, metrics.rise({}, samples, counter)))
     print(f"\n{scale.measure(tokenizer, scale.Scale())}")
+    print(f"\n{footprint.measure(tokenizer)}")
     print(f"\n{tracing.measure(rounds, seconds, tokenizer)}")
 
 

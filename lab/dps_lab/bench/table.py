@@ -52,6 +52,15 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
     return f"### {cell}\n\n{markdown(header, rows)}"
 
 
+def ratios(gateway: Mapping[Cell, Sequence[Spread]], routers: Sequence[str]) -> str:
+    """The table of the gateway's requests per second relative to those of each of `routers`, with a row per cell."""
+    rows = [
+        [str(cell), *(f"{each.median:.2f} ({_span(each, '.2f')})" for each in spreads)]
+        for cell, spreads in gateway.items()
+    ]
+    return markdown(["requests per second of the gateway, relative to", *routers], rows)
+
+
 def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[Content, float]) -> str:
     """The table of added time in microseconds, with a row per router. The arguments are in seconds.
 
