@@ -149,6 +149,18 @@ def test_invalid_value_is_rejected(bare_cluster: Kube, argument: str) -> None:
         bare_cluster.helm("template", "dps", CHART, "--set", argument)
 
 
+def test_every_container_has_requests_and_a_memory_limit(bare_cluster: Kube) -> None:
+    objects = rendered(bare_cluster).items()
+    pods = [
+        *(item["spec"]["template"] for (kind, _), item in objects if kind == "Deployment"),
+        *(item for (kind, _), item in objects if kind == "Pod"),
+    ]
+    assert len(pods) == 2, "the operator's, and that of `helm test`"
+    for container in (each for pod in pods for each in pod["spec"]["containers"]):
+        assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+
+
 def test_pod_label_takes_precedence_over_a_common_label(bare_cluster: Kube) -> None:
     values = "podLabels.team=serving,commonLabels.team=platform,commonLabels.cost=gpu"
     text = bare_cluster.helm(

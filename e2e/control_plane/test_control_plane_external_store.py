@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dps_operator.builders.credentials import CREDENTIALS
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.operator import Operator
 from dps_testkit.operator.external_stores import NAME, STORES, check_that_sessions_continue
@@ -28,5 +29,6 @@ async def test_restarted_gateway_continues_the_sessions_of_an_external_store(
         kube.apply(secret, router(**store.spec))
         kube.until("qwen", Ready="True", SessionStoreReady="External")
         live = [kube.get("deployment", "qwen-gateway"), kube.get("configmap", "qwen-gateway")]
-        pod = GatewayPod.of(live, {NAME: decoded(kube.get("secret", NAME))})
+        secrets = {name: decoded(kube.get("secret", name)) for name in (NAME, CREDENTIALS)}
+        pod = GatewayPod.of(live, secrets)
         await check_that_sessions_continue(pod, processes, tmp_path)

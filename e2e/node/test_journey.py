@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from itertools import cycle, pairwise
 from threading import Event, Thread
 
+import httpx2
 import pytest
 
 from dps_testkit.cluster.kube import Kube, Manifest
@@ -21,8 +22,11 @@ def labels(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def router(kube: Kube) -> str:
-    """The name of a DPSRouter that is ready. Tests that share it do not change it."""
-    kube.apply(emulated())
+    """The name of a DPSRouter that is ready, whose engines require an API key. Tests that share it do not change it."""
+    kube.kubectl("create", "secret", "generic", "engines", "--from-literal", "key=secret")
+    manifest = emulated()
+    manifest["spec"]["engine"]["apiKeySecretRef"] = {"name": "engines", "key": "key"}
+    kube.apply(manifest)
     kube.until("emulated", READY_SECONDS, Ready="True", Progressing="Settled")
     return "emulated"
 
@@ -79,6 +83,13 @@ def test_turns_sent_through_the_service_are_routed_by_their_growth(
         lengths[0],
         *(after - before for before, after in pairwise(lengths)),
     ]
+
+
+def test_engines_refuse_requests_without_their_api_key(node: Cluster, kube: Kube, router: str) -> None:
+    with node.reach(kube, f"{router}-greedy", 30000) as url:
+        models = f"{url}/v1/models"
+        assert httpx2.get(models).status_code == 401
+        assert httpx2.get(models, headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
 def test_deleting_a_router_leaves_no_objects(kube: Kube) -> None:

@@ -5,161 +5,45 @@ fault the pools share pages again. Only streams that have begun are interrupted 
 """
 
 import asyncio
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from hashlib import sha256
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL as SERVED_NAME
-from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.http import status_of
-from dps_testkit.waiting import PATIENCE_SECONDS, eventually, eventually_async, wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS, eventually_async, wait_until
 from e2e.node import halting, sglang_router, storage_faults
-from e2e.node.containers import kill, until_restarted
-from e2e.node.mounts import LOAD_SECONDS, load_image
+from e2e.node.containers import kill
+from e2e.node.mounts import LOAD_SECONDS
 from e2e.node.sessions import alternating, turns
-from e2e.node.sglang_router import PORT, ROUTER
+from e2e.node.sglang_fleet import QUESTIONS, Fleet, running
+from e2e.node.sglang_router import PORT, ROUTER, Pair
 from e2e.node.streams import LongStream
-from e2e.prefix_cache import hicache
 from e2e.prefix_cache.alternation import (
     LONG,
     SHORT,
     answers,
     cached_at_first,
-    cached_share,
-    check,
     check_answers,
     fewer_sessions,
-    lacking,
     sessions,
 )
-from e2e.prefix_cache.sessions import Session, play
-from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
-from e2e.real_sglang.local_sglang import tiny_model
+from e2e.prefix_cache.sessions import play
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
-DISK = 256 * 2**20
-"""The size of the volume, twice the size limit of all pages."""
-ATTEMPTS = 3
-"""Rounds of sessions after a fault, in one of which the pools must share pages. A busy machine may exceed SGLang's time
-limit for fetches, so the first one may fail."""
-QUESTIONS = dict(zip(("greedy", "speculative"), alternating(2), strict=True))
-"""For each pool, a first question that is routed to it."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A DPSRouter that is ready, and the URLs of its gateway and of the engine of each pool.
-
-    pages: the directory of the prefix cache. requests: for each pool, the folder with requests to halt. unmoved:
-    sessions that were played on the greedy engine alone.
-    """
-
-    node: Cluster
-    kube: Kube
-    gateway: str
-    engines: Mapping[str, str]
-    pages: Path
-    requests: Mapping[str, Path]
-    unmoved: Sequence[Session]
-
-    async def play(self, played: Sequence[Session]) -> Sequence[Session]:
-        """Play sessions that change pools on every turn. Fails if a request fails or an answer is wrong."""
-        await play(played, self.gateway, {})
-        check_answers(played, self.unmoved)
-        return played
-
-    async def play_until(self, ended: asyncio.Event, salt: str) -> Sequence[Session]:
-        """Play sessions of all kinds again and again until the event is set. They continue after an error event."""
-        played: list[Session] = []
-        while not ended.is_set():
-            played += await self.play(sessions(f"{salt} {len(played)}", persistent=True))
-        return played
-
-    async def recover(self, fault: str, played: Sequence[Session], error_events: int = 0) -> None:
-        """Play sessions until the pools share pages, and print a row of the table in docs/faults.md.
-
-        played: the sessions during the fault. error_events: streams that ended with one. Fails if a request fails or
-        an answer is wrong in any round.
-        """
-        for attempt in range(ATTEMPTS):
-            after = fewer_sessions(f"after {fault} {attempt}")
-            await play(after, self.gateway, self.engines)
-            check_answers(after, self.unmoved)
-            if lacking(after, self.unmoved) <= PAGE_TOKENS + FETCH_THRESHOLD:
-                break
-        check(after, self.unmoved)
-        during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
-        number = sum(len(session.turns) for session in (*played, *after))
-        print(f"| {fault} | {number} | 0 | 0 | {error_events} | {during} | {afterwards} | {attempt + 1} |")
-
-    def stored(self) -> Mapping[Path, bytes]:
-        """The digest of each stored page."""
-        return {page: sha256(page.read_bytes()).digest() for page in self.pages.glob("*/*/*.page")}
-
-    def engine_pod(self, pool: str) -> Manifest:
-        """The pod of a pool's only engine."""
-        (pod,) = self.kube.list("pod", f"dpsrouter.io/router={ROUTER},dpsrouter.io/component={pool}")
-        return pod
-
-    def restarted(self, pod: Manifest, pool: str) -> None:
-        """Wait until a killed engine serves again, through its Service too, and the gateway sends it requests."""
-        until_restarted(self.kube, pod, LOAD_SECONDS)
-        attempts = count(1)
-
-        def routed() -> None:
-            # Each attempt is a new session. Repeated, the prompt would have grown by nothing, and be routed by that.
-            system = f"You are brief. This is attempt {next(attempts)}."
-            (first,) = turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]], system=system)
-            assert first.pool == pool
-            assert asyncio.run(status_of(f"{self.engines[pool]}/health")) == 200
-
-        eventually(routed)
-
-
-@pytest.fixture(scope="module")
-def pages(node: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small file system of the node."""
-    if node.state is None:
-        pytest.skip("the nodes of this cluster cannot mount this machine's folders")
-    folder = tmp_path_factory.mktemp("pages")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0777", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(
-    node: Cluster, kube: Kube, pages: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Fleet]:
-    folder = tmp_path_factory.mktemp("sglang")
-    hicache.install()
-    load_image(node, folder)
-    requests = {pool: folder / pool for pool in QUESTIONS}
-    for path in (*requests.values(), folder / "halting"):
-        path.mkdir()
-    halting.install(folder / "halting")
-    kube.apply(
-        sglang_router.router(tiny_model(), pages, folder / "halting", hicache.hash_function(), requests)
-    )
-    kube.until(ROUTER, LOAD_SECONDS, Ready="True", PrefixCacheShared="BothWays")
-    with ExitStack() as stack:
-        gateway = stack.enter_context(node.reach(kube, f"{ROUTER}-gateway", 8000))
-        engines = {pool: stack.enter_context(node.reach(kube, f"{ROUTER}-{pool}", PORT)) for pool in requests}
-        unmoved = sessions("unmoved")
-        await play(unmoved, engines["greedy"], {"": engines["greedy"]})
-        yield Fleet(node, kube, gateway, engines, pages, requests, unmoved)
-    kube.kubectl("delete", "dpsrouter", ROUTER)
+async def fleet(node: Cluster, kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    async with running(node, kube, tmp_path_factory.mktemp("sglang"), Pair("Standalone")) as fleet:
+        yield fleet
 
 
 async def test_turns_are_routed_to_engines_started_by_the_operator(fleet: Fleet) -> None:
@@ -260,9 +144,16 @@ STORAGE: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
 }
 
 
+REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "disk full": ["full"]}
+"""The outcomes by which the engines' metric of pages shows a fault."""
+
+
 @pytest.mark.parametrize("fault", STORAGE)
 async def test_faults_of_the_storage_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
+    before = await fleet.pages_by_outcome()
     with STORAGE[fault](fleet.pages):
         played = await fleet.play(fewer_sessions(fault))
 
     await fleet.recover(fault, played)
+    new = await fleet.pages_by_outcome() - before
+    assert [outcome for outcome in REPORTED.get(fault, []) if not new[outcome]] == []

@@ -1,8 +1,8 @@
 """Faults on a real node under continuous load: what clients of the gateway's Service observe of each.
 
 All cases share one DPSRouter with emulated engines and one load generator; each case restores the initial state.
-Clients may observe only error events, if an engine crashes during a stream, and broken connections, if a gateway is
-killed.
+Clients may observe only error events, if an engine crashes during a stream, broken connections, if a gateway is
+killed, and 503, if all engines are stopped.
 
 This must be the last module on a node: after its last case the controller manager collects no garbage for minutes.
 """
@@ -10,6 +10,7 @@ This must be the last module on a node: after its last case the controller manag
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +40,8 @@ LONGEST_CHANGE_SECONDS = 30.0
 
 Without the operator's annotation the kubelet would sync the ConfigMap only every minute.
 """
+HELD_SECONDS = 5.0
+"""How long a rollout stays stuck, and engines stay stopped, under load."""
 FORCE = ("--force", "--grace-period=0")
 
 
@@ -81,6 +84,46 @@ class Stage:
         """Change the DPSRouter's spec and wait until the rollout is complete."""
         self.kube.patch("dpsrouter", ROUTER, {"spec": spec})
         self.settled()
+
+    def stuck(self, words: str) -> None:
+        """Wait until the status names what delays the rollout, and keep that state for a while."""
+
+        def reported() -> None:
+            assert words in self.kube.condition(ROUTER, "Progressing")["message"]
+            assert self.kube.condition(ROUTER)["status"] == "True"
+
+        eventually(reported, READY_SECONDS)
+        time.sleep(HELD_SECONDS)
+
+    def free_gpus(self) -> int:
+        """GPUs of all nodes that no pod of any namespace requests."""
+        nodes, pods = self.kube.list("node"), self.kube.list("pod", all_namespaces=True)
+        running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
+        limits = [
+            container.get("resources", {}).get("limits", {})
+            for pod in running
+            for container in pod["spec"]["containers"]
+        ]
+        offered = sum(int(node["status"]["allocatable"]["nvidia.com/gpu"]) for node in nodes)
+        return offered - sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
+
+    @contextmanager
+    def full_node(self) -> Iterator[None]:
+        """Another pod occupies all free GPUs until the block exits."""
+        limits = {"nvidia.com/gpu": self.free_gpus()}
+        container = {
+            "name": "pause",
+            "image": "localhost/pause:dps",
+            "imagePullPolicy": "Never",
+            "resources": {"limits": limits},
+        }
+        spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+        self.kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": spec})
+        self.kube.kubectl("wait", "pod/other", "--for=condition=Ready", "--timeout=60s")
+        try:
+            yield
+        finally:
+            self.kube.kubectl("delete", "pod", "other")
 
     def settled(self) -> None:
         """Wait until the DPSRouter is ready and settled and no pod is terminating."""
@@ -130,6 +173,8 @@ class Case:
     inject: Fault
     retries: bool = False
     events: bool = False
+    stopped: bool = False
+    """Whether requests are refused with 503 for a while, because all engines are stopped, and with no other error."""
 
     def __str__(self) -> str:
         return self.name
@@ -173,6 +218,50 @@ def roll_engines(stage: Stage) -> None:
 def scale_engines(stage: Stage) -> None:
     for replicas in (3, 1):
         stage.change({"pools": {"greedy": {"replicas": replicas}}})
+
+
+def roll_out_bad_image(stage: Stage) -> None:
+    image = stage.kube.get("dpsrouter", ROUTER)["spec"]["engine"]["image"]
+    stage.kube.patch("dpsrouter", ROUTER, {"spec": {"engine": {"image": "localhost/absent:1"}}})
+    stage.stuck("cannot pull localhost/absent:1")
+    stage.change({"engine": {"image": image}})
+
+
+def roll_out_crash_loop(stage: Stage) -> None:
+    """The new template of one pool has a command that fails."""
+    template = {"spec": {"containers": [{"name": "engine", "command": ["false"]}]}}
+    stage.kube.patch("dpsrouter", ROUTER, {"spec": {"pools": {"greedy": {"podTemplate": template}}}})
+    stage.stuck("ended with exit code 1")
+    stage.change({"pools": {"greedy": {"podTemplate": None}}})
+
+
+def roll_engines_without_a_gpu(stage: Stage) -> None:
+    """The rollout waits for a spare GPU, and is completed when there is one."""
+    with stage.full_node():
+        stage.kube.patch(
+            "dpsrouter", ROUTER, {"spec": {"engine": {"env": [{"name": "ROLLED", "value": "1"}]}}}
+        )
+        stage.stuck("Insufficient nvidia.com/gpu")
+    stage.settled()
+
+
+def recreate_engines_on_a_full_node(stage: Stage) -> None:
+    """With strategy Recreate, both pools are rolled out although no GPU is free."""
+    recreate = {"strategy": {"type": "Recreate"}}
+    stage.change({"pools": {"speculative": recreate, "greedy": recreate}})
+    before = stage.pods("speculative").keys() | stage.pods("greedy").keys()
+    with stage.full_node():
+        stage.change({"engine": {"env": [{"name": "ROLLED", "value": "2"}]}})
+        assert before.isdisjoint(stage.pods("speculative").keys() | stage.pods("greedy").keys())
+        assert stage.free_gpus() == 0
+    stage.change({"pools": {"speculative": {"strategy": None}, "greedy": {"strategy": None}}})
+
+
+def suspend_and_resume(stage: Stage) -> None:
+    stage.kube.patch("dpsrouter", ROUTER, {"spec": {"suspend": True}})
+    stage.kube.until(ROUTER, READY_SECONDS, Ready="Suspended")
+    time.sleep(HELD_SECONDS)
+    stage.change({"suspend": False})
 
 
 def upgrade_and_roll_back(stage: Stage) -> None:
@@ -230,16 +319,25 @@ CASES = [
     Case("a pool's only engine crashed", lambda stage: stage.crash("greedy"), retries=True, events=True),
     Case("engines rolled out", roll_engines),
     Case("engines scaled 1 → 3 → 1", scale_engines),
+    Case("engines rolled out with an image that does not exist", roll_out_bad_image),
+    Case("engines rolled out that crash at the start", roll_out_crash_loop),
+    Case("engines rolled out without a free GPU", roll_engines_without_a_gpu),
+    Case("engines recreated on a full node", recreate_engines_on_a_full_node),
+    Case("suspended and resumed", suspend_and_resume, stopped=True),
     Case("the chart upgraded and rolled back", upgrade_and_roll_back),
     # After the outage the node's lease has expired, so every pod is removed from its Services until it is renewed.
     Case("the API server down for a minute", lose_api_server, retries=True),
 ]
 
 
-def check(row: Row, *, retries: bool = False, events: bool = False) -> None:
+def check(row: Row, *, retries: bool = False, events: bool = False, stopped: bool = False) -> None:
     """Assert that no request failed, no session state was lost, and only allowed errors occurred."""
     assert (row.failures, row.forgotten) == (0, 0), row.troubles
-    assert retries or row.retries == 0, row.troubles
+    if stopped:
+        assert row.troubles
+        assert [trouble for trouble in row.troubles if not trouble.startswith("status 503: ")] == []
+    else:
+        assert retries or row.retries == 0, row.troubles
     assert events or row.events == 0, row.troubles
 
 
@@ -285,7 +383,7 @@ async def test_clients_observe_only_allowed_errors(
     await asyncio.to_thread(case.inject, stage)
     row = await flow.checkpoint(case.name)
     report.rows.append(row)
-    check(row, retries=case.retries, events=case.events)
+    check(row, retries=case.retries, events=case.events, stopped=case.stopped)
 
 
 def restart_counts(stage: Stage) -> set[tuple[str, int]]:

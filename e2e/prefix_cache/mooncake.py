@@ -20,6 +20,8 @@ from e2e.real_sglang.local_sglang import VENV
 from e2e.real_sglang.local_sglang import install as install_sglang
 
 PACKAGE = VENV / "mooncake"
+BINARIES = [PACKAGE / "mooncake" / name for name in ("mooncake_master", "store.so", "engine.so")]
+"""The master, and what the servers load."""
 STORE_CLIENT = Path(__file__).parents[1] / "mooncake/store_client.py"
 INSTALL_SECONDS = 600.0
 START_SECONDS = 120.0

@@ -1,6 +1,7 @@
 """Concurrent sessions of chats, and the tokens that their turns add to the common prefix cache."""
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,20 +74,31 @@ class Session:
 
     async def ask(self, client: AsyncOpenAI) -> None:
         """Play the next turn. Raises Interrupted, and the errors of the OpenAI client."""
+        self._history.append(self._question())
+        turn = await self._answer(client, self._request(self._history))
+        self.turns.append(turn)
+        self._history.append({"role": "assistant", "content": turn.text})
+
+    async def abandon(self, client: AsyncOpenAI, seconds: float) -> None:
+        """Send the request of the next turn, and close the connection after so many seconds. No turn is played."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answer(client, self._request([*self._history, self._question()]))
+
+    def _question(self) -> ChatCompletionMessageParam:
         words = random.Random(f"{self.number} {len(self.turns)}")
         question = " ".join(words.choices(WORDS, k=self.lengths[len(self.turns)]))
-        self._history.append({"role": "user", "content": question})
-        request: dict[str, Any] = {
+        return {"role": "user", "content": question}
+
+    def _request(self, messages: Sequence[ChatCompletionMessageParam]) -> dict[str, Any]:
+        return {
             "model": MODEL,
-            "messages": self._history,
+            "messages": messages,
             "max_tokens": ANSWER_TOKENS,
             "temperature": 0,
             "extra_body": {"ignore_eos": True, "cache_salt": f"{self.salt} {self.number}"},
             "extra_headers": {"x-session-id": f"{self.salt} {self.number}"},
         }
-        turn = await self._answer(client, request)
-        self.turns.append(turn)
-        self._history.append({"role": "assistant", "content": turn.text})
 
     async def _answer(self, client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
         while True:

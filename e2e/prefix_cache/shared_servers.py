@@ -42,16 +42,18 @@ async def shared_servers(
     kinds: Iterable[str] = SERVERS,
     cache: PrefixCache | None = None,
     environment: Mapping[str, str] = NO_ENVIRONMENT,
+    model: Path | None = None,
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Start a server of each kind with pages of this size. The logs are in the folder.
 
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
-    appended.
+    appended. model: the tiny model if None.
     """
     install()
     prepare(folder)
     cache = cache or shared_cache(folder)
-    servers = {kind: _server(folder, kind, page_tokens, cache, environment) for kind in kinds}
+    model = model or tiny_model()
+    servers = {kind: _server(folder, kind, model, page_tokens, cache, environment) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -62,14 +64,19 @@ async def shared_servers(
 
 
 def _server(
-    folder: Path, kind: str, page_tokens: int, cache: PrefixCache, environment: Mapping[str, str]
+    folder: Path,
+    kind: str,
+    model: Path,
+    page_tokens: int,
+    cache: PrefixCache,
+    environment: Mapping[str, str],
 ) -> Engine:
-    model, port = str(tiny_model()), free_ports(1)[0]
+    (port,) = free_ports(1)
     pool, algorithm = SERVERS[kind]
     start = sglang_command(
         SGLangOptions(
-            model,
-            draft_model=None if algorithm in WITHOUT_DRAFT_MODEL else model,
+            str(model),
+            draft_model=None if algorithm in WITHOUT_DRAFT_MODEL else str(model),
             algorithm=algorithm,
             python=str(PYTHON),
             version=SGLANG_VERSION,

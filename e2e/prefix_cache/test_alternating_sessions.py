@@ -5,17 +5,24 @@ moved. No tenant reads what another's requests cached.
 """
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI
 
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from e2e.prefix_cache.alternation import KINDS, LONG, SHORT, check, gateway, sessions
+from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
+from e2e.prefix_cache.alternation import (
+    SHORT,
+    check,
+    check_answers,
+    fewer_sessions,
+    gateway,
+    pools,
+    sessions,
+)
 from e2e.prefix_cache.sessions import Session, play, stored_tokens, until_stored
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import (
@@ -29,9 +36,9 @@ from e2e.real_sglang.local_sglang import tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
-GENERATED_TOKENS = 48
 ALGORITHMS = ("STANDALONE", "NGRAM")
 PAGE_TOKENS = (64, 1)
+ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True)
@@ -80,56 +87,30 @@ async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shar
     check(moved, shared.unmoved, shared.page_tokens)
 
 
-async def generate(url: str, prompts: list[list[int]], tokens: int, name: str) -> list[dict[str, Any]]:
-    """Answers of SGLang's own endpoint, which reports verification steps, to concurrent prompts of token ids.
-
-    name: of the sessions and of the part of the cache that they use.
-    """
-
-    async def answer(http: aiohttp.ClientSession, number: int, prompt: list[int]) -> dict[str, Any]:
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        key = f"{name} {number}"
-        body = {"input_ids": prompt, "sampling_params": sampling, "extra_key": key}
-        async with http.post(f"{url}/generate", json=body, headers={"x-session-id": key}) as response:
-            answer: dict[str, Any] = await response.json()
-        return answer
-
-    async with aiohttp.ClientSession(raise_for_status=True) as http:
-        return await asyncio.gather(*(answer(http, *numbered) for numbered in enumerate(prompts)))
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Shared, algorithm: str) -> None:
-    """With STANDALONE, the draft model has prefilled the prefix that the greedy server wrote, so it predicts as usual.
+    """With STANDALONE, the draft model has prefilled the prefix that was fetched, so it predicts as usual."""
+    urls = Urls(shared.gateways[algorithm].url, shared.servers["greedy"].url, shared.servers[algorithm].url)
+    fetched, cold = await after_a_fetch(urls, algorithm, shared.page_tokens)
 
-    NGRAM drafts from all text that the server has generated, so it generates each answer once before the comparison.
-    """
-    greedy, reader, router = shared.servers["greedy"], shared.servers[algorithm], shared.gateways[algorithm]
-    random_ids = random.Random(f"{algorithm} {shared.page_tokens}")
-    prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(len(KINDS))]
-    stored = LONG // shared.page_tokens * shared.page_tokens
-    before = await stored_tokens(greedy.url)
-    fetched_name, cold_name, learned_name = (f"{name} {algorithm}" for name in ("fetched", "cold", "learned"))
-    first = await generate(router.url, prompts, 1, fetched_name)
-    await until_stored(greedy.url, before + len(KINDS) * stored)
-    prompts = [
-        prompt + answer["output_ids"] + random_ids.choices(range(100, 100_000), k=SHORT)
-        for prompt, answer in zip(prompts, first, strict=True)
+    check_accepted(fetched, cold, shared.page_tokens)
+
+
+async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
+    """Clients leave while the STANDALONE server fetches their prefix, and while its draft model prefills it."""
+    moved = fewer_sessions("aborted")
+    url = f"{shared.gateways['STANDALONE'].url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        for turn in range(len(moved[0].lengths)):
+            fetching = [session for session in moved if turn > 0 and session.lengths[turn] == SHORT]
+            for seconds in ABORTED_AFTER_SECONDS:
+                await asyncio.gather(*(session.abandon(client, seconds) for session in fetching))
+            await asyncio.gather(*(session.ask(client) for session in moved))
+
+    assert pools(moved) == [
+        ["speculative" if words == SHORT else "greedy" for words in session.lengths] for session in moved
     ]
-    if algorithm == "NGRAM":
-        await generate(reader.url, prompts, GENERATED_TOKENS, learned_name)
-    fetched = await generate(router.url, prompts, GENERATED_TOKENS, fetched_name)
-    cold = await generate(reader.url, prompts, GENERATED_TOKENS, cold_name)
-
-    assert [answer["meta_info"]["cached_tokens"] for answer in cold] == [0] * len(KINDS)
-    assert [answer["meta_info"]["cached_tokens"] for answer in fetched] == [stored] * len(KINDS)
-    assert [accepted(answer) for answer in fetched] == [accepted(answer) for answer in cold]
-    assert sum(verifications for _, verifications in map(accepted, cold)) < len(KINDS) * GENERATED_TOKENS
-
-
-def accepted(answer: dict[str, Any]) -> tuple[list[int], int]:
-    """The tokens of an answer, and in how many verification steps they were accepted."""
-    return answer["output_ids"], answer["meta_info"]["spec_verify_ct"]
+    check_answers(moved, shared.unmoved)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,7 +11,15 @@ from openai import AsyncOpenAI
 
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache import mooncake
-from e2e.prefix_cache.alternation import check, check_answers, gateway, sessions
+from e2e.prefix_cache.alternation import (
+    answers,
+    cached_at_first,
+    check,
+    check_answers,
+    fewer_sessions,
+    gateway,
+    sessions,
+)
 from e2e.prefix_cache.mooncake import Master
 from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import shared_servers
@@ -31,10 +40,11 @@ FAULT_SECONDS = 0.3
 class Shared:
     """Running servers by kind, gateways in front of the greedy server and one with each algorithm, and the master.
 
-    unmoved: sessions that never changed pools.
+    model: the link to the servers' model. unmoved: sessions that never changed pools.
     """
 
     master: Master
+    model: Path
     servers: Mapping[str, Engine]
     gateways: Mapping[str, Gateway]
     unmoved: list[Session]
@@ -51,9 +61,11 @@ class Shared:
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     mooncake.install()
     folder = tmp_path_factory.mktemp("mooncake")
+    model = folder / "model"
+    model.symlink_to(tiny_model())
     async with (
         mooncake.mooncake_master(folder) as master,
-        shared_servers(folder, cache=master.cache, environment=mooncake.ENVIRONMENT) as servers,
+        shared_servers(folder, cache=master.cache, environment=mooncake.ENVIRONMENT, model=model) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
@@ -62,12 +74,55 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         }
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(master, servers, gateways, unmoved)
+        yield Shared(master, model, servers, gateways, unmoved)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared, algorithm: str) -> None:
     check(await shared.play(algorithm, algorithm), shared.unmoved)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def replaced(shared: Shared, tmp_path: Path) -> AsyncIterator[Engine]:
+    """A greedy server that was started after the weights in the model's folder had been replaced.
+
+    Its command line is the greedy server's, so the tag that the operator derives for the names of pages is the same.
+    """
+    environment, cache = mooncake.ENVIRONMENT, shared.master.cache
+    link(shared.model, tiny_model(seed=1))
+    try:
+        async with shared_servers(
+            tmp_path, kinds=("greedy",), cache=cache, environment=environment, model=shared.model
+        ) as servers:
+            yield servers["greedy"]
+    finally:
+        link(shared.model, tiny_model())
+
+
+def link(path: Path, target: Path) -> None:
+    """Replace a symbolic link."""
+    path.unlink()
+    path.symlink_to(target)
+
+
+async def test_servers_with_other_weights_read_none_of_each_others_pages(
+    shared: Shared, replaced: Engine
+) -> None:
+    """Each is asked for prompts whose pages the other one has stored with the same salt. The control can read them."""
+    ours, control = shared.servers["greedy"], shared.servers["NGRAM"]
+    for first, second in ((ours, replaced), (replaced, ours)):
+        written, foreign = (fewer_sessions(f"first asked at {first.url}") for _ in range(2))
+        await play(written, first.url, {"": first.url})
+        await play(foreign, second.url, {"": second.url})
+
+        assert cached_at_first(foreign) == 0
+        assert [answer for answer in answers(foreign) if answer in answers(written)] == []
+    check_answers(foreign, shared.unmoved)
+
+    readable = fewer_sessions(f"first asked at {ours.url}")
+    await play(readable, control.url, {})
+    assert cached_at_first(readable) > 0
+    check_answers(readable, shared.unmoved)
 
 
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:

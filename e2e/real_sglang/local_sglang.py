@@ -19,15 +19,15 @@ def install() -> None:
     subprocess.run([HERE / "install", VENV], check=True, timeout=INSTALL_SECONDS)
 
 
-def tiny_model() -> Path:
+def tiny_model(seed: int = 0) -> Path:
     """The folder of a model with random weights and Qwen2.5's tokenizer, also used as its own draft model.
 
-    Needs `install`.
+    seed: models with different seeds differ only in their weights. Needs `install`.
     """
     tokenizer = qwen_tokenizer()
 
     def make(_scratch: Path, target: Path) -> None:
-        command = [PYTHON, HERE / "make_tiny_model.py", tokenizer.path, target]
+        command: list[str | Path] = [PYTHON, HERE / "make_tiny_model.py", tokenizer.path, target, str(seed)]
         subprocess.run(command, check=True, timeout=MODEL_SECONDS)
 
-    return cached(f"tiny-qwen2-{tokenizer.source}-1", make)
+    return cached(f"tiny-qwen2-{tokenizer.source}-{seed + 1}", make)

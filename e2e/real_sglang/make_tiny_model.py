@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found"
-"""make_tiny_model.py TOKENIZER_DIR OUT_DIR: create a tiny random Qwen2 checkpoint with the real Qwen2.5 tokenizer.
+"""make_tiny_model.py TOKENIZER_DIR OUT_DIR [SEED]: create a tiny random Qwen2 checkpoint with Qwen2.5's tokenizer.
 
 Untied embeddings and a wide initialisation keep the model from repeating one token; otherwise a greedy and a
 speculative server could give equal answers by chance. The checkpoint is also its own draft model.
@@ -17,9 +17,9 @@ VOCABULARY = 151_665  # the tokenizer's entries; the published checkpoints pad t
 ROPE_THETA = 1e6
 
 
-def write(tokenizer: Path, out: Path) -> None:
+def write(tokenizer: Path, out: Path, seed: int) -> None:
     """Write config, weights and tokenizer files to `out`. The output is deterministic."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -42,4 +42,4 @@ def write(tokenizer: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(sys.argv[2]))
+    write(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)

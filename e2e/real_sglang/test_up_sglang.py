@@ -11,17 +11,23 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, SQLiteSession
+from agents import set_tracing_disabled as set_agents_tracing_disabled
 from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam
+from httpx2 import AsyncClient, Headers, Response
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import ResponseInputParam
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_gateway.pool import Pool
 from dps_lab.calibrate.live import measure_engines
 from dps_lab.calibrate.measure import Plan
 from dps_local.processes import free_ports
 from dps_testkit.http import metric
+from e2e.prefix_cache import hicache
+from e2e.prefix_cache.sessions import stored_tokens, until_stored
 from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -31,6 +37,7 @@ LOAD_SECONDS = 900.0
 """Time limit for loading two engines on a busy machine; an idle one with two cores needs half a minute."""
 END_SECONDS = 120.0
 
+ATTEMPTS = 3
 LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
 SHORT = "And then?"
 ANSWER_TOKENS = 12
@@ -287,6 +294,36 @@ async def test_conversation_without_stored_responses_is_routed_by_growth(up: Up)
     ]
 
 
+async def test_turns_of_an_agent_grow_by_the_tokens_that_sglang_counts(up: Up, tmp_path: Path) -> None:
+    set_agents_tracing_disabled(True)  # it sends traces to OpenAI
+    headers: list[Headers] = []
+
+    async def record(response: Response) -> None:
+        if response.request.method == "POST":
+            headers.append(response.headers)
+
+    async with AsyncClient(event_hooks={"response": [record]}, timeout=None) as http:
+        client = AsyncOpenAI(base_url=up.printed("gateway"), api_key="none", max_retries=0, http_client=http)
+        model = (await client.models.list()).data[0].id
+        agent = Agent(
+            name="desk",
+            instructions=f"You are a weather desk. {LONG}",
+            model=OpenAIResponsesModel(model=model, openai_client=client),
+            # The SDK accepts complete answers only. The tiny model's random tokens soon contain a rare letter.
+            model_settings=ModelSettings(max_tokens=1000, temperature=1, extra_body={"stop": ["q", "z"]}),
+        )
+        memory = SQLiteSession("conversation", tmp_path / "agents.db")
+        lengths = []
+        for question in (SHORT, SHORT):
+            result = await Runner.run(agent, question, session=memory)
+            lengths.append(result.raw_responses[-1].usage.input_tokens)
+        memory.close()
+    assert [
+        (item["x-dps-history"], int(item["x-dps-prompt-tokens"]), int(item["x-dps-delta-tokens"]))
+        for item in headers
+    ] == [("new", lengths[0], lengths[0]), ("grown", lengths[1], lengths[1] - lengths[0])]
+
+
 async def test_calibration_measures_both_engines(up: Up) -> None:
     urls = {pool: [up.printed(f"{pool} engine")] for pool in Pool}
     measured = await measure_engines(urls, None, FEW_REQUESTS)
@@ -318,6 +355,32 @@ async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_pat
         "x-dps-prompt-tokens": str(turn.prompt_tokens),
         "x-dps-history": "new",
     }
+
+
+async def test_engines_with_a_common_prefix_cache_read_each_others_pages(
+    sglang: list[str], tmp_path: Path
+) -> None:
+    """A busy machine may exceed SGLang's time limit for a fetch, so the first attempt may fail."""
+    hicache.install()
+    async with dps_up(tmp_path, "--prefix-cache", "common", *sglang) as up:
+        await up.until(up.serves, LOAD_SECONDS)
+        greedy = up.printed("greedy engine")
+        async with AsyncOpenAI(base_url=up.printed("gateway"), api_key="none", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+            for attempt in range(ATTEMPTS):
+                question: ChatCompletionMessageParam = {"role": "user", "content": SHORT}
+                before = await stored_tokens(greedy)
+                prompt: list[ChatCompletionMessageParam] = [
+                    {"role": "system", "content": f"{attempt} {LONG * 4}"},
+                    question,
+                ]
+                first = await send(client, model, prompt)
+                await until_stored(greedy, before + first.prompt_tokens - PAGE_TOKENS)
+                second = await send(client, model, [*prompt, first.message, question])
+                if second.cached_tokens:
+                    break
+    assert [turn.headers["x-dps-pool"] for turn in (first, second)] == ["greedy", "speculative"]
+    assert first.prompt_tokens - PAGE_TOKENS <= second.cached_tokens < second.prompt_tokens
 
 
 async def test_interrupt_while_models_load_leaves_no_process(sglang: list[str], tmp_path: Path) -> None:

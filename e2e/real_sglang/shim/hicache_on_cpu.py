@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found"
-"""Lets SGLang 0.5.23 use HiCache without a GPU.
+"""Lets SGLang 0.5.23 use HiCache without a GPU, and HiCache and NGRAM without a compiler.
 
 SGLang's hashing, radix tree, host pools, storage backends and scheduling are not changed.
 """
@@ -44,11 +44,25 @@ def _hash_function(module: Any) -> None:
         module._load_native_hash_module = partial(import_module, "hicache_hash_cpp")
 
 
+def _ngram_corpus(module: Any) -> None:
+    """The same for the index of the text from which NGRAM drafts. It is a library, not a Python module."""
+    library = find_spec("ngram_corpus")
+    if library is not None:
+
+        def load_jit(*_: Any, **__: Any) -> Any:
+            from tvm_ffi import load_module
+
+            return load_module(library.origin)
+
+        module.load_jit = load_jit
+
+
 CHANGES: Mapping[str, Callable[[Any], None]] = {
     "sglang.srt.mem_cache.pool_host.base": _host_pools,
     "sglang.srt.mem_cache.pool_host.mha": _host_copies,
     "sglang.srt.mem_cache.allocation": _page_allocation,
     "sglang.srt.mem_cache.cpp_utils.native_hash": _hash_function,
+    "sglang.kernels.ops.speculative.ngram_corpus": _ngram_corpus,
 }
 """What to change in a module after it was imported."""
 

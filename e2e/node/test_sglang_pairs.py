@@ -1,0 +1,57 @@
+"""Sessions that change pools on every turn, on real SGLang in pods, for each algorithm that can share pages.
+
+They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
+"""
+
+from collections.abc import AsyncIterator
+from itertools import product
+
+import pytest
+import pytest_asyncio
+
+from dps_testkit.cluster.kube import Kube
+from dps_testkit.cluster.providers import Cluster
+from e2e.node.sglang_fleet import Fleet, running
+from e2e.node.sglang_router import ALGORITHMS, WAIT_FOR_FETCHES, Pair
+from e2e.prefix_cache import mooncake
+from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
+from e2e.prefix_cache.alternation import check, sessions
+from e2e.prefix_cache.sessions import play
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
+
+OBSTACLE = mooncake.obstacle()
+NEEDS_MOONCAKE = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
+PAIRS = [
+    *(
+        Pair(algorithm, page_tokens, ("--page-size", str(page_tokens), *WAIT_FOR_FETCHES))
+        for algorithm, page_tokens in product(ALGORITHMS, (64, 1))
+    ),
+    *(
+        pytest.param(Pair(algorithm, flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE)
+        for algorithm in ALGORITHMS
+    ),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PAIRS, ids=str)
+async def fleet(
+    request: pytest.FixtureRequest, node: Cluster, kube: Kube, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
+    async with running(node, kube, tmp_path_factory.mktemp("sglang"), request.param) as fleet:
+        yield fleet
+
+
+async def test_alternating_sessions_equal_sessions_that_never_moved(fleet: Fleet) -> None:
+    """Eight concurrent sessions, half of them with streaming."""
+    moved = sessions("moved")
+    await play(moved, fleet.gateway, fleet.engines, fleet.pair.page_tokens)
+
+    check(moved, fleet.unmoved, fleet.pair.page_tokens)
+
+
+async def test_acceptance_after_a_fetch_equals_that_of_a_cold_engine(fleet: Fleet) -> None:
+    urls = Urls(fleet.gateway, fleet.engines["greedy"], fleet.engines["speculative"])
+    fetched, cold = await after_a_fetch(urls, fleet.pair.algorithm, fleet.pair.page_tokens)
+
+    check_accepted(fetched, cold, fleet.pair.page_tokens)

@@ -1,0 +1,86 @@
+"""How many drafts an engine accepts after it has fetched a prefix that a greedy engine wrote."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from e2e.prefix_cache.alternation import KINDS, LONG, SHORT
+from e2e.prefix_cache.sessions import stored_tokens, until_stored
+
+GENERATED_TOKENS = 48
+PROMPTS = len(KINDS)
+Answer = dict[str, Any]
+"""An answer of SGLang's own endpoint, which reports verification steps."""
+
+
+@dataclass(frozen=True)
+class Urls:
+    """Base URLs of a gateway and of the engines behind it, of which one speculates."""
+
+    gateway: str
+    greedy: str
+    speculative: str
+
+
+async def after_a_fetch(urls: Urls, algorithm: str, page_tokens: int) -> tuple[list[Answer], list[Answer]]:
+    """Answers of the speculative engine to concurrent prompts: with a fetched prefix, and without cached tokens.
+
+    NGRAM drafts from all text that the engine has generated, so that generates each answer once before.
+    """
+    random_ids = random.Random(f"{algorithm} {page_tokens}")
+    prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(PROMPTS)]
+    before = await stored_tokens(urls.greedy)
+    fetched, cold, learned = (f"{name} {algorithm}" for name in ("fetched", "cold", "learned"))
+    first = await _generate(urls.gateway, prompts, 1, fetched)
+    await until_stored(urls.greedy, before + PROMPTS * _in_pages(page_tokens))
+    prompts = [
+        prompt + answer["output_ids"] + random_ids.choices(range(100, 100_000), k=SHORT)
+        for prompt, answer in zip(prompts, first, strict=True)
+    ]
+    if algorithm.upper() == "NGRAM":
+        await _generate(urls.speculative, prompts, GENERATED_TOKENS, learned)
+    return (
+        await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched),
+        await _generate(urls.speculative, prompts, GENERATED_TOKENS, cold),
+    )
+
+
+def check_accepted(fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int) -> None:
+    """Assert that the prefixes were fetched, and that as many drafts were accepted as without cached tokens."""
+    assert _cached(cold) == [0] * PROMPTS
+    assert _cached(fetched) == [_in_pages(page_tokens)] * PROMPTS
+    assert _accepted(fetched) == _accepted(cold)
+    assert sum(steps for _, steps in _accepted(cold)) < PROMPTS * GENERATED_TOKENS
+
+
+async def _generate(url: str, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> list[Answer]:
+    """Answers to concurrent prompts of token ids. name: of the sessions and of the part of the cache that they use."""
+
+    async def answer(http: aiohttp.ClientSession, number: int, prompt: Sequence[int]) -> Answer:
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        key = f"{name} {number}"
+        body = {"input_ids": prompt, "sampling_params": sampling, "extra_key": key}
+        async with http.post(f"{url}/generate", json=body, headers={"x-session-id": key}) as response:
+            answer: Answer = await response.json()
+        return answer
+
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        return await asyncio.gather(*(answer(http, *numbered) for numbered in enumerate(prompts)))
+
+
+def _in_pages(page_tokens: int) -> int:
+    """How many tokens of a first prompt are in complete pages."""
+    return LONG // page_tokens * page_tokens
+
+
+def _cached(answers: Sequence[Answer]) -> list[int]:
+    return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+
+def _accepted(answers: Sequence[Answer]) -> list[tuple[list[int], int]]:
+    """The tokens of each answer, and in how many verification steps they were accepted."""
+    return [(answer["output_ids"], answer["meta_info"]["spec_verify_ct"]) for answer in answers]
