@@ -44,8 +44,6 @@ ENV = {
 
 OTHER_GEOMETRY = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
 """Changes of the model's configuration that change the KV, but neither the weights nor the size of a page."""
-ALGORITHMS: tuple[Algorithm, ...] = ("Standalone", "Ngram")
-"""Those of engines that share pages with greedy ones."""
 WAIT_FOR_FETCHES = ("--hicache-storage-prefetch-policy", "wait_complete")
 """A busy machine may exceed the time limit of the operator's policy."""
 APPENDING = 'exec python3 -m sglang.launch_server "$@" {}'

@@ -1,18 +1,21 @@
-"""Sessions that change pools on every turn, on real SGLang in pods, for each algorithm that can share pages.
+"""Sessions that change pools on every turn, on real SGLang in pods, for algorithms that can share pages.
 
 They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
+STANDALONE with pages of 64 tokens in a directory is tested in test_sglang_pods.py, and NGRAM with Mooncake in
+e2e/prefix_cache/test_mooncake.py.
 """
 
 from collections.abc import AsyncIterator
-from itertools import product
 
 import pytest
 import pytest_asyncio
 
+from dps_engines.launch import Algorithm
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from e2e.node.sglang_fleet import Fleet, running
-from e2e.node.sglang_router import ALGORITHMS, WAIT_FOR_FETCHES, Pair
+from e2e.node.sglang_router import WAIT_FOR_FETCHES, Pair
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
 from e2e.prefix_cache.alternation import check, sessions
@@ -22,15 +25,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 
 OBSTACLE = mooncake.obstacle()
 NEEDS_MOONCAKE = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
+
+
+def _in_directory(algorithm: Algorithm, page_tokens: int) -> Pair:
+    return Pair(algorithm, page_tokens, ("--page-size", str(page_tokens), *WAIT_FOR_FETCHES))
+
+
 PAIRS = [
-    *(
-        Pair(algorithm, page_tokens, ("--page-size", str(page_tokens), *WAIT_FOR_FETCHES))
-        for algorithm, page_tokens in product(ALGORITHMS, (64, 1))
-    ),
-    *(
-        pytest.param(Pair(algorithm, flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE)
-        for algorithm in ALGORITHMS
-    ),
+    _in_directory("Ngram", PAGE_TOKENS),
+    _in_directory("Standalone", 1),
+    _in_directory("Ngram", 1),
+    pytest.param(Pair("Standalone", flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE),
 ]
 
 

@@ -42,6 +42,8 @@ Without the operator's annotation the kubelet would sync the ConfigMap only ever
 """
 HELD_SECONDS = 5.0
 """How long a rollout stays stuck, and engines stay stopped, under load."""
+ATTEMPTS = 90
+"""The pauses between them add up to 171 s, more than a suspended router needs to stop and to start again."""
 FORCE = ("--force", "--grace-period=0")
 
 
@@ -154,7 +156,7 @@ def stage(node: Cluster, system: Kube, kube: Kube) -> Iterator[Stage]:
 async def flow(stage: Stage, report: Report) -> AsyncIterator[Traffic]:
     """The load for all cases, after an undisturbed baseline."""
     with stage.node.reach(stage.kube, f"{ROUTER}-gateway", 8000) as url:
-        async with traffic(LoadOptions(f"{url}/v1", ROUTER)) as running:
+        async with traffic(LoadOptions(f"{url}/v1", ROUTER, attempts=ATTEMPTS)) as running:
             await running.observe(UNDISTURBED_TURNS)
             baseline = await running.checkpoint("undisturbed")
             report.rows.append(baseline)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm, PrefixCache
 from dps_engines.pools import PoolName
-from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import plugin_folder, prepare, shared_cache
 from dps_local.processes import Child, free_ports
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
@@ -38,13 +37,12 @@ NO_ENVIRONMENT: Mapping[str, str] = {}
 @asynccontextmanager
 async def shared_servers(
     folder: Path,
-    page_tokens: int = PAGE_TOKENS,
     kinds: Iterable[str] = SERVERS,
     cache: PrefixCache | None = None,
     environment: Mapping[str, str] = NO_ENVIRONMENT,
     model: Path | None = None,
 ) -> AsyncIterator[Mapping[str, Engine]]:
-    """Start a server of each kind with pages of this size. The logs are in the folder.
+    """Start a server of each kind. The logs are in the folder.
 
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
     appended. model: the tiny model if None.
@@ -53,7 +51,7 @@ async def shared_servers(
     prepare(folder)
     cache = cache or shared_cache(folder)
     model = model or tiny_model()
-    servers = {kind: _server(folder, kind, model, page_tokens, cache, environment) for kind in kinds}
+    servers = {kind: _server(folder, kind, model, cache, environment) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -67,7 +65,6 @@ def _server(
     folder: Path,
     kind: str,
     model: Path,
-    page_tokens: int,
     cache: PrefixCache,
     environment: Mapping[str, str],
 ) -> Engine:
@@ -93,7 +90,6 @@ def _server(
     # NGRAM needs 1.5 GB.
     command = [
         *start.command,
-        *("--page-size", str(page_tokens)),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--mem-fraction-static", "0.8"),
         *("--speculative-ngram-capacity", "100000"),

@@ -1,7 +1,8 @@
-"""Sessions that change pools on every turn, and tenants, on real SGLang servers that share a prefix cache.
+"""Sessions that change pools on every turn, and tenants, on a greedy and a STANDALONE server that share a prefix cache.
 
 The sessions have the answers of a single greedy server, and almost all of the cached tokens of sessions that never
-moved. No tenant reads what another's requests cached.
+moved. No tenant reads what another's requests cached. Other algorithms and page sizes are tested in pods, in
+e2e/node/test_sglang_pairs.py.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
 from e2e.prefix_cache.alternation import (
@@ -36,8 +38,7 @@ from e2e.real_sglang.local_sglang import tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
-ALGORITHMS = ("STANDALONE", "NGRAM")
-PAGE_TOKENS = (64, 1)
+KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
 
 
@@ -45,61 +46,51 @@ ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
 class Shared:
     """Running servers with a common prefix cache by kind, and sessions that never moved.
 
-    gateways: by algorithm, each in front of the greedy server and the server with the algorithm.
+    gateway: in front of both servers.
     """
 
-    page_tokens: int
     servers: Mapping[str, Engine]
-    gateways: Mapping[str, Gateway]
+    gateway: Gateway
     tenants: Mapping[str, Gateway]
     """By kind of server, a gateway with API keys in front of that server alone."""
     unmoved: list[Session]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PAGE_TOKENS)
-async def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Shared]:
-    page_tokens: int = request.param
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
     async with (
-        shared_servers(folder, page_tokens) as servers,
+        shared_servers(folder, kinds=KINDS) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
-        gateways = {
-            algorithm: await gateway(processes, servers[algorithm], greedy) for algorithm in ALGORITHMS
-        }
-        tenants = {
-            kind: await tenants_gateway(processes, folder, servers[kind]) for kind in ("greedy", "STANDALONE")
-        }
+        both = await gateway(processes, servers["STANDALONE"], greedy)
+        tenants = {kind: await tenants_gateway(processes, folder, servers[kind]) for kind in KINDS}
         unmoved = sessions("unmoved")
-        await play(unmoved, greedy.url, {"": greedy.url}, page_tokens)
-        yield Shared(page_tokens, servers, gateways, tenants, unmoved)
+        await play(unmoved, greedy.url, {"": greedy.url})
+        yield Shared(servers, both, tenants, unmoved)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared, algorithm: str) -> None:
-    moved = sessions(algorithm)
-    engines = {"greedy": shared.servers["greedy"].url, "speculative": shared.servers[algorithm].url}
-    await play(moved, shared.gateways[algorithm].url, engines, shared.page_tokens)
+async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared) -> None:
+    moved = sessions("moved")
+    engines = {"greedy": shared.servers["greedy"].url, "speculative": shared.servers["STANDALONE"].url}
+    await play(moved, shared.gateway.url, engines)
 
-    check(moved, shared.unmoved, shared.page_tokens)
+    check(moved, shared.unmoved)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Shared, algorithm: str) -> None:
-    """With STANDALONE, the draft model has prefilled the prefix that was fetched, so it predicts as usual."""
-    urls = Urls(shared.gateways[algorithm].url, shared.servers["greedy"].url, shared.servers[algorithm].url)
-    fetched, cold = await after_a_fetch(urls, algorithm, shared.page_tokens)
+async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Shared) -> None:
+    """The draft model has prefilled the prefix that was fetched, so it predicts as usual."""
+    urls = Urls(shared.gateway.url, shared.servers["greedy"].url, shared.servers["STANDALONE"].url)
+    fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS)
 
-    check_accepted(fetched, cold, shared.page_tokens)
+    check_accepted(fetched, cold, PAGE_TOKENS)
 
 
 async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
     """Clients leave while the STANDALONE server fetches their prefix, and while its draft model prefills it."""
     moved = fewer_sessions("aborted")
-    url = f"{shared.gateways['STANDALONE'].url}/v1"
+    url = f"{shared.gateway.url}/v1"
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         for turn in range(len(moved[0].lengths)):
             fetching = [session for session in moved if turn > 0 and session.lengths[turn] == SHORT]
