@@ -13,8 +13,8 @@ from aiohttp import web
 
 from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
+from dps_testkit.waiting import tls_connections_closed
 
-CLOSE_SECONDS = 1.0
 Fault = Callable[[web.Request], int | None]
 """Returns the HTTP status for a request, or None to forward it. Status 0 closes the connection."""
 
@@ -78,8 +78,7 @@ class FaultyServer:
         up.set()
         await self._stop.wait()
         await runner.cleanup()
-        # TLS connections of cancelled handlers are closed in later iterations of the event loop.
-        await asyncio.sleep(CLOSE_SECONDS)
+        await tls_connections_closed()
 
     @contextmanager
     def running(self) -> Iterator["FaultyServer"]:

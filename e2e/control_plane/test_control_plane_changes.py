@@ -9,7 +9,7 @@ import yaml
 from dps_gateway.config import ConfigMapRef
 from dps_gateway.kubernetes_api import ApiServer, watch_config_map
 from dps_testkit.cluster.kube import Kube, Manifest
-from dps_testkit.waiting import eventually
+from dps_testkit.waiting import eventually, tls_connections_closed
 from e2e.cluster.routers import router
 from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
 
@@ -62,6 +62,8 @@ async def test_gateway_receives_a_routing_change_from_its_config_map(kube: Kube,
             assert yaml.safe_load(await received.get())["routing"]["thresholdTokens"] == 512
     finally:
         watching.cancel()
+        await asyncio.wait([watching])
+        await tls_connections_closed()
 
 
 OPTIONS: Manifest = {

@@ -41,7 +41,7 @@ ATTEMPTS = 3
 LONG = "Every word of this is prefilled by one engine and not by the other. " * 12
 SHORT = "And then?"
 ANSWER_TOKENS = 12
-FEW_REQUESTS = Plan(prompt_words=(50, 400), repeats=2, batches=(1, 4), waves=1, answer_tokens=32)
+FEW_REQUESTS = Plan(prompt_words=(50, 2000), repeats=2, batches=(1, 4), waves=1, answer_tokens=32)
 """What `dps calibrate` sends to an engine takes minutes on a CPU that others use too."""
 POOLS = ["greedy", "speculative", "speculative", "greedy", "speculative"]
 QUESTIONS = [SHORT, SHORT, SHORT, LONG, SHORT]

@@ -12,6 +12,7 @@ PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 FAST_POLL_SECONDS = 0.03
 """The interval for conditions that are cheap to check and that a test must observe quickly."""
+TLS_CLOSE_SECONDS = 1.0
 _NOT_YET = (AssertionError, KeyError, RefusedError)
 
 T = TypeVar("T")
@@ -53,3 +54,8 @@ async def wait_until(condition: Callable[[], Awaitable[bool]], description: str)
     while not await condition():
         assert time.monotonic() < deadline, f"timed out after {PATIENCE_SECONDS:.0f} s: {description}"
         await asyncio.sleep(FAST_POLL_SECONDS)
+
+
+async def tls_connections_closed() -> None:
+    """Wait until the TLS connections of cancelled requests are closed, which takes iterations of the event loop."""
+    await asyncio.sleep(TLS_CLOSE_SECONDS)

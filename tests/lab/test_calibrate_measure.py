@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given, settings
@@ -122,6 +122,33 @@ def test_prompts_fit_into_a_short_context() -> None:
 async def test_engines_without_answers_are_refused() -> None:
     with pytest.raises(MeasurementError, match=r"only 0 decode steps; check that it streams"):
         await measure(VirtualEngine(GREEDY), CHATS, replace(Plan(), answer_tokens=1))
+
+
+class BusyEngine(VirtualEngine):
+    """An engine that the load of other clients delays during the first requests, the short prompts most."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__(GREEDY)
+        self._delayed = requests
+
+    async def answers(self, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
+        answers = await super().answers(prompts, max_tokens)
+        if self.requests > self._delayed:
+            return answers
+        return [replace(answer, sent=answer.sent - 1000 / answer.prompt_tokens) for answer in answers]
+
+
+async def test_prefill_is_measured_again_if_load_hides_its_time() -> None:
+    engine = BusyEngine(1 + Plan().repeats * len(Plan().prompt_words))
+    found = await measure(engine, CHATS, Plan())
+    undisturbed = await measure(VirtualEngine(GREEDY), CHATS, Plan())
+    assert astuple(found.passes) == pytest.approx(astuple(undisturbed.passes), rel=0.01)
+    assert engine.requests == Plan().requests + Plan().repeats * len(Plan().prompt_words)
+
+
+async def test_engines_whose_load_always_hides_the_time_of_prefill_are_refused() -> None:
+    with pytest.raises(MeasurementError, match="took no longer than the short ones; measure it while"):
+        await measure(BusyEngine(1000), CHATS, Plan())
 
 
 def test_the_fastest_prefill_of_a_length_counts_and_parts_may_arrive_together() -> None:

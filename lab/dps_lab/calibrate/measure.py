@@ -24,6 +24,9 @@ TOKENS_PER_WORD: Final = 3
 FEWEST_STEPS: Final = 16
 """Decode steps of all answers that are at least necessary."""
 
+PREFILL_ROUNDS: Final = 3
+"""How often the prompts of a plan are sent at most, if the load of other clients hides the time of prefill."""
+
 
 class MeasurementError(Exception):
     """An engine cannot be measured. The message says what to change."""
@@ -78,7 +81,7 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """Number of requests, including the first, which is not measured."""
+        """Number of requests at least, including the first, which is not measured."""
         return 1 + self.repeats * len(self.prompt_words) + self.waves * sum(self.batches)
 
 
@@ -142,10 +145,13 @@ async def measure(probe: Probe, chats: Sequence[str], plan: Plan) -> EngineMeasu
     words = sorted({word for chat in chats for word in chat.split()})
     rng = random.Random(0)
     await probe.answers([_new_text(words, plan.prompt_words[0], rng)], 1)
-    prefills = [
-        [(await probe.answers([_new_text(words, count, rng)], 1))[0] for _ in range(plan.repeats)]
-        for count in plan.prompt_words
-    ]
+    prefills: list[list[Answer]] = [[] for _ in plan.prompt_words]
+    for _ in range(PREFILL_ROUNDS):
+        for group, count in zip(prefills, plan.prompt_words, strict=True):
+            for _ in range(plan.repeats):
+                group += await probe.answers([_new_text(words, count, rng)], 1)
+        if _prefill_line(prefills)[1] > 0:
+            break
     waves = [
         await probe.answers(rng.choices(chats, k=batch), plan.answer_tokens)
         for batch in plan.batches
@@ -161,7 +167,7 @@ def fit(prefills: Sequence[Sequence[Answer]], waves: Sequence[Sequence[Answer]])
     the same length, the fastest counts, because load of other clients delays the others. waves: answers to prompts that
     were sent together.
 
-    Raises MeasurementError if the answers were too short.
+    Raises MeasurementError if the answers were too short, or the longer prompts took no longer than the short ones.
     """
     decoded = [span for span in map(_decoding, waves) if span is not None]
     steps = sum(each.steps for each in decoded)
@@ -172,8 +178,11 @@ def fit(prefills: Sequence[Sequence[Answer]], waves: Sequence[Sequence[Answer]])
     decode_base, decode_slope = line(
         [(each.batch, each.seconds / each.steps, each.steps) for each in decoded]
     )
-    fastest = [min(group, key=_first_seconds) for group in prefills]
-    intercept, slope = line([(each.uncached_tokens, _first_seconds(each), 1) for each in fastest])
+    intercept, slope = _prefill_line(prefills)
+    if not slope:
+        raise MeasurementError(
+            "its longer prompts took no longer than the short ones; measure it while it has less load"
+        )
     prefill_base = min(intercept, decode_base)
     answers = [answer for wave in waves for answer in wave if len(answer.chunks) > 1]
     tokens = sum(answer.output_tokens - 1 for answer in answers)
@@ -184,6 +193,12 @@ def fit(prefills: Sequence[Sequence[Answer]], waves: Sequence[Sequence[Answer]])
         acceptance_length=max(1.0, tokens / sum(len(answer.chunks) - 1 for answer in answers)),
         serialized=bool(several) and statistics.fmean(several) < SERIALIZED_BELOW,
     )
+
+
+def _prefill_line(prefills: Sequence[Sequence[Answer]]) -> tuple[float, float]:
+    """Seconds to the first token without uncached tokens, and per uncached token, of the fastest of each group."""
+    fastest = [min(group, key=_first_seconds) for group in prefills]
+    return line([(each.uncached_tokens, _first_seconds(each), 1) for each in fastest])
 
 
 def _first_seconds(answer: Answer) -> float:
