@@ -123,6 +123,7 @@ class Runtime:
             self._max_connections, lambda: self.config.timeouts.header_seconds, self._count_closed_connection
         )
         self.draining = False
+        self._ready_without_engines = _answers_without_engines(config)
         self.config = config
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
@@ -160,6 +161,7 @@ class Runtime:
         limits, count = config.limits, config.listen.workers
         self.admission.max_queued = worker_share(limits.max_queued, count)
         self.admission.holding = _holds(config)
+        self._ready_without_engines |= _answers_without_engines(config)
         for name, pool in self.pools.items():
             pool.configure(
                 worker_share(limits.max_in_flight_per_replica, count),
@@ -173,9 +175,11 @@ class Runtime:
         """Whether this gateway replica should receive requests: it is not draining, and an engine has answered it.
 
         No engine is needed if requests wait for one, or if all of them are answered with an error that says why.
+        Once ready, it remains so without engines: clients then receive an error that says why, and not a refused
+        connection.
         """
-        seen = any(replica.seen_ready for pool in self.pools.values() for replica in pool.replicas.values())
-        return (seen or self.admission.holding or self.config.routing.suspended) and not self.draining
+        answered = any(pool.has_answered for pool in self.pools.values())
+        return (answered or self._ready_without_engines) and not self.draining
 
     def refresh_gauges(self) -> None:
         """Update the metrics that show current state."""
@@ -259,6 +263,11 @@ def worker_share(limit: int, workers: int) -> int:
 def _holds(config: GatewayConfig) -> bool:
     """Whether requests wait while no engine is ready."""
     return config.timeouts.wake_seconds is not None and not config.routing.suspended
+
+
+def _answers_without_engines(config: GatewayConfig) -> bool:
+    """Whether requests wait while no engine is ready, or are refused because the router is suspended."""
+    return config.routing.suspended or _holds(config)
 
 
 def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:

@@ -45,6 +45,8 @@ class EnginePool:
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
+        self.has_answered = False
+        """Whether any replica has ever answered, even if it has been removed since."""
         self.time_to_first_token_seconds: float | None = None
         """Running mean of the time to first token of recent streamed answers; None before the first answer."""
         self.time_per_output_token_seconds: float | None = None
@@ -111,6 +113,7 @@ class EnginePool:
 
     def mark_available(self, replica: Replica) -> None:
         """Record a successful health check."""
+        self.has_answered = True
         replica.answered()
         self.admission.assign()
 
@@ -139,6 +142,7 @@ class EnginePool:
 
     def record_success(self, replica: Replica) -> None:
         """Record an answer that is not a server error."""
+        self.has_answered = True
         probed, changed = replica.probing, replica.probing or not replica.available
         replica.succeeded()
         if probed:

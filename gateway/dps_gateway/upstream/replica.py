@@ -71,8 +71,6 @@ class Replica:
         """Whether the last connection or health check succeeded. True before the first, and after few late checks."""
         self.late_checks = 0
         """The number of most recent health checks that were not answered in time."""
-        self.seen_ready = False
-        """Whether it has ever answered. Until then it does not count towards the gateway's readiness."""
         self.hung = False
         """Whether the engine answers health checks but generates nothing."""
         self._clock = clock
@@ -139,7 +137,7 @@ class Replica:
 
     def answered(self) -> None:
         """Record a successful health check."""
-        self.available = self.seen_ready = True
+        self.available = True
         self.late_checks = 0
 
     def succeeded(self) -> None:

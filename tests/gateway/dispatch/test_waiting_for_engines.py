@@ -19,6 +19,12 @@ async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[GatewayWit
     return gateway, url
 
 
+def suspend(gateway: GatewayWithPools, suspended: bool) -> None:
+    config = gateway.runtime.config
+    routing = config.routing.model_copy(update={"suspended": suspended})
+    gateway.runtime.apply(config.model_copy(update={"routing": routing}))
+
+
 async def queued(gateway: GatewayWithPools) -> None:
     """Return when one request waits."""
 
@@ -57,11 +63,31 @@ async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -
     gateway, _ = await asleep(start)
     waiting = asyncio.create_task(gateway.post())
     await queued(gateway)
-    config = gateway.runtime.config
-    routing = config.routing.model_copy(update={"suspended": True})
-    gateway.runtime.apply(config.model_copy(update={"routing": routing}))
+    suspend(gateway, True)
     for response in (await waiting, await gateway.post()):
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "suspended"
     assert gateway.attempts == 0
     assert gateway.runtime.ready
+
+
+async def test_gateway_is_not_ready_before_an_engine_has_answered_it(start: Start) -> None:
+    gateway = await start(engines(1, status=500), engines(1, status=500))
+    assert not gateway.runtime.ready
+
+
+async def test_gateway_remains_ready_when_its_engines_are_removed(start: Start) -> None:
+    gateway = await start(engines(1), engines(1))
+    assert (await gateway.post()).status == 200
+    for pool in gateway.runtime.pools.values():
+        pool.set_endpoints([])
+    assert gateway.runtime.ready
+    assert (await gateway.post()).status == 503
+
+
+async def test_gateway_that_started_suspended_remains_ready_while_engines_start(start: Start) -> None:
+    gateway = await start(engines(1, status=503), engines(1, status=503))
+    suspend(gateway, True)
+    suspend(gateway, False)
+    assert gateway.runtime.ready
+    assert (await gateway.post()).status == 503
