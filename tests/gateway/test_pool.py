@@ -12,6 +12,8 @@ from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
 from dps_testkit.engine_pool import SinglePool
 
 NO_REPLICA: frozenset[str] = frozenset()
+ANSWERED = [EnginePool.mark_available, EnginePool.record_success]
+"""A health check, or a request, that a replica has answered."""
 
 
 def pool(*urls: str, slots: int = 1, queue: int = 10) -> SinglePool:
@@ -168,13 +170,14 @@ async def test_queue_moves_to_the_remaining_replica_when_one_is_lost() -> None:
     assert await waiting[1] is b
 
 
-async def test_recovered_replica_serves_the_queue() -> None:
+@pytest.mark.parametrize("answered", ANSWERED)
+async def test_recovered_replica_serves_the_queue(answered: Callable[[EnginePool, Replica], None]) -> None:
     engines = pool("a", "b")
     await engines.acquire(None, frozenset({"b"}), 1.0)
     engines.mark_unavailable(engines.replicas["b"])
     waiting = await acquired(engines)
-    engines.mark_available(engines.replicas["b"])
-    assert (await waiting).url == "b"
+    answered(engines, engines.replicas["b"])
+    assert (await asyncio.wait_for(waiting, 5.0)).url == "b"
 
 
 async def test_raising_the_limit_admits_queued_requests() -> None:
@@ -351,7 +354,7 @@ async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_to
     assert await (await acquired(engines)) is held
 
 
-@pytest.mark.parametrize("answered", [EnginePool.mark_available, EnginePool.record_success])
+@pytest.mark.parametrize("answered", ANSWERED)
 def test_late_health_checks_count_until_the_replica_answers(
     answered: Callable[[EnginePool, Replica], None],
 ) -> None:

@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 from redis.asyncio import Redis
 
 from dps_gateway.auth import Unauthorized
-from dps_gateway.config import ConfigError, load_config
+from dps_gateway.config import ConfigError, GatewayConfig, load_config
 from dps_gateway.pool import Pool
 from dps_gateway.reload import Source, Watch, receive_config, reload_config
 from dps_gateway.runtime import Runtime
@@ -70,6 +70,31 @@ async def test_new_content_of_an_api_key_file_replaces_the_engines_key(file: Pat
     assert watch.changed(runtime.config)
     assert reload_config(Source(file), runtime)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gateway.yaml", "keys", "redis-url", "admin-token", "engine-key", "engine-ca", "tls-cert", "tls-key"],
+)
+def test_every_file_that_the_configuration_names_is_watched(file: Path, name: str) -> None:
+    greedy = {"endpoints": ["https://engine:1"], "apiKeyFile": "engine-key", "caFile": "engine-ca"}
+    config = GatewayConfig.model_validate(
+        {
+            "listen": {
+                "tls": {"certFile": "tls-cert", "keyFile": "tls-key"},
+                "adminTokenFile": "admin-token",
+            },
+            "model": {"name": "m", "tokenizer": "x"},
+            "pools": {"speculative": {"endpoints": ["http://engine:1"]}, "greedy": greedy},
+            "session": {"redisUrlFile": "redis-url"},
+            "auth": {"keysFile": "keys"},
+        }
+    )
+    write(name, "old")
+    watch = Watch(file, config)
+    write(name, "new")
+    assert watch.changed(config)
+    assert not watch.changed(config)
 
 
 async def test_file_that_is_being_replaced_counts_as_unchanged(file: Path, runtime: Runtime) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from dps_local.stack import MODEL
 from dps_testkit.data_plane import SLOW
+from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Gateway, LocalProcesses
 from dps_testkit.traffic.load import LoadOptions, traffic
 from dps_testkit.waiting import wait_until
@@ -31,6 +32,9 @@ pytestmark = [
 LIBRARY = files("libfaketime") / "vendor/libfaketime/src/libfaketime.so.1"
 HOUR_SECONDS = 3600
 AGENTS = 4
+IDLE_CONNECTIONS = 12
+"""One for each agent to each of the two engines, and some to Redis."""
+
 SECTIONS: dict[str, dict[str, Any]] = {
     "limits": {"maxInFlightPerReplica": 1},  # some turns are in the queue when the clock jumps
     "session": {"ttlSeconds": HOUR_SECONDS, "redisTimeoutSeconds": 10},
@@ -77,12 +81,6 @@ class GatewayWithJumpingClock:
 
         await wait_until(logged, f"the gateway's clock is {offset_seconds} s off")
 
-    async def settled(self) -> None:
-        async def idle() -> bool:
-            return await self.gateway.metric("dps_in_flight") + await self.gateway.metric("dps_queued") == 0
-
-        await wait_until(idle, "no request is in flight")
-
 
 async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
@@ -108,6 +106,8 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
             start("redis", "Adaptive", {"redisUrl": redis.url}), start("memory", "DeltaPrefill", {})
         )
         async with AsyncExitStack() as stack:
+            for each in gateways:
+                await stack.enter_async_context(leaking_no_files(each.gateway, IDLE_CONNECTIONS))
             loads = [
                 LoadOptions(f"{each.gateway.url}/v1", MODEL, agents=AGENTS, think_seconds=0.0, attempts=1)
                 for each in gateways
@@ -121,5 +121,5 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
         for row in [row for each in running for row in each.rows]:
             assert row.unnoticed, (row, row.troubles)
         for each in gateways:
-            await each.settled()
+            await settled(each.gateway, *engines)
             assert "Traceback" not in each.gateway.child.log.read_text()

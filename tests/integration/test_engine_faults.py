@@ -1,13 +1,13 @@
 """Engines that freeze, hang, answer garbage or cannot be found.
 
 After each fault no request is in flight, no connection has leaked, and the engines have aborted every request whose
-client has left.
+client has left. Each gateway has more faults than connections that it may keep.
 """
 
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest_asyncio
 from dps_local.processes import Child
 from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
 from dps_testkit.http import metric
+from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
@@ -30,9 +31,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "timeouts": TIMEOUTS,
 }
 """Sends every turn to the speculative pool; the greedy one is only used for failover. The disk for the logs is full."""
-
-IDLE_CONNECTIONS = 4
-"""Connections that a gateway keeps for later requests and checks. Each gateway has more faults than that."""
 
 
 @dataclass(frozen=True)
@@ -70,33 +68,6 @@ class GatewayWithFaultyEngine:
         await wait_until(ready, "both engines are ready")
         await settled(self.gateway, self.engine, self.other)
         assert await reason(self.gateway) == "within_threshold"
-
-
-async def settled(gateway: Gateway, *engines: Engine) -> None:
-    """Wait until nothing is left of the requests, in the gateway and in the engines."""
-
-    async def idle() -> bool:
-        in_gateway = await gateway.metric("dps_in_flight") + await gateway.metric("dps_queued")
-        return in_gateway + sum([await engine.running() for engine in engines]) == 0
-
-    await wait_until(idle, "no request is in flight")
-
-
-def open_files(gateway: Gateway) -> int:
-    """The number of the gateway's file descriptors."""
-    return len(list(Path(f"/proc/{gateway.child.pid}/fd").iterdir()))
-
-
-@asynccontextmanager
-async def leaking_no_files(gateway: Gateway) -> AsyncIterator[None]:
-    """Check that the gateway has closed all sockets and files that it has opened, except a few idle connections."""
-    before = open_files(gateway)
-    yield
-
-    async def closed() -> bool:
-        return open_files(gateway) <= before + IDLE_CONNECTIONS
-
-    await wait_until(closed, "the connections of failed requests are closed")
 
 
 async def reason(gateway: Gateway, **fields: Any) -> str:

@@ -4,12 +4,15 @@ import asyncio
 import os
 import resource
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from dps_testkit.data_plane import CHAT, chat
+from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
@@ -18,32 +21,26 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 FILES = 130
 
 
-async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engines(
-    engines: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    async with LocalProcesses(tmp_path) as processes:
+@asynccontextmanager
+async def gateway_with_few_files(folder: Path, engines: tuple[Engine, Engine]) -> AsyncIterator[Gateway]:
+    """A gateway that may open FILES files. At the end no request and no connection of a client is left."""
+    async with LocalProcesses(folder) as processes:
         gateway = await processes.start_gateway([engines[0]], [engines[1]])
         resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-        async with aiohttp.ClientSession() as connected:
-            assert await status(connected, gateway) == 200
-            port = int(gateway.url.rpartition(":")[2])
-            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * FILES)]
-            for _ in range(5):
-                assert await status(connected, gateway) == 200
-                async with aiohttp.ClientSession() as new:
-                    assert await status(new, gateway) == 200
-            assert await gateway.metric("dps_upstream_failures_total") == 0
-            assert await gateway.metric("dps_ready_replicas") == 2
-            assert await gateway.metric("dps_client_connections") < FILES / 2
-            assert await gateway.metric("dps_client_connections_closed_total", reason="evicted") > FILES
-        for _, writer in silent:
-            writer.close()
+        async with leaking_no_files(gateway):
+            yield gateway
 
-        async def settled() -> bool:
-            names = ("dps_client_connections", "dps_in_flight", "dps_queued")
-            return sum([await gateway.metric(name) for name in names]) == 0
+        async def disconnected() -> bool:
+            return await gateway.metric("dps_client_connections") == 0
 
-        await wait_until(settled, "no connection of a client and no request is left")
+        await wait_until(disconnected, "no client is connected")
+        await settled(gateway, *engines)
+
+
+async def opened(gateway: Gateway) -> list[asyncio.StreamWriter]:
+    """Twice as many connections as the gateway may open files, on which no request is sent."""
+    port = int(gateway.url.rpartition(":")[2])
+    return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2 * FILES)]
 
 
 async def status(http: aiohttp.ClientSession, gateway: Gateway) -> int:
@@ -52,19 +49,35 @@ async def status(http: aiohttp.ClientSession, gateway: Gateway) -> int:
         return response.status
 
 
+async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engines(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with gateway_with_few_files(tmp_path, engines) as gateway:
+        async with aiohttp.ClientSession() as connected:
+            assert await status(connected, gateway) == 200
+            silent = await opened(gateway)
+            for _ in range(5):
+                assert await status(connected, gateway) == 200
+                async with aiohttp.ClientSession() as new:
+                    assert await status(new, gateway) == 200
+            assert await gateway.metric("dps_upstream_failures_total") == 0
+            assert await gateway.metric("dps_ready_replicas") == 2
+            assert await gateway.metric("dps_client_connections") < FILES / 2
+            assert await gateway.metric("dps_client_connections_closed_total", reason="evicted") > FILES
+        for writer in silent:
+            writer.close()
+
+
 async def test_burst_of_silent_connections_does_not_close_those_with_requests(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     """The connections wait until the gateway accepts them, because it is stopped meanwhile."""
-    async with LocalProcesses(tmp_path) as processes:
-        gateway = await processes.start_gateway([engines[0]], [engines[1]])
-        resource.prlimit(gateway.child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-        port = int(gateway.url.rpartition(":")[2])
+    async with gateway_with_few_files(tmp_path, engines) as gateway:
         async with aiohttp.ClientSession() as connected:
             assert await status(connected, gateway) == 200
             os.kill(gateway.child.pid, signal.SIGSTOP)
             try:
-                silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * FILES)]
+                silent = await opened(gateway)
                 request = asyncio.create_task(status(connected, gateway))
                 await asyncio.sleep(0.1)
             finally:
@@ -72,5 +85,5 @@ async def test_burst_of_silent_connections_does_not_close_those_with_requests(
             assert await request == 200
             for _ in range(5):
                 assert await status(connected, gateway) == 200
-        for _, writer in silent:
+        for writer in silent:
             writer.close()

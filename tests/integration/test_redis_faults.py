@@ -14,6 +14,7 @@ from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
+from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
 from dps_testkit.redis_servers import MASTER, execute, monitored
 from dps_testkit.sessions import decided, expected, play, synthetic_sessions
@@ -28,6 +29,9 @@ LONGEST_WAIT_SECONDS = 30.0
 
 BEFORE, DURING_FAULT, WITHOUT, HEALED, AFTER = (range(first, first + 3) for first in (1, 4, 7, 10, 13))
 TURNS = AFTER[-1]
+
+IDLE_CONNECTIONS = 24
+"""One for each of the eight sessions to each of the two engines, and some to Redis."""
 
 NAMED, UNNAMED = synthetic_sessions(4, TURNS, "named"), synthetic_sessions(4, TURNS, "unnamed")
 EXPECTED = expected([*NAMED, *UNNAMED])
@@ -118,13 +122,14 @@ class Traffic:
 async def running(
     folder: Path, engines: tuple[Engine, Engine], arguments: Sequence[str]
 ) -> AsyncIterator[tuple[Traffic, RedisServer, Gateway]]:
-    async with LocalProcesses(folder) as processes, aiohttp.ClientSession() as http:
+    async with LocalProcesses(folder) as processes:
         server = await processes.start_redis(*arguments)
         session = {"redisUrl": server.url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
         gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
         try:
-            yield Traffic(http, gateway), server, gateway
-            await settled(gateway)
+            async with leaking_no_files(gateway, IDLE_CONNECTIONS), aiohttp.ClientSession() as http:
+                yield Traffic(http, gateway), server, gateway
+                await settled(gateway, *engines)
         finally:
             server.child.signal(signal.SIGCONT)
 
@@ -138,15 +143,6 @@ async def recovery(traffic: Traffic, gateway: Gateway) -> None:
         return record.verdict.state == "redis" and await gateway.metric("dps_state_degraded") == 0
 
     await wait_until(recovered, "the gateway uses Redis again")
-
-
-async def settled(gateway: Gateway) -> None:
-    """Wait until no request is left in the gateway."""
-
-    async def idle() -> bool:
-        return await gateway.metric("dps_in_flight") + await gateway.metric("dps_queued") == 0
-
-    await wait_until(idle, "no request is in flight")
 
 
 def states(records: Iterable[TurnRecord]) -> set[str | None]:
@@ -201,7 +197,7 @@ async def test_outage_changes_no_decision_and_is_reported(
 async def test_failover_through_sentinel_changes_no_decision(
     engines: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
+    async with LocalProcesses(tmp_path) as processes:
         master = await processes.start_redis()
         await processes.start_redis("--replicaof", "127.0.0.1", str(master.port))
         sentinel = await monitored(processes, master)
@@ -214,20 +210,21 @@ async def test_failover_through_sentinel_changes_no_decision(
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
             session = {"redisUrl": url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
             gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
-            traffic = Traffic(http, gateway)
-            assert states(await traffic.run([*BEFORE, *DURING_FAULT])) == {"redis"}
+            async with leaking_no_files(gateway, IDLE_CONNECTIONS), aiohttp.ClientSession() as http:
+                traffic = Traffic(http, gateway)
+                assert states(await traffic.run([*BEFORE, *DURING_FAULT])) == {"redis"}
 
-            async def copied() -> bool:
-                return bool(await before.wait(1, 1000))
+                async def copied() -> bool:
+                    return bool(await before.wait(1, 1000))
 
-            await wait_until(copied, "all records are replicated")
-        master.child.kill()
-        await traffic.run(WITHOUT)
-        await recovery(traffic, gateway)
-        await traffic.run(HEALED)
-        assert states(await traffic.run(AFTER)) == {"redis"}
-        assert wrong(traffic.records) == []
-        await settled(gateway)
+                await wait_until(copied, "all records are replicated")
+                master.child.kill()
+                await traffic.run(WITHOUT)
+                await recovery(traffic, gateway)
+                await traffic.run(HEALED)
+                assert states(await traffic.run(AFTER)) == {"redis"}
+                assert wrong(traffic.records) == []
+                await settled(gateway, *engines)
 
 
 @pytest.mark.parametrize("lose", [flush, restart_empty], ids=["flushed", "restarted-without-data"])

@@ -32,7 +32,10 @@ _STORED: Final = ({"role": "user", "content": "q"}, {"role": "assistant", "conte
 
 
 class Uncountable(Exception):
-    """The prompt's length cannot be determined: the engine will refuse it, or it is several prompts."""
+    """The prompt's length cannot be determined: the engine will refuse it, or it is several prompts.
+
+    The message contains no part of the request. The exception that caused it may, so only its type is stated.
+    """
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Accountant:
             text = self._tokenizer.render(chat.messages, chat.tools, chat.variables)
             marks = self._media_marks(text, chat)
         except Exception as error:  # a template may raise anything for messages that it does not accept
-            raise Uncountable(f"the chat template refuses the request: {error}") from error
+            raise Uncountable(f"the chat template refuses the request ({type(error).__name__})") from error
         # The engine tokenizes the continuation separately, so no token merges across its beginning.
         extra = self._tokenizer.count(chat.continuation) if chat.continuation else 0
         return self._text(text, added_tokens=extra, marks=marks)
@@ -186,7 +189,7 @@ class Accountant:
         try:
             return convert(body, self._tokenizer.chat_template or "")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Uncountable(f"the engine will refuse the request: {error}") from error
+            raise Uncountable(f"the engine will refuse the request ({type(error).__name__})") from error
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""
