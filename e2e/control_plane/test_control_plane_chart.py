@@ -31,7 +31,7 @@ EVERY_VALUE: Manifest = {
         "digest": "sha256:" + "0" * 64,
         "pullPolicy": "Always",
     },
-    "imagePullSecrets": ["pull"],
+    "imagePullSecrets": [{"name": "pull"}],
     "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
     "loaderImage": "reg/rclone:1",
@@ -91,7 +91,8 @@ def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Pa
     assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == "router"
     assert pod["metadata"]["labels"]["team"] == "serving"
     assert pod["spec"]["containers"][0]["image"] == f"mirror:5000/reg/operator@{DIGEST}"
-    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "shared"}]
+    for each in (pod, objects["Pod", "dps-dps-router-1-test"]):
+        assert each["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "shared"}]
     assert pod["spec"]["serviceAccountName"] == "robot"
     text = yaml.safe_dump(pod)
     for expected in (
@@ -136,6 +137,7 @@ def test_each_value_changes_the_rendered_manifests(bare_cluster: Kube, tmp_path:
         "workers=0",
         "image.pullPolicy=Sometimes",
         "imagePullSecret=x",
+        "imagePullSecrets={pull}",
         "monitoring.grafana=true",
         "nameOverride=Not_A_Name",
         "fullnameOverride=not.a.name",
@@ -195,12 +197,12 @@ def test_packaged_chart_pulls_every_image_from_the_given_registry(
     bare_cluster.helm("package", CHART, "--destination", str(tmp_path))
     (package,) = tmp_path.glob("dps-router-*.tgz")
     text = bare_cluster.helm("template", "dps", str(package), "--set", f"global.imageRegistry={registry}")
-    images = set(re.findall(r"[\w:./-]+/(?:operator|gateway):[\w.]+|[\w:./-]*redis:[\w.-]+", text))
+    images = set(re.findall(r"[\w:./-]*(?:dps-router/\w+|redis|rclone):[\w.-]+", text))
     tag = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())["appVersion"]
     assert images == {
-        f"mirror:5000/dps-router/operator:{tag}",
-        f"mirror:5000/dps-router/gateway:{tag}",
+        *(f"mirror:5000/dps-router/{name}:{tag}" for name in ("operator", "gateway", "lab")),
         "mirror:5000/redis:7.4-alpine",
+        "mirror:5000/rclone/rclone:1.75.1",
     }
 
 

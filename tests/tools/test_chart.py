@@ -81,13 +81,28 @@ def test_operator_may_access_only_its_own_secret_and_only_read_pods(
     ] * len(own)
 
 
-def test_operator_receives_the_global_pull_secrets() -> None:
+def test_operator_has_its_own_and_the_global_pull_secrets_and_receives_the_latter() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["imagePullSecrets"] = [{"name": "own"}]
     values["global"]["imagePullSecrets"] = [{"name": "a"}, {"name": "b"}]
     objects = [yaml.safe_load(text) for _, text in rendered(CHART, "r", "ns", values)]
     (deployment,) = [item for item in objects if item["kind"] == "Deployment"]
-    environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert {"name": "DPS_OPERATOR_PULL_SECRETS", "value": "a,b,"} in environment
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "own"}, {"name": "a"}, {"name": "b"}]
+    assert {"name": "DPS_OPERATOR_PULL_SECRETS", "value": "a,b,"} in pod["containers"][0]["env"]
+
+
+def test_several_operator_pods_are_evicted_one_after_the_other() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    budgets = {}
+    for replicas in (1, 2):
+        objects = [
+            yaml.safe_load(text) for _, text in rendered(CHART, "r", "ns", values | {"replicas": replicas})
+        ]
+        budgets[replicas] = [item["spec"] for item in objects if item["kind"] == "PodDisruptionBudget"]
+    (budget,) = budgets[2]
+    assert budgets[1] == []
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
 def test_values_select_the_charts_objects() -> None:
