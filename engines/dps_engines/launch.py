@@ -61,6 +61,15 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter. name: the part after the colon of `MODEL:ADAPTER`, with which requests select it. path: an id on
+    the Hub, or a path."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Traces:
     """Where an engine exports its spans: the base URL of an OTLP receiver, and the protocol."""
 
@@ -122,7 +131,7 @@ class Launch:
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
     the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown. shares_gpu_with: the other engine
     on the same GPU; None if the engine has its GPUs for itself. memory_limit: bytes of that GPU to which MPS limits the
-    engine; None if both can allocate all of it.
+    engine; None if both can allocate all of it. adapters: LoRA adapters that are loaded at the start.
     """
 
     model: str
@@ -139,6 +148,7 @@ class Launch:
     shares_gpu_with: "Launch | None" = None
     memory_limit: int | None = None
     model_path: str | None = None
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def location(self) -> str:

@@ -55,8 +55,13 @@ class EngineRuntime(Protocol):
     def check_version(self, version: str) -> None:
         """Raises EngineError if the version is older than the oldest supported one."""
 
-    def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
-        """Raises EngineError if the engine does not support the launch. image, version: as for `version`."""
+    def check_launch(
+        self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
+    ) -> None:
+        """Raises EngineError if the engine does not support the launch.
+
+        image, version: as for `version`. arguments: those of the user.
+        """
 
     def check_arguments(
         self, arguments: Sequence[str], speculation: Speculation | None, *, prefix_cache: bool = False

@@ -23,9 +23,13 @@ def check_accepted(options: Options, line: list[str]) -> None:
         position += 1
         if option["nargs"] == 0:
             continue
-        value = line[position]
-        assert not value.startswith("--")
-        assert option["choices"] is None or value in option["choices"]
-        if option["type"] == "int":
-            int(value)
-        position += 1
+        several = option["nargs"] in ("*", "+")
+        while True:
+            value = line[position]
+            assert not value.startswith("--")
+            assert option["choices"] is None or value in option["choices"]
+            if option["type"] == "int":
+                int(value)
+            position += 1
+            if not several or position == len(line) or line[position].startswith("--"):
+                break

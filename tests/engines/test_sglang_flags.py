@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.flags import Flag
-from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED
 from dps_testkit.engine_options import Options, check_accepted, recorded_options
@@ -99,6 +99,7 @@ def test_every_argument_is_accepted_by_every_supported_version(
         traces=Traces("http://c:4317"),
         tokenizer="t",
         revision="main",
+        adapters=ADAPTERS,
     )
     check_accepted(options, SGLANG.arguments(launch))
 
@@ -153,14 +154,43 @@ def test_chat_template_that_the_gateway_does_not_know_is_refused(argument: str) 
         SGLANG.check_arguments([argument, "t.jinja"], None)
 
 
-@pytest.mark.parametrize("argument", ["--lora-paths", "--enable-lora"])
-def test_lora_is_refused_only_with_a_draft_model(argument: str) -> None:
-    SGLANG.check_arguments([argument], None)
-    SGLANG.check_arguments([argument], Speculation("Ngram"))
-    with pytest.raises(
-        EngineError, match=r"cannot be combined with Standalone.*; remove it, or choose Ngram"
-    ):
-        SGLANG.check_arguments([argument], Speculation("Standalone", "d"))
+ADAPTERS = (Adapter("sql", "org/sql"), Adapter("chat", "/models/chat"))
+LORA_ALGORITHMS = {"0.5.8.post1": {"Ngram"}, "0.5.23": {"Ngram", "Eagle", "Eagle3"}}
+
+
+def test_adapters_are_loaded_under_their_names() -> None:
+    line = SGLANG.arguments(Launch("m", "m", 30000, adapters=ADAPTERS))
+    assert line[-3:] == ["--lora-paths", "sql=org/sql", "chat=/models/chat"]
+    with pytest.raises(EngineError, match=r"^--lora-paths is set by spec\.model\.adapters; remove it$"):
+        SGLANG.check_arguments(["--lora-paths", "a=b"], None)
+
+
+@pytest.mark.parametrize("version", LORA_ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [None, *SGLANG.algorithms])
+@pytest.mark.parametrize(
+    ("adapters", "arguments", "cause"),
+    [(ADAPTERS, [], "spec.model.adapters"), ((), ["--enable-lora"], "--enable-lora")],
+    ids=["adapters", "flag"],
+)
+def test_adapters_are_refused_with_algorithms_with_which_sglang_does_not_start(
+    version: str,
+    algorithm: Algorithm | None,
+    adapters: tuple[Adapter, ...],
+    arguments: list[str],
+    cause: str,
+) -> None:
+    speculation = Speculation(algorithm, "d") if algorithm else None
+    launch = Launch("m", "m", 30000, speculation=speculation, adapters=adapters)
+    if algorithm is None or algorithm in LORA_ALGORITHMS[version]:
+        SGLANG.check_launch(launch, None, version, arguments)
+        return
+    with pytest.raises(EngineError) as refused:
+        SGLANG.check_launch(launch, None, version, arguments)
+    assert str(refused.value) == (
+        f"spec.pools.speculative.speculation.algorithm: SGLang {version} supports no LoRA adapters with {algorithm}; "
+        f"choose {' or '.join(name for name in SGLANG.algorithms if name in LORA_ALGORITHMS[version])}, or remove "
+        f"{cause}"
+    )
 
 
 IMAGES = [

@@ -224,10 +224,10 @@ UNSHAREABLE: dict[str, tuple[str, Speculation, list[str], list[str], Unshareable
         "0.5.23",
         NGRAM,
         NO_ARGUMENTS,
-        ["--lora-paths=a"],
+        ["--enable-lora"],
         Unshareable(
             "LoRAEnabled",
-            "engines with LoRA adapters share no KV; remove --lora-paths from the arguments of the greedy pool",
+            "engines with LoRA adapters share no KV; remove --enable-lora from the arguments of the greedy pool",
         ),
     ),
     "another data type": (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.models import GIB
 from dps_engines.registry import RUNTIMES
 from dps_engines.vllm.flags import MANAGED, SHORT, UNSUPPORTED
@@ -73,8 +73,19 @@ def test_speculation_is_one_json_object(speculation: Speculation, config: dict[s
 def test_every_argument_is_accepted_by_every_supported_version(
     options: Options, speculation: Speculation | None
 ) -> None:
-    made = launch(speculation, tokenizer="t", revision="v2", traces=Traces("http://c:4317"))
+    made = launch(
+        speculation,
+        tokenizer="t",
+        revision="v2",
+        traces=Traces("http://c:4317"),
+        adapters=(Adapter("sql", "org/sql"), Adapter("chat", "/models/chat")),
+    )
     check_accepted(options, VLLM.arguments(made))
+
+
+def test_adapters_have_the_names_that_they_have_in_sglang() -> None:
+    line = VLLM.arguments(launch(adapters=(Adapter("sql", "org/sql"), Adapter("chat", "/models/chat"))))
+    assert line[-4:] == ["--lora-modules", "served:sql=org/sql", "served:chat=/models/chat", "--enable-lora"]
 
 
 def test_every_managed_or_refused_name_is_an_option() -> None:

@@ -6,12 +6,35 @@ from typing import Any, get_args
 import pytest
 
 from dps_engines import launch
+from dps_engines.pools import POOLS
 from dps_engines.registry import RUNTIMES
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
+
+ADAPTERS = [{"name": "sql", "path": "org/sql"}]
+
+
+def test_engines_of_both_pools_load_the_adapters() -> None:
+    pools = {"speculative": {"speculation": {"algorithm": "Ngram"}}}
+    made = router({"model": {**SMALLEST["model"], "adapters": ADAPTERS}, "pools": pools})
+    for pool in POOLS:
+        line = engine_arguments(made, pool)
+        assert line[line.index("--lora-paths") + 1] == "sql=org/sql"
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"model": {**SMALLEST["model"], "adapters": ADAPTERS}}, "spec.model.adapters"),
+        ({"engine": {"args": ["--enable-lora"]}}, "--enable-lora"),
+    ],
+)
+def test_adapters_are_refused_with_a_draft_model(changed: dict[str, Any], cause: str) -> None:
+    with pytest.raises(SpecError, match=f"supports no LoRA adapters with Standalone; .*, or remove {cause}$"):
+        engine_arguments(router({**SMALLEST, **changed}), "speculative")
 
 
 def test_spec_is_mapped_to_the_engines_command_line() -> None:

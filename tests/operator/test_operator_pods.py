@@ -59,11 +59,14 @@ OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
         {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "32Gi"}}]},
         {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}]},
     ),
-    "probe with another handler": (
-        {"readinessProbe": {"httpGet": {"path": "/health"}, "periodSeconds": 5}},
-        {"readinessProbe": {"exec": {"command": ["true"]}}},
-        {"readinessProbe": {"periodSeconds": 5, "exec": {"command": ["true"]}}},
-    ),
+    **{
+        f"{probe} with another handler": (
+            {probe: {"httpGet": {"path": "/health"}, "periodSeconds": 5}},
+            {probe: {"exec": {"command": ["true"]}}},
+            {probe: {"periodSeconds": 5, "exec": {"command": ["true"]}}},
+        )
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    },
     "hook with another handler": (
         {"lifecycle": {"preStop": {"sleep": {"seconds": 15}}}},
         {"lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": 1}}}},

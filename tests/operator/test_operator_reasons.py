@@ -49,8 +49,6 @@ def test_reasons_are_found() -> None:
     assert {"Serving", "Settled", "ProgressDeadlineExceeded", "WaitingForGPU"} <= reasons()
 
 
-
-
 @dataclass(frozen=True)
 class Case:
     """How a reason comes about: a spec, and a change of the cluster after the first reconcile."""
@@ -198,7 +196,7 @@ CASES = {
     "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),
     "LoRAEnabled": Case(
         "PrefixCacheShared",
-        shared(NGRAM, engine={"version": "0.5.23", "args": ["--lora-paths", "a"]}),
+        shared(NGRAM, model={**SMALLEST["model"], "adapters": [{"name": "sql", "path": "org/sql"}]}),
     ),
     "ArgumentsDiffer": Case(
         "PrefixCacheShared",

@@ -16,6 +16,10 @@ REFUSED: Refused = {
         {"model": {"cache": {"existingClaim": "models", "storageClassName": "fast"}}},
         "cache.storageClassName requires cache.size; an existing claim already has a storage class",
     ),
+    "adapters of the same name": (
+        {"model": {"adapters": [{"name": "a", "path": "org/a"}, {"name": "a", "path": "org/b"}]}},
+        "model.adapters must have different names",
+    ),
     "revision of a model in a bucket": (
         {"model": {"revision": "v2", "source": {"s3": {"uri": "s3://models/qwen"}}}},
         "model.revision must not be set with model.source",

@@ -13,6 +13,7 @@ from dps_engines.launch import (
     DEFAULT_STEPS,
     DEFAULT_TOP_K,
     WITHOUT_DRAFT_MODEL,
+    Algorithm,
     Launch,
     Speculation,
 )
@@ -95,6 +96,11 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--speculative-num-steps", f"{_SPECULATION}.steps", _of_draft(_steps)),
     Flag("--speculative-eagle-topk", f"{_SPECULATION}.topK", _of_draft(_top_k)),
     Flag("--speculative-num-draft-tokens", f"{_SPECULATION}.draftTokens", _of(_draft_tokens)),
+    Flag(
+        "--lora-paths",
+        "spec.model.adapters",
+        lambda launch: [f"{adapter.name}={adapter.path}" for adapter in launch.adapters],
+    ),
 )
 
 MANAGED = sources(FLAGS)
@@ -108,8 +114,17 @@ UNSUPPORTED = {
 }
 """Flags that break the deployment, and why."""
 
-LORA = ("--enable-lora", "--lora-paths")
-"""Flags that enable LoRA adapters, which SGLang refuses to combine with a draft model."""
+ENABLE_LORA = "--enable-lora"
+"""The flag with which adapters can be loaded while the engine runs."""
+
+HEADS_WITH_LORA_SINCE = (0, 5, 23)
+"""The oldest known version that supports adapters with Eagle and Eagle3. 0.5.8.post1 supports them only with Ngram."""
+
+
+def algorithms_with_adapters(version: tuple[int, ...]) -> tuple[Algorithm, ...]:
+    """The algorithms with which a version of SGLang starts if it has LoRA adapters."""
+    return ("Eagle", "Eagle3", "Ngram") if version >= HEADS_WITH_LORA_SINCE else ("Ngram",)
+
 
 ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algorithm"}
 """Short names that SGLang declares for managed flags.

@@ -13,7 +13,7 @@ from dps_engines import flags
 from dps_engines.flags import Flag
 from dps_engines.launch import FileCache, Launch, MooncakeCache, PrefixCache, Speculation, Unshareable
 from dps_engines.pools import PoolName
-from dps_engines.sglang.flags import LORA
+from dps_engines.sglang.flags import ENABLE_LORA
 from dps_sglang.compatibility import VERSIONS
 
 GREEDY: Final = "GREEDY"
@@ -180,13 +180,11 @@ def unshareable(
             f"spec.engine.image to {supported}",
         )
     for pool, given in arguments.items():
-        for argument in given:
-            name = argument.split("=", 1)[0]
-            if name in LORA:
-                return Unshareable(
-                    "LoRAEnabled",
-                    f"engines with LoRA adapters share no KV; remove {name} from the arguments of the {pool} pool",
-                )
+        if ENABLE_LORA in given:
+            return Unshareable(
+                "LoRAEnabled",
+                f"engines with LoRA adapters share no KV; remove {ENABLE_LORA} from the arguments of the {pool} pool",
+            )
     return _different_geometry(arguments)
 
 

@@ -48,12 +48,24 @@ class SGLang(Released):
         "CUDA_CACHE_PATH": "cuda",
     }
 
-    def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
+    def check_launch(
+        self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
+    ) -> None:
         """See EngineRuntime."""
-        if launch.speculation is not None and launch.speculation.algorithm not in self.algorithms:
+        if launch.speculation is None:
+            return
+        field, algorithm = "spec.pools.speculative.speculation.algorithm", launch.speculation.algorithm
+        if algorithm not in self.algorithms:
             raise EngineError(
-                "spec.pools.speculative.speculation.algorithm: SGLang has no suffix decoding; choose Ngram, or set "
-                "spec.pools.speculative.runtime to VLLM"
+                f"{field}: SGLang has no suffix decoding; choose Ngram, or set spec.pools.speculative.runtime to VLLM"
+            )
+        cause = "spec.model.adapters" if launch.adapters else flags.ENABLE_LORA
+        in_use = self.version(image, version)
+        supported = flags.algorithms_with_adapters(numbers(in_use))
+        if algorithm not in supported and (launch.adapters or cause in arguments):
+            raise EngineError(
+                f"{field}: SGLang {in_use} supports no LoRA adapters with {algorithm}; choose "
+                f"{' or '.join(supported)}, or remove {cause}"
             )
 
     def check_arguments(
@@ -65,11 +77,6 @@ class SGLang(Released):
             name = argument.split("=", 1)[0]
             if reason := flags.unsupported(argument):
                 raise EngineError(f"{name} is not supported: {reason}; remove it")
-            if name in flags.LORA and speculation is not None and speculation.algorithm != "Ngram":
-                raise EngineError(
-                    f"{name} cannot be combined with {speculation.algorithm}, because SGLang supports LoRA "
-                    "only with Ngram; remove it, or choose Ngram"
-                )
             if speculation is None and name.startswith("--spec"):
                 source: str | None = "spec.pools.speculative.speculation, and only for the speculative pool"
             else:

@@ -85,6 +85,12 @@ FLAGS: Final[tuple[Flag, ...]] = (
         _speculative_config,
         ("--spec-method", "--spec-model", "--spec-tokens"),
     ),
+    # Requests then select an adapter by the same name as with SGLang.
+    Flag(
+        "--lora-modules",
+        "spec.model.adapters",
+        lambda launch: [f"{launch.served_name}:{adapter.name}={adapter.path}" for adapter in launch.adapters],
+    ),
 )
 
 MANAGED: Final = sources(FLAGS)

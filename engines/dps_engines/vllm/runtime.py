@@ -55,7 +55,9 @@ class VLLM(Released):
         "CUDA_CACHE_PATH": "cuda",
     }
 
-    def check_launch(self, launch: Launch, image: str | None, version: str | None) -> None:
+    def check_launch(
+        self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
+    ) -> None:
         """See EngineRuntime."""
         speculation = launch.speculation
         if launch.shares_gpu_with is not None:
@@ -110,4 +112,5 @@ class VLLM(Released):
 
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""
-        return rendered(launch, flags.FLAGS)
+        # Users may pass --enable-lora as well, to load adapters while the engine runs.
+        return [*rendered(launch, flags.FLAGS), *(["--enable-lora"] if launch.adapters else [])]

@@ -75,15 +75,36 @@ class ModelCache(APIObject):
     )
 
 
+class Adapter(APIObject):
+    """A LoRA adapter of the model."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=63,
+        description="Requests with the model <servedName>:<name> use the adapter.",
+    )
+    path: str = Field(
+        pattern=r"^[^=,\s]+$",
+        max_length=512,
+        description="A model id on the Hugging Face Hub, or a path in the engine's container, for example under "
+        "/models.",
+    )
+
+
 class ServedModel(APIObject):
     """The target model, served by both pools."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
+                "!has(self.adapters) || self.adapters.all(adapter,"
+                " self.adapters.exists_one(other, other.name == adapter.name))",
+                "model.adapters must have different names",
+            ),
+            (
                 "!has(self.source) || !has(self.revision)",
                 "model.revision must not be set with model.source, because it applies to models on the Hub",
-            )
+            ),
         )
     )
 
@@ -119,6 +140,12 @@ class ServedModel(APIObject):
     source: ModelSource | None = Field(
         default=None,
         description="Where the model's files are; the Hugging Face Hub, or the path in model.name, if unset.",
+    )
+    adapters: list[Adapter] = Field(
+        default=[],
+        max_length=64,
+        description="LoRA adapters that the engines of both pools load when they start. SGLang supports them with "
+        "Ngram and, since 0.5.23, with Eagle and Eagle3.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Secret key with a Hugging Face token, for gated and private models."

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dps_engines.launch import EngineError, Launch, Speculation, Traces
+from dps_engines.launch import Adapter, EngineError, Launch, Speculation, Traces
 from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
@@ -67,6 +67,7 @@ def _launch(router: Router, name: PoolName) -> Launch:
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
         prefix_cache=launch_settings(router),
         gpu_bytes=_gpu_bytes(spec, pool),
+        adapters=tuple(Adapter(adapter.name, adapter.path) for adapter in spec.model.adapters),
     )
 
 
@@ -123,7 +124,7 @@ def engine_arguments(router: Router, name: PoolName) -> list[str]:
     ]
     launch = _placed_launch(router, name)
     try:
-        runtime.check_launch(launch, engine.image, engine.version)
+        runtime.check_launch(launch, engine.image, engine.version, additional)
         memory = runtime.memory_arguments(launch, version, additional)
         return [*runtime.arguments(launch), *_api_key(spec, name), *memory, *additional]
     except EngineError as error:

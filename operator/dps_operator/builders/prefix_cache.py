@@ -42,6 +42,10 @@ def _pool_arguments(spec: Spec) -> dict[PoolName, list[str]]:
 
 def unshareable(spec: Spec) -> Unshareable | None:
     """Why the pools cannot share a common prefix cache; None if they can."""
+    if spec.model.adapters:
+        return Unshareable(
+            "LoRAEnabled", "engines with LoRA adapters share no KV; remove spec.model.adapters"
+        )
     speculation = launch_speculation(spec.pools.speculative.speculation)
     found = (
         runtime_of(spec, pool).unshareable(version_of(spec, pool), speculation, _pool_arguments(spec))
