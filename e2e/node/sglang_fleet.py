@@ -14,7 +14,7 @@ import pytest
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL as SERVED_NAME
-from dps_sglang.page_metrics import NAME
+from dps_sglang.metrics import PAGES
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.http import metric, status_of
@@ -93,7 +93,7 @@ class Fleet:
         found: Counter[str] = Counter()
         for url in self.engines.values():
             for outcome in OUTCOMES:
-                found[outcome] += int(await metric(url, f"{NAME}_total", outcome=outcome))
+                found[outcome] += int(await metric(url, f"{PAGES}_total", outcome=outcome))
         return found
 
     def stored(self) -> Mapping[Path, bytes]:

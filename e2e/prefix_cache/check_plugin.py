@@ -82,7 +82,8 @@ def storage_config(extra: dict[str, Any]) -> HiCacheStorageConfig:
 def engine_arguments(**arguments: Any) -> AbstractContextManager[Any]:
     """A context in which the engine has these arguments."""
     options: dict[str, Any] = {"model_path": "/model", "load_format": "auto", "dtype": "float32"}
-    options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None} | arguments
+    options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None}
+    options |= {"tokenizer_worker_num": 1} | arguments
     return patch.object(identity, "get_server_args", lambda: SimpleNamespace(**options))
 
 
@@ -142,6 +143,9 @@ def main() -> None:
     ).kv_hit_pages
     result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    result["pages found with several workers for HTTP"] = backend(
+        folder, host, tokenizer_worker_num=2
+    ).batch_exists(KEYS)
     first = model(folder, "first", b"weights")
     tag = mooncake_tag(host, first)
     assert tag.startswith("router-")

@@ -10,10 +10,11 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferRes
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from dps_sglang import compatibility
-from dps_sglang.identity import NotShareable, engine_geometry
-from dps_sglang.page_metrics import PageMetrics
+from dps_sglang.identity import engine_geometry
+from dps_sglang.metrics import PageMetrics
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
+from dps_sglang.sharing import SHARING, NotShareable
 from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
@@ -61,7 +62,7 @@ class SharedPrefixCache(HiCacheStorage):
         try:
             self._cache = self._open(mem_pool_host)
         except NotShareable as error:
-            logger.warning("dps prefix cache: not shared: %s", error)
+            SHARING.refuse(str(error))
 
     def _open(self, pool: Any) -> SharedCache:
         reason = compatibility.objection(version("sglang"), compatibility.STORAGE_SIGNATURES)
@@ -70,6 +71,7 @@ class SharedPrefixCache(HiCacheStorage):
         pages = TorchPages(pool)
         geometry = engine_geometry(self._config, pool, pages.page_bytes, self._settings.weights)
         page_format = PageFormat.of(geometry, self._settings.secret())
+        SHARING.begin(page_format.folder, self.close)
         self._page_tokens = pool.page_size
         self._page_bytes = pages.page_bytes
         logger.info(
@@ -125,12 +127,8 @@ class SharedPrefixCache(HiCacheStorage):
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         if pool_transfers:
             if not self._warned_of_sidecars:
-                names = sorted({str(transfer.name) for transfer in pool_transfers})
-                logger.warning(
-                    "dps prefix cache: prefixes are not read: the engine also requires pages of %s, which "
-                    "are not shared",
-                    ", ".join(names),
-                )
+                names = ", ".join(sorted({transfer.name.value for transfer in pool_transfers}))
+                SHARING.only_write(f"the engine also requires pages of {names}, which are not shared")
                 self._warned_of_sidecars = True
             return PoolTransferResult.empty()
         return PoolTransferResult(self.batch_exists(keys, extra_info), {})

@@ -23,7 +23,19 @@ CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat.
 
 MOONCAKE_INIT = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore.__init__"
 
+WEIGHT_UPDATES = tuple(
+    f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
+    for name in (
+        "update_weights_from_disk",
+        "update_weights_from_distributed",
+        "update_weights_from_tensor",
+        "update_weights_from_ipc",
+    )
+)
+
+UPDATE_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(WEIGHT_UPDATES, ("self", "recv_req"))
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    **UPDATE_SIGNATURES,
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
     f"{STORAGE}.batch_exists": ("self", "keys", "extra_info"),
     f"{STORAGE}.batch_exists_v2": ("self", "keys", "pool_transfers", "extra_info"),
@@ -56,6 +68,7 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    **UPDATE_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }

@@ -5,8 +5,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_server_args
 
+from dps_sglang.sharing import NotShareable
 from dps_sglang.storage.geometry import Geometry
 from dps_sglang.weights import fingerprint
 
@@ -20,10 +22,6 @@ KV_OPTIONS = (
 """Engine options that change KV without changing a page's shape."""
 
 
-class NotShareable(Exception):
-    """A configuration whose KV must not be shared; the message says why."""
-
-
 def engine_geometry(config: Any, pool: Any, page_bytes: int, weights: str | None = None) -> Geometry:
     """The geometry of the engine's pages. Raises NotShareable.
 
@@ -33,6 +31,11 @@ def engine_geometry(config: Any, pool: Any, page_bytes: int, weights: str | None
     arguments = get_server_args()
     if arguments.enable_lora:
         raise NotShareable("LoRA adapters are enabled")
+    if arguments.tokenizer_worker_num > 1 or envs.SGLANG_RUST_SERVER.get():
+        raise NotShareable(
+            "SGLang loads no plugins in the processes that serve HTTP, so tenants would share prefixes on "
+            "/v1/messages; remove --tokenizer-worker-num and SGLANG_RUST_SERVER"
+        )
     rank = "any" if config.is_mla_model else config.tp_rank  # MLA replicates KV on all ranks
     shape = {
         name: getattr(pool, name, None)

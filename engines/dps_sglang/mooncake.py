@@ -8,10 +8,12 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dps_sglang.adapter import TorchPages
-from dps_sglang.identity import NotShareable, engine_geometry
+from dps_sglang.identity import engine_geometry
+from dps_sglang.sharing import SHARING, NotShareable
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +30,20 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
         page_bytes = TorchPages(mem_pool).page_bytes
         geometry = engine_geometry(storage_config, mem_pool, page_bytes, settings.get("weights"))
         suffix = geometry.digest().hex()[:16]
+        SHARING.begin(suffix, partial(_rename_pages, self))
         logger.info("dps prefix cache: shared with the tag %s; geometry: %s", suffix, geometry)
     except NotShareable as error:
-        suffix = uuid.uuid4().hex
-        logger.warning("dps prefix cache: not shared: %s", error)
+        suffix = _unique()
+        SHARING.refuse(str(error))
     tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
     return original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
+
+
+def _unique() -> str:
+    """A name that no other engine uses."""
+    return uuid.uuid4().hex
+
+
+def _rename_pages(store: Any) -> None:
+    """From now on, the store's pages have names that no other engine uses."""
+    store.config_prefix = _unique()

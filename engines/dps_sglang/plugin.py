@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import salted
+from dps_sglang.sharing import before_new_weights
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ def register() -> None:
         from dps_sglang.mooncake import tagged
 
         _wrap(compatibility.MOONCAKE_INIT, tagged)
+    if _supported("not shared", compatibility.UPDATE_SIGNATURES):
+        for update in compatibility.WEIGHT_UPDATES:
+            _wrap(update, before_new_weights)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
     if serves and _supported("tenants share prefixes of /v1/messages", compatibility.SALT_SIGNATURES):

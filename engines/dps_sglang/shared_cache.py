@@ -55,14 +55,14 @@ class SharedCache:
         self._writes: deque[Transfer] = deque(maxlen=REMEMBERED_TRANSFERS)
 
     def close(self) -> None:
-        """From now on, no page is read or written. Transfers that are under way end early."""
+        """From now on, no page is found, read or written. Transfers that are under way end early."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prefix_pages(self, keys: Sequence[str]) -> int:
         """How many pages are present before the first one that is missing."""
         for number, key in enumerate(keys):
-            if not self._store.contains(key):
+            if self._closed or not self._store.contains(key):
                 return number
         return len(keys)
 

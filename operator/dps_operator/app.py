@@ -22,6 +22,7 @@ from dps_operator.leader import Leadership
 from dps_operator.mounts import MountWatch
 from dps_operator.observe import Observations
 from dps_operator.options import parse_options
+from dps_operator.prefix_cache.engine_metrics import EngineMetrics
 from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
 from dps_operator.resync import Resync
@@ -51,12 +52,12 @@ async def run(settings: Settings) -> None:
     os.environ.setdefault("POD_ID", socket.gethostname())
 
     cluster = await KubernetesCluster.connect(settings.request_timeout)
-    gateways = aiohttp.ClientSession()
+    http = aiohttp.ClientSession()
     leadership = Leadership.of(cluster, settings.lease)
 
-    observations, metrics = Observations(), GatewayMetrics(gateways)
+    observations, metrics = Observations(), GatewayMetrics(http)
     allocations, idle_pools = Allocations(), IdlePools()
-    caches = CacheWatch(observations, metrics)
+    caches = CacheWatch(observations, metrics, EngineMetrics(http))
     mounts = MountWatch(cluster, observations)
     reconciler = Reconciler(cluster, observations, settings, _now, allocations, caches.health, idle_pools)
     queue = WorkQueue(reconciler.reconcile)
@@ -83,7 +84,7 @@ async def run(settings: Settings) -> None:
     finally:
         await leadership.release()
         await server.cleanup()
-        await gateways.close()
+        await http.close()
         await cluster.close()
 
 

@@ -31,16 +31,20 @@ class GatewayMetrics:
         return await asyncio.gather(*(self._one(address) for address in addresses))
 
     async def _one(self, address: str) -> str:
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}/metrics"
         try:
-            timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-            async with self._session.get(url, timeout=timeout) as answer:
-                answer.raise_for_status()
-                return await answer.text()
+            return await metrics_text(self._session, address, self._port)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             # The message is constant, because each change of it is written to the status.
             raise GatewaysUnreachableError(
                 f"port {self._port} of a gateway does not answer the operator; if spec.networkPolicy is set, add the "
                 "operator's pods to networkPolicy.monitoring"
             ) from error
+
+
+async def metrics_text(session: aiohttp.ClientSession, address: str, port: int) -> str:
+    """/metrics of a pod. Raises aiohttp.ClientError, TimeoutError or ValueError if it cannot be read."""
+    host = f"[{address}]" if ":" in address else address
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+    async with session.get(f"http://{host}:{port}/metrics", timeout=timeout) as answer:
+        answer.raise_for_status()
+        return await answer.text()

@@ -62,6 +62,7 @@ def test_prefix_cache_adds_the_flags_of_hicache_and_the_plugins_settings() -> No
     *flags, settings = added_flags()
     assert flags == [
         *("--page-size", "64"),
+        *("--tokenizer-worker-num", "1"),
         "--enable-hierarchical-cache",
         *("--hicache-write-policy", "write_through"),
         *("--hicache-storage-prefetch-policy", "timeout"),
@@ -95,6 +96,7 @@ def test_mooncake_adds_the_flags_of_hicache_and_sglangs_settings() -> None:
     *flags, settings = added_flags(MOONCAKE)
     assert flags == [
         *("--page-size", "64"),
+        *("--tokenizer-worker-num", "1"),
         "--enable-hierarchical-cache",
         *("--hicache-write-policy", "write_through"),
         *("--hicache-storage-prefetch-policy", "timeout"),

@@ -1,14 +1,16 @@
 """Whether the storage of a common prefix cache serves what it should contain, from the gateways' metrics."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from dps_engines.registry import RUNTIMES
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.observe import Observations
+from dps_operator.prefix_cache.engines import HALF_LIFE_SECONDS
 from dps_operator.prefix_cache.health import (
     ENOUGH_TOKENS,
-    HALF_LIFE_SECONDS,
     CacheHealth,
     Counters,
     Tally,
@@ -99,12 +101,23 @@ class Gateways:
         return [self.text for _ in addresses]
 
 
+class Engines:
+    """Has the metrics of engines by address; those that are missing do not answer."""
+
+    def __init__(self, texts: dict[str, str] | None = None) -> None:
+        self.by_address = texts or {}
+
+    async def texts(self, addresses: Sequence[str], port: int) -> dict[str, str]:
+        assert port == RUNTIMES["SGLang"].port
+        return {address: self.by_address[address] for address in addresses if address in self.by_address}
+
+
 async def test_routers_are_reconciled_when_the_result_changes() -> None:
     seen, gateways = Observations(), Gateways()
     body = {"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": dict(PREFIX_CACHE)}
     seen.update_router(body)
     seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1"))
-    watch = CacheWatch(seen, gateways)
+    watch = CacheWatch(seen, gateways, Engines())
     assert watch.health(KEY) is None
     assert await watch.once(0.0) == [KEY]
     assert gateways.asked == ["10.0.0.1"]
@@ -114,7 +127,7 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     assert watch.health(KEY) == UNSERVED
     gateways.problem = "no gateway is running"
     assert await watch.once(3.0) == [KEY]
-    assert watch.health(KEY) == CacheHealth("no gateway is running", UNSERVED.judged, UNSERVED.unserved)
+    assert watch.health(KEY) == replace(UNSERVED, unreachable="no gateway is running")
     seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
     assert await watch.once(4.0) == []
     assert watch.health(KEY) is None
@@ -124,5 +137,20 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
 async def test_routers_without_a_common_prefix_cache_are_not_observed(spec: dict[str, object]) -> None:
     seen, gateways = Observations(), Gateways()
     seen.update_router({"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": spec})
-    assert await CacheWatch(seen, gateways).once(0.0) == []
+    assert await CacheWatch(seen, gateways, Engines()).once(0.0) == []
     assert gateways.asked == []
+
+
+async def test_engines_are_observed_even_if_no_gateway_answers() -> None:
+    seen, gateways = Observations(), Gateways()
+    gateways.problem = "no gateway is running"
+    seen.update_router({"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": dict(PREFIX_CACHE)})
+    seen.update_pod(pod("greedy-1", "greedy", podIP="10.0.0.2"))
+    seen.update_pod(pod("greedy-2", "greedy", podIP="10.0.0.3"))
+    seen.update_pod(pod("redis-0", "redis", podIP="10.0.0.4"))
+    sharing = 'dps_prefix_cache_sharing{{pages="{}",problem="{}"}} 1.0'
+    watch = CacheWatch(seen, gateways, Engines({"10.0.0.3": sharing.format("", "LoRA"), "10.0.0.4": ""}))
+    await watch.once(0.0)
+    health = watch.health(KEY)
+    assert health is not None
+    assert health.reports.unshared == {"greedy": "LoRA"}

@@ -128,10 +128,11 @@ def test_python_path_from_another_object_is_refused() -> None:
         pod(spec)
 
 
-def test_arguments_that_the_common_cache_sets_are_refused() -> None:
-    spec = {**PREFIX_CACHE, "engine": {"version": "0.5.23", "args": ["--page-size", "1"]}}
+@pytest.mark.parametrize("flag", ["--page-size", "--tokenizer-worker-num"])
+def test_arguments_that_the_common_cache_sets_are_refused(flag: str) -> None:
+    spec = {**PREFIX_CACHE, "engine": {"version": "0.5.23", "args": [flag, "4"]}}
     with pytest.raises(
-        SpecError, match=r"^spec\.engine\.args: --page-size is set by spec\.prefixCache; remove it$"
+        SpecError, match=rf"^spec\.engine\.args: {flag} is set by spec\.prefixCache; remove it$"
     ):
         pod(spec)
 

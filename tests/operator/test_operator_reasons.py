@@ -12,6 +12,7 @@ import pytest
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.errors import ClusterError, NotInstalledError
+from dps_operator.prefix_cache.engines import EngineReports
 from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import Component
 from dps_operator.status.diagnose import SEVERITY
@@ -138,6 +139,15 @@ def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
     return change
 
 
+def reported(**reports: Any) -> Callable[[OperatorHarness], None]:
+    """The engines have reported this."""
+
+    def change(harness: OperatorHarness) -> None:
+        harness.cache_healths[KEY] = CacheHealth(reports=EngineReports(**reports))
+
+    return change
+
+
 def pools(**speculative: Any) -> dict[str, Any]:
     return {**SMALLEST, "pools": {"speculative": {**SMALLEST["pools"]["speculative"], **speculative}}}
 
@@ -205,6 +215,12 @@ CASES = {
             "pools": {**PREFIX_CACHE["pools"], "greedy": {"args": ["--kv-cache-dtype", "fp8_e5m2"]}},
         },
     ),
+    "EngineNotSharing": Case("PrefixCacheShared", PREFIX_CACHE, reported(unshared={"greedy": "LoRA"})),
+    "GeometryDiffers": Case("PrefixCacheShared", PREFIX_CACHE, reported(different=True)),
+    "OneWay": Case("PrefixCacheShared", PREFIX_CACHE, reported(write_only={"speculative": "a draft"})),
+    "StorageFull": Case("PrefixCacheServing", PREFIX_CACHE, reported(full=frozenset({"greedy"}))),
+    "StorageFailing": Case("PrefixCacheServing", PREFIX_CACHE, reported(failing=frozenset({"greedy"}))),
+    "StorageSlow": Case("PrefixCacheServing", PREFIX_CACHE, reported(slow={"greedy": "1 GB/s"})),
     "StorageServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched()),
     "MasterNotReady": Case("PrefixCacheServing", MOONCAKE),
     "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),

@@ -136,6 +136,8 @@ def _ngram_breadth(launch: Launch) -> int | None:
 
 FLAGS: Final[tuple[Flag, ...]] = (
     Flag("--page-size", _SOURCE, lambda _: PAGE_TOKENS),
+    # SGLang loads no plugins in additional workers, so they would not separate the tenants of /v1/messages.
+    Flag("--tokenizer-worker-num", _SOURCE, lambda _: 1),
     Flag("--speculative-ngram-max-bfs-breadth", _SOURCE, _ngram_breadth),
     Flag("--enable-hierarchical-cache", _SOURCE, lambda _: True, ("--enable-hicache",)),
     Flag("--hicache-write-policy", _SOURCE, lambda _: "write_through"),

@@ -36,6 +36,7 @@ class Outcome(Enum):
     TOO_LARGE = "too_large"
     BUSY = "busy"
     FULL = "full"
+    WRITE_ERROR = "write_error"
 
 
 @dataclass(frozen=True)

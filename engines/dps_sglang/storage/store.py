@@ -92,8 +92,7 @@ class PageStore:
             try:
                 outcome = self._shard(name).put(path, (header, payload))
             except OSError:
-                outcome = Outcome.FULL
-                self._count("write_error")
+                outcome = Outcome.WRITE_ERROR
         self._count(outcome.value)
         return outcome
 

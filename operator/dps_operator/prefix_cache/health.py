@@ -7,9 +7,8 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.pools import POOLS, PoolName
+from dps_operator.prefix_cache.engines import HALF_LIFE_SECONDS, EngineReports
 
-HALF_LIFE_SECONDS: Final = 300.0
-"""Time after which the weight of observed tokens has halved."""
 ENOUGH_TOKENS: Final = 10_000.0
 """Fetchable tokens that have to be observed in a pool before it counts as judged, and before its result changes."""
 SERVED_SHARE: Final = 0.5
@@ -29,6 +28,8 @@ class CacheHealth:
     """Pools that had enough tokens to fetch."""
     unserved: frozenset[PoolName] = frozenset()
     """Those of them that fetched too few."""
+    reports: EngineReports = field(default_factory=EngineReports)
+    """What the engines report."""
 
 
 def counters(text: str) -> Counters:

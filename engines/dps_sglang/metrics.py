@@ -1,0 +1,65 @@
+"""The plugin's metrics: what happened to pages of the shared store, and with which engines pages are shared.
+
+SGLang exports them with its own. When prometheus_client is imported, it reads an environment variable that SGLang sets
+in each of its processes, so it is imported late.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+PAGES = "dps_prefix_cache_pages"
+SHARING = "dps_prefix_cache_sharing"
+
+
+class PageMetrics:
+    """Exports the outcomes of one store."""
+
+    def __init__(self) -> None:
+        self._exported: dict[str, int] = {}
+
+    def export(self, counts: Mapping[str, int]) -> None:
+        """Add what is new since the last call. counts: pages by outcome since the start."""
+        for outcome, total in counts.items():
+            if new := total - self._exported.get(outcome, 0):
+                _pages().labels(outcome).inc(new)
+        self._exported = dict(counts)
+
+
+class SharingMetric:
+    """Exports which pages this process shares. The present state has the value 1, earlier ones have 0."""
+
+    def __init__(self) -> None:
+        self._exported: tuple[str, str] | None = None
+
+    def export(self, pages: str, problem: str) -> None:
+        """Replace the exported state.
+
+        pages: identifies the pages that this process can read and write; empty if it shares none. problem: why it
+        shares none, or does not read them; empty if there is no problem.
+        """
+        if self._exported is not None:
+            _sharing().labels(*self._exported).set(0)
+        self._exported = pages, problem
+        _sharing().labels(*self._exported).set(1)
+
+
+@cache
+def _pages() -> Any:
+    from prometheus_client import Counter
+
+    return Counter(
+        PAGES, "Pages that this engine read from and wrote to the common prefix cache", ["outcome"]
+    )
+
+
+@cache
+def _sharing() -> Any:
+    from prometheus_client import Gauge
+
+    return Gauge(
+        SHARING,
+        "1 for the pages of the common prefix cache that this engine uses, and the problem that it has with them",
+        ["pages", "problem"],
+        multiprocess_mode="max",
+    )

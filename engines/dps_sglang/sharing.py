@@ -1,0 +1,68 @@
+"""Whether this process shares pages. It reports the state in the log and as a metric, and ends the sharing.
+
+A replacement of the weights of a running engine ends it, because the names of its pages identify the earlier weights.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from dps_sglang.metrics import SharingMetric
+
+logger = logging.getLogger(__name__)
+
+REPLACED = "the weights were replaced while the engine was running; restart it with the new weights"
+
+
+class NotShareable(Exception):
+    """A configuration whose KV must not be shared; the message says why."""
+
+
+class Sharing:
+    """The state of one process. SGLang may open a storage more than once, if a request to an engine attaches it."""
+
+    def __init__(self) -> None:
+        self._metric = SharingMetric()
+        self._ends: list[Callable[[], None]] = []
+        self._pages = ""
+        self._replaced = False
+
+    def begin(self, pages: str, end: Callable[[], None]) -> None:
+        """Report that this process shares pages. Raises NotShareable if the weights have been replaced.
+
+        pages: identifies them. Engines with the same value read each other's. end: ends the sharing.
+        """
+        if self._replaced:
+            raise NotShareable(REPLACED)
+        self._ends.append(end)
+        self._pages = pages
+        self._metric.export(pages, "")
+
+    def refuse(self, problem: str) -> None:
+        """Report that this process shares no pages."""
+        logger.warning("dps prefix cache: not shared: %s", problem)
+        self._metric.export("", problem)
+
+    def only_write(self, problem: str) -> None:
+        """Report that other engines can read the pages of this one, which reads none."""
+        logger.warning("dps prefix cache: prefixes are not read: %s", problem)
+        self._metric.export(self._pages, problem)
+
+    def end(self) -> None:
+        """End the sharing, because the weights are about to be replaced."""
+        self._replaced = True
+        if self._ends:
+            for end in self._ends:
+                end()
+            self._ends.clear()
+            self.refuse(REPLACED)
+
+
+SHARING = Sharing()
+"""The state of this process."""
+
+
+def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps the methods of SGLang's scheduler that replace weights."""
+    SHARING.end()
+    return original(self, *args, **kwargs)

@@ -1,0 +1,189 @@
+"""What the engines report of the storage of a common prefix cache. No I/O."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dps_engines.pools import POOLS, PoolName
+
+HALF_LIFE_SECONDS: Final = 300.0
+"""Time after which the weight of an observation has halved."""
+ENOUGH_PAGES: Final = 100.0
+"""Pages that have to be written, or read, in a pool before its storage is judged, and before the result changes."""
+ENOUGH_FETCHES: Final = 20.0
+"""The same for fetches, whose bandwidth is compared with the break-even."""
+FAILED_SHARE: Final = 0.5
+"""Least share of the pages that a storage which is full or fails could not write or read."""
+
+GIBIBYTE: Final = 1.073741824
+"""In GB."""
+
+_COUNTERS: Final = {
+    "sglang:prefetch_bandwidth_sum": "bandwidth",
+    "sglang:prefetch_bandwidth_count": "fetches",
+    "sglang:realtime_tokens_total": "prefilled",
+    "sglang:per_stage_req_latency_seconds_sum": "prefill_seconds",
+}
+_SELECTED: Final = {"prefilled": ("mode", "prefill_compute"), "prefill_seconds": ("stage", "prefill_forward")}
+"""The label that a sample of these counters must have."""
+
+
+@dataclass(frozen=True)
+class EngineSample:
+    """The metrics of one engine that concern the common prefix cache."""
+
+    sharing: frozenset[tuple[str, str]] = frozenset()
+    """For each of its processes, the pages that it shares, and the problem that it has with them."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Since the engine has started: pages by outcome, and the values of `_COUNTERS`."""
+    kv_gigabytes_per_token: float = 0.0
+
+
+@dataclass(frozen=True)
+class EngineReports:
+    """What is wrong according to the engines of a DPSRouter; nothing, unless they report it."""
+
+    unshared: Mapping[PoolName, str] = field(default_factory=dict)
+    """Why an engine of these pools shares no pages."""
+    write_only: Mapping[PoolName, str] = field(default_factory=dict)
+    """Why an engine of these pools reads no pages, although others can read those that it writes."""
+    different: bool = False
+    """Whether the pools share no pages with each other, although each shares some."""
+    full: frozenset[PoolName] = frozenset()
+    """Pools for most of whose pages the storage had no space."""
+    failing: frozenset[PoolName] = frozenset()
+    """Pools most of whose pages could not be written, or were unreadable or damaged."""
+    slow: Mapping[PoolName, str] = field(default_factory=dict)
+    """Pools that fetch more slowly than they compute, with the bandwidth when this was found."""
+
+
+def engine_sample(text: str) -> EngineSample:
+    """What an engine's /metrics state. An engine without the plugin, or with an older one, states nothing."""
+    sharing: set[tuple[str, str]] = set()
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name
+            if name == "dps_prefix_cache_sharing" and sample.value:
+                sharing.add((sample.labels["pages"], sample.labels["problem"]))
+            elif name == "dps_prefix_cache_pages_total":
+                counters[sample.labels["outcome"]] = sample.value
+            elif key := _COUNTERS.get(name):
+                label, value = _SELECTED.get(key, ("", None))
+                if sample.labels.get(label) == value:
+                    counters[key] = counters.get(key, 0.0) + sample.value
+            elif name in ("sglang:kv_cache_memory_usage_gb", "sglang:max_total_num_tokens"):
+                gauges[name] = max(gauges.get(name, 0.0), sample.value)
+    tokens = gauges.get("sglang:max_total_num_tokens", 0.0)
+    memory = gauges.get("sglang:kv_cache_memory_usage_gb", 0.0) * GIBIBYTE
+    return EngineSample(frozenset(sharing), counters, memory / tokens if tokens else 0.0)
+
+
+Samples = Mapping[PoolName, Mapping[str, EngineSample]]
+"""The engines of each pool by their addresses."""
+
+
+class EngineTally:
+    """What the engines of one DPSRouter have reported, with weights that decrease over time."""
+
+    def __init__(self) -> None:
+        self.reports = EngineReports()
+        self._sums: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
+        self._last: dict[str, Mapping[str, float]] = {}
+        self._updated = 0.0
+
+    def add(self, samples: Samples, now: float) -> None:
+        """Include the engines' counters at a time in seconds. The first counters of an engine are a baseline."""
+        weight = 2 ** (-(now - self._updated) / HALF_LIFE_SECONDS)
+        before = self.reports
+        full, failing, slow = set(before.full), set(before.failing), dict(before.slow)
+        for pool, engines in samples.items():
+            sums = {name: weight * total for name, total in self._sums[pool].items()}
+            for address, sample in engines.items():
+                for name, new in _increase(self._last.get(address), sample.counters).items():
+                    sums[name] = sums.get(name, 0.0) + new
+            self._sums[pool] = sums
+            _judge(full, pool, _share(sums, ("full", "too_large"), ("stored", "write_error")))
+            _judge(failing, pool, _failing(sums))
+            per_token = max((sample.kv_gigabytes_per_token for sample in engines.values()), default=0.0)
+            _judge_bandwidth(slow, pool, sums, per_token)
+        self._last = {
+            address: sample.counters for engines in samples.values() for address, sample in engines.items()
+        }
+        self._updated = now
+        unshared, write_only = _problems(samples)
+        self.reports = EngineReports(
+            unshared, write_only, _different(samples), frozenset(full), frozenset(failing), slow
+        )
+
+
+def _increase(before: Mapping[str, float] | None, present: Mapping[str, float]) -> dict[str, float]:
+    """How much each counter has grown. Those of an engine that has restarted begin at 0."""
+    if before is None:
+        return {}
+    restarted = any(present.get(name, 0.0) < value for name, value in before.items())
+    return {name: value if restarted else value - before.get(name, 0.0) for name, value in present.items()}
+
+
+def _share(sums: Mapping[str, float], bad: Collection[str], good: Collection[str]) -> float | None:
+    """The share of the pages with bad outcomes; None if there are too few pages."""
+    failed = sum(sums.get(outcome, 0.0) for outcome in bad)
+    total = failed + sum(sums.get(outcome, 0.0) for outcome in good)
+    return failed / total if total >= ENOUGH_PAGES else None
+
+
+def _failing(sums: Mapping[str, float]) -> float | None:
+    """The larger share of the pages that could not be written, and of those that could not be used."""
+    written = _share(sums, ("write_error",), ("stored", "full"))
+    used = _share(sums, ("read_error", "rejected"), ("read",))
+    return max((share for share in (written, used) if share is not None), default=None)
+
+
+def _judge(pools: set[PoolName], pool: PoolName, share: float | None) -> None:
+    """Add a pool to those with a problem, or remove it, unless there is too little evidence."""
+    if share is not None:
+        pools.discard(pool)
+        if share >= FAILED_SHARE:
+            pools.add(pool)
+
+
+def _judge_bandwidth(
+    slow: dict[PoolName, str], pool: PoolName, sums: Mapping[str, float], kv_gigabytes_per_token: float
+) -> None:
+    """The same for the bandwidth of fetches, as in DPSPrefixCacheSlow. The text of a slow pool is kept.
+
+    Each change of a condition's message is written to the status, so the text has the bandwidth at the beginning.
+    """
+    fetches, seconds = sums.get("fetches", 0.0), sums.get("prefill_seconds", 0.0)
+    if fetches < ENOUGH_FETCHES or not seconds or not kv_gigabytes_per_token:
+        return
+    bandwidth = sums["bandwidth"] / fetches
+    break_even = sums.get("prefilled", 0.0) / seconds * kv_gigabytes_per_token
+    if bandwidth >= break_even:
+        slow.pop(pool, None)
+    else:
+        slow.setdefault(pool, f"{bandwidth:.2g} GB/s instead of {break_even:.2g}")
+
+
+def _problems(samples: Samples) -> tuple[dict[PoolName, str], dict[PoolName, str]]:
+    """The problem of an engine of each pool that shares no pages, and of one that only writes them."""
+    unshared: dict[PoolName, str] = {}
+    write_only: dict[PoolName, str] = {}
+    for pool, engines in samples.items():
+        for pages, problem in sorted(_states(engines)):
+            if problem:
+                (write_only if pages else unshared).setdefault(pool, problem)
+    return unshared, write_only
+
+
+def _different(samples: Samples) -> bool:
+    """Whether both pools share pages, but no engine of one pool has the pages of an engine of the other."""
+    pages = [{pages for pages, _ in _states(engines) if pages} for engines in samples.values()]
+    return len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
+
+
+def _states(engines: Mapping[str, EngineSample]) -> set[tuple[str, str]]:
+    return {state for sample in engines.values() for state in sample.sharing}

@@ -1,0 +1,190 @@
+"""What the operator concludes from the engines' metrics about a common prefix cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from dps_engines.pools import PoolName
+from dps_operator.prefix_cache.engines import (
+    HALF_LIFE_SECONDS,
+    EngineReports,
+    EngineSample,
+    EngineTally,
+    engine_sample,
+)
+
+METRICS = """\
+# TYPE dps_prefix_cache_sharing gauge
+dps_prefix_cache_sharing{pages="a",problem=""} 1.0
+dps_prefix_cache_sharing{pages="",problem="earlier"} 0.0
+# TYPE dps_prefix_cache_pages counter
+dps_prefix_cache_pages_total{outcome="stored"} 7.0
+# TYPE sglang:prefetch_bandwidth histogram
+sglang:prefetch_bandwidth_bucket{le="+Inf",tp_rank="0"} 2.0
+sglang:prefetch_bandwidth_count{tp_rank="0"} 2.0
+sglang:prefetch_bandwidth_sum{tp_rank="0"} 3.0
+sglang:prefetch_bandwidth_count{tp_rank="1"} 1.0
+sglang:prefetch_bandwidth_sum{tp_rank="1"} 1.0
+# TYPE sglang:realtime_tokens counter
+sglang:realtime_tokens_total{mode="prefill_compute"} 900.0
+sglang:realtime_tokens_total{mode="decode"} 5.0
+# TYPE sglang:per_stage_req_latency_seconds histogram
+sglang:per_stage_req_latency_seconds_sum{stage="prefill_forward"} 0.5
+sglang:per_stage_req_latency_seconds_sum{stage="decode_loop"} 9.0
+# TYPE sglang:kv_cache_memory_usage_gb gauge
+sglang:kv_cache_memory_usage_gb 10.0
+# TYPE sglang:max_total_num_tokens gauge
+sglang:max_total_num_tokens 100000.0
+"""
+
+
+def test_what_concerns_the_common_prefix_cache_is_read_from_an_engines_metrics() -> None:
+    assert engine_sample(METRICS) == EngineSample(
+        frozenset({("a", "")}),
+        {"stored": 7.0, "bandwidth": 4.0, "fetches": 3.0, "prefilled": 900.0, "prefill_seconds": 0.5},
+        kv_gigabytes_per_token=10 * 1.073741824 / 100_000,
+    )
+    assert engine_sample("") == EngineSample()
+
+
+def reports(*steps: Mapping[str, float], seconds: float = 0.0, gigabytes: float = 0.0) -> EngineReports:
+    """The reports after a greedy engine has had these counters, one after the other."""
+    tally = EngineTally()
+    for number, counters in enumerate(steps):
+        sample = EngineSample(counters=counters, kv_gigabytes_per_token=gigabytes)
+        tally.add({"speculative": {}, "greedy": {"10.0.0.1": sample}}, number * seconds)
+    return tally.reports
+
+
+def pages(**outcomes: float) -> Mapping[str, float]:
+    return outcomes
+
+
+FULL = EngineReports(full=frozenset({"greedy"}))
+FAILING = EngineReports(failing=frozenset({"greedy"}))
+NOTHING = EngineReports()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([pages(full=9e9)], NOTHING, id="what was counted before the operator started"),
+        pytest.param([pages(), pages(full=99)], NOTHING, id="too few pages"),
+        pytest.param([pages(), pages(stored=51, full=49)], NOTHING, id="most pages are stored"),
+        pytest.param([pages(), pages(stored=50, full=50)], FULL, id="half of the pages have no space"),
+        pytest.param([pages(), pages(too_large=100)], FULL, id="pages exceed the share of a subdirectory"),
+        pytest.param([pages(), pages(full=100), pages(full=100, stored=900)], NOTHING, id="space again"),
+        pytest.param([pages(), pages(full=100), pages(full=100, stored=1)], FULL, id="no new evidence"),
+        pytest.param([pages(), pages(full=100, present=900)], FULL, id="what others stored is no evidence"),
+        pytest.param(
+            [pages(full=5), pages(full=100), pages(full=7)], FULL, id="an engine that has restarted"
+        ),
+        pytest.param([pages(), pages(write_error=100)], FAILING, id="pages cannot be written"),
+        pytest.param([pages(), pages(read_error=60, read=40)], FAILING, id="pages cannot be read"),
+        pytest.param([pages(), pages(rejected=60, read=40)], FAILING, id="pages are damaged"),
+        pytest.param([pages(), pages(rejected=40, read=60)], NOTHING, id="few pages are damaged"),
+        pytest.param([pages(), pages(missing=900, read=100)], NOTHING, id="missing pages are no failure"),
+        pytest.param(
+            [pages(), pages(write_error=100), pages(write_error=100, read=500)], FAILING, id="only reads work"
+        ),
+    ],
+)
+def test_storage_is_judged_by_the_outcomes_of_pages(
+    steps: Sequence[Mapping[str, float]], expected: EngineReports
+) -> None:
+    assert reports(*steps) == expected
+
+
+def test_older_pages_count_less() -> None:
+    steps = [pages(), pages(full=100), pages(full=100, stored=100)]
+    assert reports(*steps, seconds=2 * HALF_LIFE_SECONDS) == NOTHING
+    assert reports(*steps) == FULL
+
+
+def transfers(bandwidth: float, fetches: int = 20) -> Mapping[str, float]:
+    """The counters after fetches with this mean bandwidth in GB/s; the engine prefills 10,000 tokens/s."""
+    return {
+        "bandwidth": bandwidth * fetches,
+        "fetches": fetches,
+        "prefilled": 1000.0,
+        "prefill_seconds": 0.1,
+    }
+
+
+KV_GIGABYTES = 56 * 1024 / 1e9
+"""Of a token of Qwen2.5-7B, so the break-even is 0.57 GB/s."""
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "fetches", "expected"),
+    [
+        (0.6, 20, {}),
+        (0.5, 20, {"greedy": "0.5 GB/s instead of 0.57"}),
+        (0.5, 19, {}),
+    ],
+    ids=["faster than prefill", "slower than prefill", "too few fetches"],
+)
+def test_storage_is_slow_if_the_engine_computes_tokens_faster_than_it_fetches_them(
+    bandwidth: float, fetches: int, expected: Mapping[PoolName, str]
+) -> None:
+    found = reports({}, transfers(bandwidth, fetches), gigabytes=KV_GIGABYTES)
+    assert found == EngineReports(slow=expected)
+
+
+def test_bandwidth_of_a_slow_storage_is_that_when_it_was_found_until_it_is_fast_again() -> None:
+    tally = EngineTally()
+
+    def add(**counters: float) -> Mapping[PoolName, str]:
+        sample = EngineSample(counters=counters, kv_gigabytes_per_token=KV_GIGABYTES)
+        tally.add({"speculative": {}, "greedy": {"a": sample}}, 0.0)
+        return tally.reports.slow
+
+    add()
+    prefill = {"prefilled": 1000.0, "prefill_seconds": 0.1}
+    found = add(bandwidth=2.0, fetches=20, **prefill)
+    assert found == {"greedy": "0.1 GB/s instead of 0.57"}
+    assert add(bandwidth=4.4, fetches=40, **prefill) == found
+    assert add(bandwidth=104.4, fetches=90, **prefill) == {}
+
+
+OURS, OTHERS = EngineSample(frozenset({("a", "")})), EngineSample(frozenset({("b", "")}))
+TWO_RANKS = EngineSample(frozenset({("a", ""), ("b", "")}))
+LORA = EngineSample(frozenset({("", "LoRA adapters are enabled")}))
+WRITER = EngineSample(frozenset({("a", "it needs pages of draft")}))
+
+
+@pytest.mark.parametrize(
+    ("speculative", "greedy", "expected"),
+    [
+        pytest.param(EngineSample(), EngineSample(), NOTHING, id="without the metric"),
+        pytest.param(OURS, OURS, NOTHING, id="same pages"),
+        pytest.param(TWO_RANKS, TWO_RANKS, NOTHING, id="same pages of two ranks"),
+        pytest.param(OURS, OTHERS, EngineReports(different=True), id="different pages"),
+        pytest.param(
+            OURS, LORA, EngineReports(unshared={"greedy": "LoRA adapters are enabled"}), id="one shares none"
+        ),
+        pytest.param(
+            WRITER,
+            OURS,
+            EngineReports(write_only={"speculative": "it needs pages of draft"}),
+            id="one reads none",
+        ),
+    ],
+)
+def test_engines_report_whether_they_share_pages(
+    speculative: EngineSample, greedy: EngineSample, expected: EngineReports
+) -> None:
+    tally = EngineTally()
+    tally.add({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
+    assert tally.reports == expected
+    tally.add({"speculative": {}, "greedy": {}}, 1.0)
+    assert tally.reports == NOTHING
+
+
+def test_pools_in_the_middle_of_a_rollout_share_the_pages_of_the_engines_that_are_equal() -> None:
+    tally = EngineTally()
+    tally.add({"speculative": {"a": OURS, "b": OTHERS}, "greedy": {"c": OURS}}, 0.0)
+    assert tally.reports == NOTHING
+    tally.add({"speculative": {"a": OURS}, "greedy": {"c": replace(OTHERS)}}, 1.0)
+    assert tally.reports.different

@@ -1,0 +1,108 @@
+"""The metrics by which an engine states what happened to the pages of the shared store, and whether it shares any."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import REGISTRY
+
+from dps_sglang import metrics, sharing
+from dps_sglang.metrics import PAGES, SHARING, PageMetrics
+from dps_sglang.shared_cache import SharedCache
+from dps_sglang.sharing import REPLACED, NotShareable, Sharing, before_new_weights
+from tests.plugin.pages import Memory, files, payload, read, store
+
+
+def exported() -> dict[str, float]:
+    """The number of pages by outcome."""
+    return {
+        sample.labels["outcome"]: sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == f"{PAGES}_total"
+    }
+
+
+def states() -> list[tuple[str, str]]:
+    """The pages that the process shares, and the problem that it has with them, as exported."""
+    return [
+        (sample.labels["pages"], sample.labels["problem"])
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == SHARING and sample.value == 1
+    ]
+
+
+def test_outcomes_of_all_stores_of_the_process_are_added(tmp_path: Path) -> None:
+    """A store is opened again if the storage of a running engine is detached and attached."""
+    before = exported()
+    for number in range(2):
+        pages, metrics = store(tmp_path / str(number)), PageMetrics()
+        metrics.export(pages.counts())
+        pages.put("a", payload("a"))
+        metrics.export(pages.counts())
+        (page,) = files(tmp_path / str(number))
+        page.write_bytes(page.read_bytes()[:-1])
+        assert read(pages, "a") is None
+        assert read(pages, "a") is None
+        for _ in range(2):
+            metrics.export(pages.counts())
+    new = {outcome: value - before.get(outcome, 0) for outcome, value in exported().items()}
+    assert {outcome: value for outcome, value in new.items() if value} == {
+        "stored": 2,
+        "rejected": 2,
+        "missing": 2,
+    }
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
+    """The state of a process that has just started."""
+    state = Sharing()
+    monkeypatch.setattr(sharing, "SHARING", state)
+    yield state
+    metrics._sharing().clear()
+
+
+def test_only_the_present_state_of_an_engine_is_exported(
+    shares: Sharing, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        shares.begin("folder", lambda: None)
+        assert states() == [("folder", "")]
+        shares.only_write("it has a draft model")
+        assert states() == [("folder", "it has a draft model")]
+        shares.refuse("LoRA")
+        assert states() == [("", "LoRA")]
+    assert [record.getMessage() for record in caplog.records] == [
+        "dps prefix cache: prefixes are not read: it has a draft model",
+        "dps prefix cache: not shared: LoRA",
+    ]
+
+
+def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_more(
+    shares: Sharing, tmp_path: Path
+) -> None:
+    memory = Memory()
+    memory.pages = {0: payload("a")}
+    cache = SharedCache(store(tmp_path), memory)
+    shares.begin("folder", cache.close)
+    assert cache.write(["a"], [0]) == [True]
+
+    request = SimpleNamespace()
+    assert before_new_weights(lambda _self, given: given, None, request) is request
+
+    assert cache.prefix_pages(["a"]) == 0
+    assert cache.read(["a"], [0]) == [False]
+    assert cache.write(["b"], [0]) == [False]
+    assert states() == [("", REPLACED)]
+    with pytest.raises(NotShareable, match="restart it"):
+        shares.begin("folder", cache.close)
+
+
+def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -> None:
+    before = states()
+    assert before_new_weights(lambda _self, given: given, None, 1) == 1
+    assert states() == before
