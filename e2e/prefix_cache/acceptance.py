@@ -1,6 +1,7 @@
 """How many drafts an engine accepts after it has fetched a prefix that a greedy engine wrote."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +27,20 @@ class Urls:
     speculative: str
 
 
-async def after_a_fetch(urls: Urls, algorithm: str, page_tokens: int) -> tuple[list[Answer], list[Answer]]:
+async def after_a_fetch(
+    urls: Urls, algorithm: str, page_tokens: int, abandoned_after: Sequence[float] = ()
+) -> tuple[list[Answer], list[Answer]]:
     """Answers of the speculative engine to concurrent prompts: with a fetched prefix, and without cached tokens.
 
     NGRAM drafts from all text that the engine has generated, so that generates each answer once before.
+    abandoned_after: seconds after which clients leave that have sent the prompts before.
     """
-    random_ids = random.Random(f"{algorithm} {page_tokens}")
+    random_ids = random.Random(f"{algorithm} {page_tokens} {abandoned_after}")
     prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(PROMPTS)]
     before = await stored_tokens(urls.greedy)
-    fetched, cold, learned = (f"{name} {algorithm}" for name in ("fetched", "cold", "learned"))
+    fetched, cold, learned = (
+        f"{name} {algorithm} {abandoned_after}" for name in ("fetched", "cold", "learned")
+    )
     first = await _generate(urls.gateway, prompts, 1, fetched)
     await until_stored(urls.greedy, before + PROMPTS * _in_pages(page_tokens))
     prompts = [
@@ -43,16 +49,26 @@ async def after_a_fetch(urls: Urls, algorithm: str, page_tokens: int) -> tuple[l
     ]
     if algorithm.upper() == "NGRAM":
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, learned)
+    for seconds in abandoned_after:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched)
     return (
         await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched),
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, cold),
     )
 
 
-def check_accepted(fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int) -> None:
-    """Assert that the prefixes were fetched, and that as many drafts were accepted as without cached tokens."""
+def check_accepted(
+    fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int, *, more_cached: bool = False
+) -> None:
+    """Assert that the prefixes were fetched, and that as many drafts were accepted as without cached tokens.
+
+    more_cached: whether parts of the prompts that come after the prefix may be cached as well.
+    """
     assert _cached(cold) == [0] * PROMPTS
-    assert _cached(fetched) == [_in_pages(page_tokens)] * PROMPTS
+    in_pages = _in_pages(page_tokens)
+    assert all(tokens == in_pages or (more_cached and tokens > in_pages) for tokens in _cached(fetched))
     assert _accepted(fetched) == _accepted(cold)
     assert sum(steps for _, steps in _accepted(cold)) < PROMPTS * GENERATED_TOKENS
 

@@ -7,13 +7,14 @@ storage backend, and copies pages between its host memory pools and the store.
 
 import json
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
@@ -96,15 +97,26 @@ def model(folder: Path, name: str, weights: bytes) -> Path:
     return made
 
 
-def mooncake_tag(host: Any, model: Path, **arguments: Any) -> str:
-    """What precedes the names of an engine's pages in Mooncake, if the operator's tag is `router`."""
+def mooncake_store(host: Any, model: Path, **arguments: Any) -> Any:
+    """A store without a master, whose `config_prefix` precedes the names of an engine's pages in Mooncake.
 
-    def tag(_store: Any, config: HiCacheStorageConfig, _pool: Any) -> str:
+    The operator's tag is `router`.
+    """
+
+    def init(store: Any, config: HiCacheStorageConfig, _pool: Any) -> None:
         assert config.extra_config is not None
-        return str(config.extra_config["extra_backend_tag"])
+        store.config_prefix = config.extra_config["extra_backend_tag"]
 
+    store = SimpleNamespace()
     with engine_arguments(model_path=str(model), **arguments):
-        return str(tagged(tag, None, storage_config({"extra_backend_tag": "router"}), host))
+        tagged(init, store, storage_config({"extra_backend_tag": "router"}), host)
+    return store
+
+
+def replace_weights() -> None:
+    """Call SGLang's method that replaces the weights of a running engine. Without an engine, it fails."""
+    with suppress(AttributeError):
+        SchedulerWeightUpdaterManager.update_weights_from_disk(SimpleNamespace(), None)
 
 
 def round_trip(folder: Path, layout: str, dtype: torch.dtype) -> bool:
@@ -147,14 +159,23 @@ def main() -> None:
         folder, host, tokenizer_worker_num=2
     ).batch_exists(KEYS)
     first = model(folder, "first", b"weights")
-    tag = mooncake_tag(host, first)
+    store = mooncake_store(host, first)
+    tag = store.config_prefix
     assert tag.startswith("router-")
+
+    def equal(model: Path, **arguments: Any) -> bool:
+        return bool(mooncake_store(host, model, **arguments).config_prefix == tag)
+
     result["Mooncake tags that equal the first engine's"] = {
-        "same weights elsewhere": mooncake_tag(host, model(folder, "copy", b"weights")) == tag,
-        "other weights": mooncake_tag(host, model(folder, "tuned", b"wEights")) == tag,
-        "other data type of the KV cache": mooncake_tag(host, first, kv_cache_dtype="fp8_e5m2") == tag,
-        "unknown weights": mooncake_tag(host, folder) == mooncake_tag(host, folder),
+        "same weights elsewhere": equal(model(folder, "copy", b"weights")),
+        "other weights": equal(model(folder, "tuned", b"wEights")),
+        "other data type of the KV cache": equal(first, kv_cache_dtype="fp8_e5m2"),
+        "unknown weights": equal(folder),
     }
+    replace_weights()
+    result["pages found after the weights were replaced"] = reader.batch_exists(KEYS)
+    result["pages found by a storage that was opened afterwards"] = backend(folder, host).batch_exists(KEYS)
+    result["Mooncake tag after the weights were replaced"] = store.config_prefix == tag
     print(json.dumps(result))
 
 

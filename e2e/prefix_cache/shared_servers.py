@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -41,17 +41,18 @@ async def shared_servers(
     cache: PrefixCache | None = None,
     environment: Mapping[str, str] = NO_ENVIRONMENT,
     model: Path | None = None,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Start a server of each kind. The logs are in the folder.
 
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
-    appended. model: the tiny model if None.
+    appended. model: the tiny model if None. options: appended to the command lines.
     """
     install()
     prepare(folder)
     cache = cache or shared_cache(folder)
     model = model or tiny_model()
-    servers = {kind: _server(folder, kind, model, cache, environment) for kind in kinds}
+    servers = {kind: _server(folder, kind, model, cache, environment, options) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -67,6 +68,7 @@ def _server(
     model: Path,
     cache: PrefixCache,
     environment: Mapping[str, str],
+    options: Sequence[str],
 ) -> Engine:
     (port,) = free_ports(1)
     pool, algorithm = SERVERS[kind]
@@ -93,6 +95,7 @@ def _server(
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--mem-fraction-static", "0.8"),
         *("--speculative-ngram-capacity", "100000"),
+        *options,
     ]
     path = os.pathsep.join(
         each["PYTHONPATH"] for each in (start.environment, environment) if "PYTHONPATH" in each

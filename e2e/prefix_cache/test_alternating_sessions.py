@@ -1,23 +1,30 @@
 """Sessions that change pools on every turn, and tenants, on a greedy and a STANDALONE server that share a prefix cache.
 
 The sessions have the answers of a single greedy server, and almost all of the cached tokens of sessions that never
-moved. No tenant reads what another's requests cached. Other algorithms and page sizes are tested in pods, in
-e2e/node/test_sglang_pairs.py.
+moved. No tenant reads what another's requests cached. Each server splits the model between two processes, which store
+their own pages, and prefills prompts in chunks. Servers of one process, other algorithms and page sizes are tested in
+pods, in e2e/node/test_sglang_pairs.py.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
+from dps_local.prefix_cache import shared_cache
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
 from e2e.prefix_cache.alternation import (
     SHORT,
+    answers,
+    cached_at_first,
     check,
     check_answers,
     fewer_sessions,
@@ -40,15 +47,26 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 
 KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
+RANKS = 2
+CHUNK_TOKENS = 256
+"""Tokens that are prefilled at once, fewer than a LONG or SHORT turn adds."""
+OPTIONS = ("--tp-size", str(RANKS), "--chunked-prefill-size", str(CHUNK_TOKENS))
+ENVIRONMENT = {
+    # By default, SGLang distributes the processes over NUMA nodes, of which a small machine has only one.
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+    # If SGLang finds NCCL, it expects a GPU.
+    "SGLANG_NCCL_SO_PATH": "/does-not-exist",
+}
 
 
 @dataclass(frozen=True)
 class Shared:
     """Running servers with a common prefix cache by kind, and sessions that never moved.
 
-    gateway: in front of both servers.
+    gateway: in front of both servers. pages: the directory of the prefix cache.
     """
 
+    pages: Path
     servers: Mapping[str, Engine]
     gateway: Gateway
     tenants: Mapping[str, Gateway]
@@ -60,7 +78,7 @@ class Shared:
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
     async with (
-        shared_servers(folder, kinds=KINDS) as servers,
+        shared_servers(folder, kinds=KINDS, environment=ENVIRONMENT, options=OPTIONS) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
@@ -68,7 +86,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         tenants = {kind: await tenants_gateway(processes, folder, servers[kind]) for kind in KINDS}
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(servers, both, tenants, unmoved)
+        yield Shared(Path(shared_cache(folder).directory), servers, both, tenants, unmoved)
 
 
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared) -> None:
@@ -79,12 +97,15 @@ async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shar
     check(moved, shared.unmoved)
 
 
-async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Shared) -> None:
+@pytest.mark.parametrize("abandoned_after", [(), ABORTED_AFTER_SECONDS], ids=["", "after aborted fetches"])
+async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(
+    shared: Shared, abandoned_after: Sequence[float]
+) -> None:
     """The draft model has prefilled the prefix that was fetched, so it predicts as usual."""
     urls = Urls(shared.gateway.url, shared.servers["greedy"].url, shared.servers["STANDALONE"].url)
-    fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS)
+    fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS, abandoned_after)
 
-    check_accepted(fetched, cold, PAGE_TOKENS)
+    check_accepted(fetched, cold, PAGE_TOKENS, more_cached=bool(abandoned_after))
 
 
 async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
@@ -104,6 +125,19 @@ async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
     check_answers(moved, shared.unmoved)
 
 
+async def test_pages_that_only_one_process_of_a_server_has_change_no_answer(shared: Shared) -> None:
+    """Before every turn, one process loses its pages, so that it could fetch less than the other one."""
+    moved = fewer_sessions("one rank")
+    async with AsyncOpenAI(base_url=f"{shared.gateway.url}/v1", api_key="none", max_retries=0) as client:
+        for turn in range(len(moved[0].lengths)):
+            ranks = sorted({folder.name for folder in shared.pages.glob("*/*/")})
+            assert len(ranks) == RANKS
+            for folder in shared.pages.glob(f"*/{ranks[turn % RANKS]}/"):
+                shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.gather(*(session.ask(client) for session in moved))
+    check_answers(moved, shared.unmoved)
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
     shared: Shared, path: str
@@ -118,3 +152,29 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
     assert await cached_tokens(reader, path, "gamma") < TEMPLATE_TOKENS
     assert await cached_tokens(reader, path, "alpha") >= WORDS
     assert await cached_tokens(greedy, path, "alpha") >= WORDS
+
+
+async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared: Shared) -> None:
+    """The last test, because it replaces them. The names of pages would identify the earlier weights."""
+    replaced, other = shared.servers["greedy"], shared.servers["STANDALONE"]
+    written = fewer_sessions("before")
+    await play(written, other.url, {"": other.url})
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(
+            f"{replaced.url}/update_weights_from_disk", json={"model_path": str(tiny_model(seed=1))}
+        ) as answer,
+    ):
+        assert (await answer.json())["success"]
+
+    same_prompts, new_prompts = fewer_sessions("before"), fewer_sessions("after")
+    for played in (same_prompts, new_prompts):
+        await play(played, replaced.url, {})
+    assert cached_at_first(same_prompts) == 0
+    assert answers(same_prompts) == answers(new_prompts)
+
+    read = fewer_sessions("after")
+    await play(read, other.url, {})
+    assert cached_at_first(read) == 0
+    check_answers(read, shared.unmoved)
+    assert answers(read) != answers(new_prompts)

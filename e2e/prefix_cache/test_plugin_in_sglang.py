@@ -52,4 +52,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
             "other data type of the KV cache": False,
             "unknown weights": False,
         },
+        "pages found after the weights were replaced": 0,
+        "pages found by a storage that was opened afterwards": 0,
+        "Mooncake tag after the weights were replaced": False,
     }

@@ -5,11 +5,11 @@ import threading
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from dps_sglang import compatibility
+from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry
 from dps_sglang.metrics import PageMetrics
 from dps_sglang.settings import Settings
@@ -20,26 +20,6 @@ from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
 
 logger = logging.getLogger(__name__)
-
-
-class TorchPages:
-    """Pages of SGLang's host pool as bytes."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        page = pool.get_data_page(0, flat=True)
-        self.page_bytes = page.numel() * page.element_size()
-        self._dtype = page.dtype
-
-    def load(self, slot: int) -> memoryview:
-        page = self._pool.get_data_page(slot, flat=True).contiguous()
-        return memoryview(page.view(torch.uint8).numpy())
-
-    def buffer(self) -> memoryview:
-        return memoryview(torch.empty(self.page_bytes, dtype=torch.uint8).numpy())
-
-    def save(self, slot: int, page: memoryview) -> None:
-        self._pool.set_from_flat_data_page(slot, torch.frombuffer(page, dtype=self._dtype))
 
 
 class SharedPrefixCache(HiCacheStorage):
@@ -71,7 +51,7 @@ class SharedPrefixCache(HiCacheStorage):
         pages = TorchPages(pool)
         geometry = engine_geometry(self._config, pool, pages.page_bytes, self._settings.weights)
         page_format = PageFormat.of(geometry, self._settings.secret())
-        SHARING.begin(page_format.folder, self.close)
+        SHARING.begin(page_format.folder, self._stop)
         self._page_tokens = pool.page_size
         self._page_bytes = pages.page_bytes
         logger.info(
@@ -166,6 +146,11 @@ class SharedPrefixCache(HiCacheStorage):
         logger.warning("dps prefix cache: an engine cannot clear the shared store")
 
     def close(self) -> None:
+        """SGLang calls this when a request to its admin endpoint detaches the storage."""
+        self._stop()
+        SHARING.refuse("the storage was detached")
+
+    def _stop(self) -> None:
         if self._cache is not None:
             self._cache.close()
 

@@ -34,6 +34,7 @@ WEIGHT_UPDATES = tuple(
 )
 
 UPDATE_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(WEIGHT_UPDATES, ("self", "recv_req"))
+"""What `sharing` wraps. Without it, no pages are shared."""
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **UPDATE_SIGNATURES,
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
@@ -46,6 +47,7 @@ STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
     f"{HOST_POOL}.set_from_flat_data_page": ("self", "index", "data_page"),
 }
+"""What `adapter` implements and calls."""
 REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     BUILD_SIDECARS: ("self", "phase", "kv_xfer", "comp_xfers"),
     DRAFT_PREFILL: (
@@ -67,12 +69,15 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "write_cols",
     ),
 }
+"""What `draft_refill` wraps and calls."""
 MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **UPDATE_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
+"""What `mooncake` wraps and calls."""
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {CHAT_CONVERSION: ("self", "request", "raw_request")}
+"""What `cache_salt` wraps."""
 
 
 def objection(

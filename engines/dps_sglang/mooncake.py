@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dps_sglang.adapter import TorchPages
+from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry
 from dps_sglang.sharing import SHARING, NotShareable
 
