@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -123,6 +124,22 @@ async def test_servers_with_other_weights_read_none_of_each_others_pages(
     await play(readable, control.url, {})
     assert cached_at_first(readable) > 0
     check_answers(readable, shared.unmoved)
+
+
+async def test_engine_does_not_clear_the_store(shared: Shared) -> None:
+    """It belongs to all users of the master."""
+    written, read = (fewer_sessions("cleared") for _ in range(2))
+    greedy, reader = shared.servers["greedy"], shared.servers["NGRAM"]
+    await play(written, greedy.url, {"": greedy.url})
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{greedy.url}/hicache/storage-backend/clear"),
+    ):
+        pass
+    await play(read, reader.url, {})
+
+    assert cached_at_first(read) > 0
+    check_answers(read, shared.unmoved)
 
 
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:

@@ -35,6 +35,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
             "_build_sidecar_transfers",
             "_convert_to_internal_request",
             "_draft_extend_for_prefill",
+            "clear",
             "update_weights_from_disk",
             "update_weights_from_distributed",
             "update_weights_from_ipc",

@@ -14,7 +14,7 @@ from dps_sglang.identity import engine_geometry
 from dps_sglang.metrics import PageMetrics
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
-from dps_sglang.sharing import SHARING, NotShareable
+from dps_sglang.sharing import SHARING, NotShareable, refuse_to_clear
 from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
@@ -142,8 +142,7 @@ class SharedPrefixCache(HiCacheStorage):
         return transfer.pages * self._page_bytes / transfer.seconds / 1e9
 
     def clear(self) -> None:
-        """Does nothing, because the pages belong to other engines as well. SGLang's admin endpoint calls this."""
-        logger.warning("dps prefix cache: an engine cannot clear the shared store")
+        refuse_to_clear()
 
     def close(self) -> None:
         """SGLang calls this when a request to its admin endpoint detaches the storage."""

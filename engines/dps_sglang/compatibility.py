@@ -21,7 +21,9 @@ DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
 
 CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request"
 
-MOONCAKE_INIT = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore.__init__"
+MOONCAKE_STORE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
+MOONCAKE_INIT = f"{MOONCAKE_STORE}.__init__"
+MOONCAKE_CLEAR = f"{MOONCAKE_STORE}.clear"
 
 WEIGHT_UPDATES = tuple(
     f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
@@ -73,6 +75,7 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
 MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **UPDATE_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
+    MOONCAKE_CLEAR: ("self",),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
 """What `mooncake` wraps and calls."""

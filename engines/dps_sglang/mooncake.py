@@ -1,4 +1,4 @@
-"""Adds the engine's geometry to the names of its pages in Mooncake (SGLang 0.5.23).
+"""Adds the engine's geometry to the names of its pages in Mooncake, and keeps pages from being cleared (SGLang 0.5.23).
 
 SGLang's Mooncake backend checks neither the content of a page nor for which engine it was written. The operator's tag
 cannot contain a fingerprint of the weights, because only an engine has them.
@@ -13,7 +13,7 @@ from typing import Any
 
 from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry
-from dps_sglang.sharing import SHARING, NotShareable
+from dps_sglang.sharing import SHARING, NotShareable, refuse_to_clear
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
         SHARING.refuse(str(error))
     tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
     return original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
+
+
+def not_cleared(original: Callable[..., Any], self: Any) -> None:
+    """Wraps `MooncakeStore.clear`, which would remove the pages of all users of the master."""
+    refuse_to_clear()
 
 
 def _unique() -> str:

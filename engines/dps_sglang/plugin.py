@@ -20,9 +20,10 @@ def register() -> None:
         _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
         _wrap(compatibility.DRAFT_PREFILL, refill)
     if _supported("pages in Mooncake do not state their weights", compatibility.MOONCAKE_SIGNATURES):
-        from dps_sglang.mooncake import tagged
+        from dps_sglang.mooncake import not_cleared, tagged
 
         _wrap(compatibility.MOONCAKE_INIT, tagged)
+        _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
     if _supported("not shared", compatibility.UPDATE_SIGNATURES):
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)

@@ -58,6 +58,11 @@ class Sharing:
             self.refuse(REPLACED)
 
 
+def refuse_to_clear() -> None:
+    """Log that an engine's admin endpoint does not remove the pages, because they belong to other engines as well."""
+    logger.warning("dps prefix cache: an engine cannot clear the shared store")
+
+
 SHARING = Sharing()
 """The state of this process."""
 
