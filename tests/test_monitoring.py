@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, Metric
 import dps_operator.app  # noqa: F401 - registers the operator's metrics
 from dps_gateway.telemetry.metrics import Metrics
 from dps_operator.builders.monitoring import service_monitor
+from dps_sglang.metrics import PAGES
 from dps_testkit.dashboard import dashboard, metrics
 from dps_testkit.operator.routers import EVERYTHING, router
 
@@ -27,8 +28,8 @@ PANELS: list[dict[str, Any]] = dashboard()["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
 EXPRESSIONS = " ".join(target["expr"] for panel in GRAPHS for target in panel["targets"])
 UNITS = {"reqps", "ops", "percentunit", "s", "short"}
-STORAGE = {"sglang:prefetch_bandwidth": "histogram"}
-"""Metrics that SGLang exports only with a storage backend, which the recorded servers do not have."""
+STORAGE = {"sglang:prefetch_bandwidth": "histogram", PAGES: "counter"}
+"""Metrics that SGLang, and the plugin, export only with a storage backend, which the recorded servers do not have."""
 SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
 
 

@@ -120,7 +120,8 @@ def test_servers_with_a_common_prefix_cache_load_the_plugin(
     added = list(start.command[len(MANAGED) + 3 :])
     config = json.loads(added.pop())
     assert added == [
-        *("--page-size", "64", "--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
+        *("--page-size", "64", "--tokenizer-worker-num", "1"),
+        *("--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
         *("--hicache-storage-prefetch-policy", "timeout", "--hicache-storage-backend", "dynamic"),
         "--hicache-storage-backend-extra-config",
     ]
