@@ -39,6 +39,21 @@ OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
         {"volumeMounts": [{"mountPath": "/a", "readOnly": True}]},
         {"volumeMounts": [{"mountPath": "/a", "name": "x", "readOnly": True}]},
     ),
+    "spread constraint merged by topology": (
+        {
+            "topologySpreadConstraints": [
+                {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"},
+                {"topologyKey": "host", "maxSkew": 1},
+            ]
+        },
+        {"topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]},
+        {
+            "topologySpreadConstraints": [
+                {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"},
+                {"topologyKey": "host", "maxSkew": 1},
+            ]
+        },
+    ),
     "value replaced by valueFrom": (
         {"env": [{"name": "A", "value": "1"}]},
         {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},

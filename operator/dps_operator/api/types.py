@@ -128,8 +128,9 @@ class PodTemplate(APIObject):
     spec: FreeObject | None = Field(
         default=None,
         description="A pod spec. Containers, volumes, environment variables and image pull secrets are merged by "
-        "name, volume mounts by path, and ports by number; other lists, such as tolerations, replace the "
-        "generated ones. A volume's source, a variable's value and a probe's handler replace one of another kind.",
+        "name, volume mounts by path, ports by number, and topology spread constraints by topologyKey; other lists, "
+        "such as tolerations, replace the generated ones. A volume's source, a variable's value and a probe's handler "
+        "replace one of another kind.",
     )
 
 

@@ -14,8 +14,10 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
     "imagePullSecrets": "name",
+    "topologySpreadConstraints": "topologyKey",
 }
-"""Lists that merge by a key, as in a strategic merge patch of a pod spec. Other lists are replaced."""
+"""The lists of generated pods that merge by a key, and their keys, as in a strategic merge patch. Other lists are
+replaced."""
 
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
 UNIONS = {
