@@ -190,13 +190,19 @@ def test_chart_crd_matches_the_api_models(bare_cluster: Kube) -> None:
     assert objects["spec"] == yaml.safe_load(crd_text())["spec"]
 
 
+def packaged(kube: Kube, folder: Path) -> str:
+    """The path of the chart as `make release` packages it."""
+    kube.helm("package", CHART, "--destination", str(folder))
+    (package,) = folder.glob("dps-router-*.tgz")
+    return str(package)
+
+
 @pytest.mark.parametrize("registry", ["mirror:5000", "mirror:5000/"])
 def test_packaged_chart_pulls_every_image_from_the_given_registry(
     bare_cluster: Kube, tmp_path: Path, registry: str
 ) -> None:
-    bare_cluster.helm("package", CHART, "--destination", str(tmp_path))
-    (package,) = tmp_path.glob("dps-router-*.tgz")
-    text = bare_cluster.helm("template", "dps", str(package), "--set", f"global.imageRegistry={registry}")
+    package = packaged(bare_cluster, tmp_path)
+    text = bare_cluster.helm("template", "dps", package, "--set", f"global.imageRegistry={registry}")
     images = set(re.findall(r"[\w:./-]*(?:dps-router/\w+|redis|rclone):[\w.-]+", text))
     tag = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())["appVersion"]
     assert images == {
@@ -286,22 +292,33 @@ def second_namespace(bare_cluster: Kube, installed: Kube) -> Iterator[Kube]:
         yield scratch
 
 
-def test_install_upgrade_rollback_and_uninstall(second_namespace: Kube, tmp_path: Path) -> None:
+def test_packaged_chart_is_installed_upgraded_rolled_back_and_uninstalled(
+    second_namespace: Kube, tmp_path: Path
+) -> None:
+    package = packaged(second_namespace, tmp_path)
     restricted = "pod-security.kubernetes.io/enforce=restricted"
     second_namespace.kubectl("label", "namespace", second_namespace.namespace, restricted)
-    common = ("--set", "crds.enabled=false", "--wait", "--timeout", "60s")
-    second_namespace.helm("install", "second", CHART, *common)
-    second_namespace.helm("upgrade", "second", CHART, *common, "--set", "workers=3")
+    wait = ("--wait", "--timeout", "60s")
+    common = (package, "--set", "crds.enabled=false", "--set", "global.imageRegistry=mirror:5000", *wait)
+    second_namespace.helm("install", "second", *common)
+    assert operator_container(second_namespace)["image"].startswith("mirror:5000/dps-router/operator:")
+    second_namespace.helm("upgrade", "second", *common, "--set", "workers=3")
     assert operator_env(second_namespace)["DPS_OPERATOR_WORKERS"] == "3"
-    second_namespace.helm("rollback", "second", "1", "--wait", "--timeout", "60s")
+    second_namespace.helm("rollback", "second", "1", *wait)
     assert operator_env(second_namespace)["DPS_OPERATOR_WORKERS"] == "8"
     second_namespace.helm("uninstall", "second", "--wait", "--timeout", "60s")
     eventually(lambda: _gone(second_namespace))
 
 
+def operator_container(kube: Kube) -> Manifest:
+    """The operator's container."""
+    (container,) = kube.get("deployment", "second-dps-router")["spec"]["template"]["spec"]["containers"]
+    found: Manifest = container
+    return found
+
+
 def operator_env(kube: Kube) -> dict[str, Any]:
-    container = kube.get("deployment", "second-dps-router")["spec"]["template"]["spec"]["containers"][0]
-    return {item["name"]: item.get("value") for item in container["env"]}
+    return {item["name"]: item.get("value") for item in operator_container(kube)["env"]}
 
 
 def _gone(kube: Kube) -> None:

@@ -1,6 +1,5 @@
-"""Serializes the rollouts of the two pools: decides which pool's Deployment has to wait.
-
-This module performs no I/O.
+"""Decides which pool has to wait for the other: with a rollout (`pool_on_hold`), or with its first start on a GPU that
+both share (`waits_for_neighbour`). This module performs no I/O.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,7 +47,7 @@ def pool_on_hold(
     return None
 
 
-def held_back(spec: Spec, observed: Mapping[str, Child]) -> bool:
+def waits_for_neighbour(spec: Spec, observed: Mapping[str, Child]) -> bool:
     """Whether the speculative engine must not start yet, because the greedy one, on the same GPU, is starting.
 
     Two engines that start at the same time would each count the other's memory as free. An engine that runs is not

@@ -11,7 +11,7 @@ from dps_operator.builders.node_pool import placement
 from dps_operator.errors import SpecError
 from dps_operator.observe import Child
 from dps_operator.resources import SPEC_HASH, Manifest
-from dps_operator.rollout import held_back
+from dps_operator.rollout import waits_for_neighbour
 from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.objects import replicas, workload
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
@@ -122,8 +122,8 @@ ORDER: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("observed", "expected"), ORDER.values(), ids=ORDER.keys())
 def test_the_speculative_engine_starts_after_the_greedy_one(observed: dict[str, Any], expected: bool) -> None:
     children: dict[str, Child] = {name: workload(name, counts) for name, counts in observed.items()}
-    assert held_back(router(SHARED).spec, children) is expected
-    assert not held_back(router(SMALLEST).spec, children)
+    assert waits_for_neighbour(router(SHARED).spec, children) is expected
+    assert not waits_for_neighbour(router(SMALLEST).spec, children)
 
 
 async def test_the_engines_are_started_one_after_the_other_and_the_status_says_so() -> None:
