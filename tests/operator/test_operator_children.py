@@ -126,6 +126,19 @@ def test_limits_timeouts_and_workers_are_passed_to_the_gateway() -> None:
     assert pod["terminationGracePeriodSeconds"] == 11 + 60 + 25
 
 
+def test_names_of_the_model_and_the_timeout_of_the_session_store_are_passed_to_the_gateway() -> None:
+    spec = {
+        **SMALLEST,
+        "gateway": {"modelAliases": ["gpt-4o"], "strictModel": True},
+        "sessionStore": {"timeoutSeconds": 1.5},
+    }
+    config = gateway_config(router(spec))
+    name = SMALLEST["model"]["name"]
+    assert config["model"] == {"name": name, "tokenizer": name, "aliases": {"gpt-4o": name}, "strict": True}
+    assert config["session"]["redisTimeoutSeconds"] == 1.5
+    GatewayConfig.model_validate(config)
+
+
 def test_grace_period_covers_the_gateways_default_delay() -> None:
     assert Timeouts().drain_delay_seconds == DRAIN_DELAY_SECONDS
 

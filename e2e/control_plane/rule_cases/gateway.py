@@ -27,6 +27,10 @@ REFUSED: Refused = {
         {"gateway": {"limits": {"maxInFlightPerReplica": 0}}},
         "should be greater than or equal to 1",
     ),
+    "timeout of the session store of zero": (
+        {"sessionStore": {"timeoutSeconds": 0}},
+        "sessionStore.timeoutSeconds must be greater than 0",
+    ),
     "unknown policy": ({"routing": {"policy": "Fastest"}}, "Unsupported value"),
     "negative threshold": ({"routing": {"thresholdTokens": -1}}, "should be greater than or equal to 0"),
     "malformed session key": ({"routing": {"sessionKeys": ["cookie:id"]}}, "should match"),
@@ -43,6 +47,7 @@ REFUSED: Refused = {
 ACCEPTED: Accepted = {
     "null threshold": {"routing": {"thresholdTokens": None}},
     "size as an integer": {"sessionStore": {"managed": {"size": 1073741824}}},
+    "timeout of the session store": {"sessionStore": {"timeoutSeconds": 1}},
     "gateway limits and timeouts": {
         "gateway": {
             "limits": {"maxQueued": 0},

@@ -248,6 +248,15 @@ class Gateway(APIObject):
     http_route: GatewayHTTPRoute | None = Field(
         default=None, description="Create an HTTPRoute if set. Requires the Gateway API CRDs."
     )
+    model_aliases: list[Annotated[str, Field(min_length=1, max_length=512)]] = Field(
+        default=[],
+        max_length=64,
+        description="Other names of the model that clients may send, such as gpt-4o.",
+    )
+    strict_model: bool = Field(
+        default=False,
+        description="Whether requests for other models are refused with 404; otherwise the engines decide.",
+    )
     auth: GatewayAuth | None = Field(
         default=None, description="Client authentication; if unset, the gateway accepts every client."
     )

@@ -77,6 +77,10 @@ class SessionStore(APIObject):
                 SIZE_IS_IMMUTABLE,
             ),
             (f"{_SAME_KIND} || !has({_SETTINGS}.storageClassName)", CLASS_IS_IMMUTABLE),
+            (
+                "!has(self.timeoutSeconds) || self.timeoutSeconds > 0.0",
+                "sessionStore.timeoutSeconds must be greater than 0",
+            ),
         )
     )
 
@@ -87,6 +91,13 @@ class SessionStore(APIObject):
         default=None,
         description="Secret key with the URL of your own Redis: redis://, rediss://, redis+sentinel:// or "
         "redis+cluster://. After a change of the Secret, the gateways connect to the new URL.",
+    )
+    timeout_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=60,
+        description="Time limit of a gateway for a request to Redis, in seconds; more than 0, and 0.25 if unset. "
+        "Afterwards, the gateway uses its copy of the session.",
     )
     ca_secret_ref: SecretKeyRef | None = Field(
         default=None,

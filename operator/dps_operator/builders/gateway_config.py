@@ -29,8 +29,8 @@ DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
 WAKE_SECONDS = 600
 """Time that a request waits for an engine to start, if a pool may be scaled to zero. OpenAI's clients wait as long."""
 REDIS_TIMEOUT_SECONDS = 0.25
-"""Longer than the gateway's default, so that the delays of a gateway with little CPU time do not count as a Redis
-outage."""
+"""Default of sessionStore.timeoutSeconds. Longer than the gateway's own, so that the delays of a gateway with little CPU
+time do not count as a Redis outage."""
 READ_AT_START = ("listen", "model", "telemetry")
 """Sections that a gateway reads only at startup."""
 
@@ -88,6 +88,15 @@ def _listen(spec: Spec) -> dict[str, Any]:
     return section
 
 
+def _model(spec: Spec) -> dict[str, Any]:
+    section = model_section(spec.model)
+    if spec.gateway.model_aliases:
+        section["aliases"] = dict.fromkeys(spec.gateway.model_aliases, section["name"])
+    if spec.gateway.strict_model:
+        section["strict"] = True
+    return section
+
+
 def _pool(router: Router, pool: PoolName) -> dict[str, Any]:
     section = _service(router, pool, runtime_of(router.spec, pool).port)
     if router.spec.engine.api_key_secret_ref is not None:
@@ -113,7 +122,7 @@ def _session(router: Router) -> dict[str, Any]:
     spec = router.spec
     section: dict[str, Any] = {
         "ttlSeconds": spec.routing.session_ttl_seconds,
-        "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS,
+        "redisTimeoutSeconds": spec.session_store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
         # While Redis is unavailable, replicas query each other's cached records.
         "peers": _service(router, "metrics", ADMIN_PORT),
     }
@@ -138,7 +147,7 @@ def gateway_config(router: Router) -> dict[str, Any]:
     config: dict[str, Any] = {
         "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
         "listen": _listen(spec),
-        "model": model_section(spec.model),
+        "model": _model(spec),
         "pools": {pool: _pool(router, pool) for pool in POOLS},
         "routing": _routing(spec),
         "session": _session(router),
