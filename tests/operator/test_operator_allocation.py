@@ -27,7 +27,9 @@ MOVES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[int, int] | N
     "busy greedy pool": ((2, 2), (2, 20), (1, 3)),
     "busy speculative pool": ((2, 2), (20, 2), (3, 1)),
     "the last replica stays": ((1, 3), (0, 100), None),
-    "little is gained": ((2, 2), (10, 16), None),
+    "nothing is gained": ((2, 2), (10, 16), None),
+    "less is gained than the hysteresis": ((2, 2), (8, 19), None),
+    "more is gained than the hysteresis": ((2, 2), (8, 21), (1, 3)),
     "hardly any requests": ((2, 2), (0, 1), None),
 }
 

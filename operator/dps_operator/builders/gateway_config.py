@@ -29,8 +29,8 @@ DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
 WAKE_SECONDS = 600
 """Time that a request waits for an engine to start, if a pool may be scaled to zero. OpenAI's clients wait as long."""
 REDIS_TIMEOUT_SECONDS = 0.25
-"""Default of sessionStore.timeoutSeconds. Longer than the gateway's own, so that the delays of a gateway with little CPU
-time do not count as a Redis outage."""
+"""Default of sessionStore.timeoutSeconds. Longer than the gateway's default, so that the delays of a gateway with
+little CPU time do not count as a Redis outage."""
 READ_AT_START = ("listen", "model", "telemetry")
 """Sections that a gateway reads only at startup."""
 
