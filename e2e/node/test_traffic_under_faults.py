@@ -260,8 +260,15 @@ def recreate_engines_on_a_full_node(stage: Stage) -> None:
 
 
 def suspend_and_resume(stage: Stage) -> None:
+    """Stop all engines, and start them again when none is left."""
     stage.kube.patch("dpsrouter", ROUTER, {"spec": {"suspend": True}})
     stage.kube.until(ROUTER, READY_SECONDS, Ready="Suspended")
+
+    def stopped() -> None:
+        assert not stage.pods("speculative")
+        assert not stage.pods("greedy")
+
+    eventually(stopped, READY_SECONDS)
     time.sleep(HELD_SECONDS)
     stage.change({"suspend": False})
 

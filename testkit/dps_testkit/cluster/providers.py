@@ -155,7 +155,7 @@ def _self_built(folder: Path) -> Iterator[Cluster]:
         kube.apply(*storage(folder / "volumes"))
         yield Cluster(kube, (str(CLUSTER_SCRIPTS / "load-image"), str(folder)), folder)
     finally:
-        subprocess.run([CLUSTER_SCRIPTS / "down", folder], check=True, timeout=120)
+        subprocess.run([CLUSTER_SCRIPTS / "down", folder], check=True, timeout=300)
 
 
 def _docker_works() -> bool:
