@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+import yaml
 
 from dps_operator.apply import HANDOVER
 from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
@@ -188,6 +189,15 @@ def engine_replicas(harness: OperatorHarness) -> dict[str, int]:
     }
 
 
+def gateway_routing(harness: OperatorHarness) -> dict[str, Any]:
+    """The section `routing` of the gateways' configuration."""
+    config: dict[str, Any] = yaml.safe_load(
+        harness.object("ConfigMap", "qwen-gateway")["data"]["config.yaml"]
+    )
+    routing: dict[str, Any] = config["routing"]
+    return routing
+
+
 async def test_suspended_router_has_no_engines_and_keeps_gateway_and_store(harness: OperatorHarness) -> None:
     pools = {**SMALLEST["pools"], "greedy": {"replicas": 3}}
     harness.edit({**SMALLEST, "pools": pools})
@@ -198,9 +208,11 @@ async def test_suspended_router_has_no_engines_and_keeps_gateway_and_store(harne
     assert harness.object("Deployment", "qwen-gateway")["spec"]["replicas"] == 2
     assert harness.object("StatefulSet", "qwen-redis")["spec"]["replicas"] == 1
     assert harness.condition("Ready")["reason"] == "Suspended"
+    assert gateway_routing(harness)["suspended"] is True
     harness.edit({**SMALLEST, "pools": pools})
     await harness.reconcile()
     assert engine_replicas(harness) == {"speculative": 1, "greedy": 3}
+    assert "suspended" not in gateway_routing(harness)
 
 
 @pytest.mark.parametrize(
