@@ -1,6 +1,7 @@
 """The GPU memory of SGLang engines, compared with SGLang's own arithmetic (e2e/real_sglang/record_memory.py)."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation
 from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import MIB, fraction_beside_draft, limits_memory, reserve
+from dps_engines.sglang.memory import (
+    MIB,
+    MIN_TOKENS,
+    fraction_beside_draft,
+    left_free,
+    limits_memory,
+    reserve,
+)
 from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_testkit.paths import ROOT
 
@@ -83,7 +91,7 @@ def test_default_version_leaves_a_share_of_the_memory_free_whatever_the_algorith
         by_set_up.setdefault((entry["gpu_mib"], entry["tensor_parallel"]), set()).add(entry["fraction"])
     assert {len(fractions) for fractions in by_set_up.values()} == {1}
     for (gpu_mib, ranks), (fraction,) in by_set_up.items():
-        assert round(1 - (1536 + ranks * 128) / gpu_mib, 3) == fraction
+        assert round(1 - left_free(ranks) / MIB / gpu_mib, 3) == fraction
 
 
 def test_sizes_of_the_default_model_are_those_of_its_configuration() -> None:
@@ -152,7 +160,26 @@ def test_pair_without_room_for_a_kv_cache_is_refused() -> None:
         EngineError, match=r"\(activations and CUDA graphs\) = .* per GPU do not fit into 80\.0 GiB"
     ):
         SGLANG.memory_arguments(launch("Qwen/Qwen2.5-32B-Instruct", SEVEN), "0.5.8.post1", [])
-    assert SGLANG.memory_arguments(launch("Qwen/Qwen2.5-32B-Instruct", SEVEN), "0.5.23", []) == []
+    with pytest.raises(EngineError) as refused:
+        SGLANG.memory_arguments(launch("Qwen/Qwen2.5-32B-Instruct", SEVEN), "0.5.23", [])
+    assert str(refused.value).startswith(
+        "spec.engine.tensorParallel: 61.0 GiB (Qwen/Qwen2.5-32B-Instruct) + 14.2 GiB (draft "
+        "Qwen/Qwen2.5-7B-Instruct) + 5.8 GiB (KV caches of 16384 tokens) + 1.6 GiB (left free by SGLang) = 82.6 GiB "
+        "per GPU do not fit into 80.0 GiB"
+    )
+
+
+def test_smallest_kv_caches_hold_the_same_tokens_of_the_target_and_of_the_draft() -> None:
+    """The sum is that of SGLang 0.5.23, which counts each layer of the draft like one of the target."""
+    target, draft = MODELS["Qwen/Qwen2.5-32B-Instruct"], MODELS[SEVEN]
+    weights = target.weights(1) + draft.weights(1)
+    cell = target.kv_per_token(1) * (target.layers + draft.layers) // target.layers
+    smallest = weights + MIN_TOKENS * cell + left_free(1)
+    described = launch("Qwen/Qwen2.5-32B-Instruct", SEVEN)
+    assert SGLANG.memory_arguments(replace(described, gpu_bytes=smallest), "0.5.23", []) == []
+    with pytest.raises(EngineError):
+        SGLANG.memory_arguments(replace(described, gpu_bytes=smallest - 1), "0.5.23", [])
+    assert SGLANG.memory_arguments(described, "0.5.23", ["--max-total-tokens", "4096"]) == []
 
 
 def test_models_that_fit_on_more_gpus_are_accepted() -> None:

@@ -20,6 +20,9 @@ RESERVES_FOR_DRAFT_SINCE: Final = (0, 5, 23)
 0.5.8.post1 reserves 6 GiB for any draft model, however many tokens its KV cache has to hold. 0.5.23 counts each layer
 of the draft model like one of the target, which is at least the size that it has for models of one family."""
 
+MIN_TOKENS: Final = 16_384
+"""A KV cache for fewer tokens is refused: it would not hold the prompts of a few sessions."""
+
 MEMORY_FLAGS: Final = (
     "--mem-fraction-static",
     "--max-total-tokens",
@@ -49,6 +52,24 @@ def reserve(gpu_bytes: int, tensor_parallel: int) -> int:
     if gpu_bytes > 60 * GIB:
         mebibytes = max(mebibytes, 10 * 1024)
     return mebibytes * MIB
+
+
+def left_free(tensor_parallel: int) -> int:
+    """The memory of a GPU that SGLang 0.5.23 leaves free. KV caches get what weights and CUDA graphs leave."""
+    return (1536 + tensor_parallel * 128) * MIB
+
+
+def _check_kv_caches(launch: Launch, gpu_bytes: int, target: ModelFacts, draft: ModelFacts | None) -> None:
+    """Raises EngineError if the KV caches of 0.5.23 are too small even without CUDA graphs, whose size is not known."""
+    ranks = launch.tensor_parallel
+    layers = target.layers + (draft.layers if draft else 0)
+    caches = MIN_TOKENS * (target.kv_per_token(ranks) * layers // target.layers)
+    parts = weights(launch) | {
+        f"KV caches of {MIN_TOKENS} tokens": caches,
+        "left free by SGLang": left_free(ranks),
+    }
+    if sum(parts.values()) > gpu_bytes:
+        raise too_large(launch, parts, gpu_bytes, REMEDY)
 
 
 def fraction_beside_draft(
@@ -83,7 +104,10 @@ def memory_arguments(launch: Launch, version: tuple[int, ...], arguments: Sequen
     speculation, ranks = launch.speculation, launch.tensor_parallel
     draft = MODELS.get((speculation.draft_model or "") if speculation else "")
     standalone = speculation is not None and speculation.algorithm == "Standalone"
-    if draft is None or not standalone or version >= RESERVES_FOR_DRAFT_SINCE:
+    if version >= RESERVES_FOR_DRAFT_SINCE:
+        _check_kv_caches(launch, gpu_bytes, target, draft)
+        return []
+    if draft is None or not standalone:
         return []
     fraction = fraction_beside_draft(target, draft, gpu_bytes, ranks)
     if fraction * gpu_bytes <= target.weights(ranks):

@@ -14,10 +14,8 @@ from typing import Final
 
 from dps_engines.launch import EngineError, Launch
 from dps_engines.models import GIB, MODELS
-from dps_engines.sglang.memory import limits_memory, reserve
+from dps_engines.sglang.memory import MIN_TOKENS, limits_memory, reserve
 
-MIN_TOKENS: Final = 16_384
-"""A KV cache for fewer tokens is refused: it would not hold the prompts of a few sessions."""
 ROUNDING: Final = 1024
 
 
