@@ -8,8 +8,8 @@ import pytest
 from dps_engines.launch import EngineError, Launch, Speculation
 from dps_engines.models import GIB, MODELS
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import reserve
-from dps_engines.sglang.shared_gpu import MIN_TOKENS, shared_arguments
+from dps_engines.sglang.memory import MIN_TOKENS, reserve
+from dps_engines.sglang.shared_gpu import shared_arguments
 
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB
 SEVEN, ONE_AND_A_HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
