@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.builders.children import children
+from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
 from dps_operator.scale_to_zero.scaler import Scaler
@@ -194,6 +195,15 @@ def test_autoscaler_never_scales_to_zero_itself(most: int, autoscalers: list[tup
     )
     found = [one["spec"] for one in made if one["kind"] == "HorizontalPodAutoscaler"]
     assert [(one["minReplicas"], one["maxReplicas"]) for one in found] == autoscalers
+
+
+def test_requests_wait_for_an_engine_only_if_a_pool_may_be_scaled_to_zero() -> None:
+    pools = {**SMALLEST["pools"], "greedy": {"autoscaling": {"minReplicas": 0, "maxReplicas": 1}}}
+    with_zero = gateway_config(router({**SMALLEST, "pools": pools}))
+    own = gateway_config(router({**SMALLEST, "pools": pools, "gateway": {"timeouts": {"wakeSeconds": 60}}}))
+    assert with_zero["timeouts"]["wakeSeconds"] == 600
+    assert own["timeouts"]["wakeSeconds"] == 60
+    assert "wakeSeconds" not in gateway_config(router(SMALLEST))["timeouts"]
 
 
 def test_activity_is_summed_over_gateways() -> None:
