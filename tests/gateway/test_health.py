@@ -12,6 +12,7 @@ from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
 from dps_testkit.engine_pool import SinglePool
+from dps_testkit.open_files import no_free_files
 from dps_testkit.waiting import wait_until
 
 
@@ -71,6 +72,19 @@ async def test_replica_is_unavailable_after_one_failed_health_check_or_several_l
                 check.set_result(status)
         await asked.get()
         assert len(pool.ready) == ready
+        task.cancel()
+
+
+async def test_check_that_the_gateway_cannot_send_says_nothing_about_the_replica() -> None:
+    engine, app, pool = Engine(), web.Application(), SinglePool()
+    app.router.add_get(SGLang.health_path, engine.check)
+    async with TestServer(app) as server:
+        pool.set_endpoints([str(server.make_url("")).rstrip("/")])
+        with no_free_files():
+            task = asyncio.create_task(watch_health([pool], SGLang.health_path, lambda: 0.01))
+            await asyncio.sleep(0.2)
+            assert (engine.checks, len(pool.ready)) == (0, 1)
+        await engine.checked()
         task.cancel()
 
 

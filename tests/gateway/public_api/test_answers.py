@@ -19,6 +19,7 @@ from dps_testkit.in_process_gateway import (
     chat,
     message_of,
 )
+from dps_testkit.open_files import no_free_files
 from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -61,6 +62,19 @@ async def test_retry_after_of_the_engine_is_relayed(
     assert {"x-dps-pool", "x-dps-prompt-tokens", "x-dps-session"} <= {
         name.lower() for name in response.headers
     }
+
+
+async def test_engine_is_not_blamed_if_the_gateway_cannot_open_a_connection(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    await gateway.send("GET", "/version")  # opens the client's connection
+    with no_free_files():
+        response, content = await gateway.post(json=chat())
+    assert (response.status, response.headers["Retry-After"], engine.requests) == (503, "1", [])
+    assert json.loads(content)["error"]["code"] == "gateway_overloaded"
+    assert [len(pool.ready) for pool in gateway.runtime.pools.values()] == [1, 1]
+    response, _ = await gateway.post(json=chat())
+    assert (response.status, response.headers["x-dps-reason"]) == (200, "within_threshold")
 
 
 async def test_invalid_usage_does_not_disturb_the_stream(
