@@ -201,6 +201,9 @@ def test_generate_stream_reports_usage_in_every_event() -> None:
         pytest.param(b'{"usage":null}', None, id="null"),
         pytest.param(b"[1]", None, id="a list"),
         pytest.param(b"<html>", None, id="not JSON"),
+        pytest.param(b'{"usage":{"prompt_tokens":"n/a"}}', None, id="a text instead of a count"),
+        pytest.param(b'{"usage":{"prompt_tokens":-1}}', None, id="a negative count"),
+        pytest.param(b'{"usage":{"prompt_tokens":true}}', None, id="a truth value instead of a count"),
     ],
 )
 def test_usage_is_read_from_a_complete_answer(document: bytes, expected: Usage | None) -> None:

@@ -15,6 +15,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
+from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.replica import Replica
@@ -78,42 +79,6 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The end of the time in which a request must be answered."""
-
-    seconds: float
-    """The time limit, from the request's arrival if the client has set it."""
-    at: float
-    """When it ends (`time.monotonic()`)."""
-    of_client: bool
-    """Whether the client has set the limit."""
-
-    @classmethod
-    def of(cls, call: Call) -> "Deadline":
-        """timeouts.totalSeconds, or the time that the client allows if it is shorter."""
-        now = time.monotonic()
-        total, allowed = call.runtime.upstream.timeouts.total_seconds, call.timeout_seconds
-        if allowed is None or allowed > total:
-            return cls(total, now + total, of_client=False)
-        return cls(allowed, now + allowed - (time.perf_counter() - call.started), of_client=True)
-
-    @property
-    def left_seconds(self) -> float:
-        """The time until it ends; 0 if it has ended."""
-        return max(0.0, self.at - time.monotonic())
-
-    @property
-    def passed(self) -> bool:
-        """Whether it has ended."""
-        return time.monotonic() >= self.at
-
-    @property
-    def passed_for_client(self) -> bool:
-        """Whether the client's time is over."""
-        return self.of_client and self.passed
-
-
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
     """Send the request to one replica after another until one begins to answer.
 
@@ -126,7 +91,8 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
         raise _suspended()
     if not runtime.pools[decision.pool].ready:
         runtime.metrics.pool_unavailable.labels(decision.pool.value).inc()
-    deadline = Deadline.of(call)
+    total_seconds = runtime.upstream.timeouts.total_seconds
+    deadline = Deadline.of(total_seconds, call.timeout_seconds, time.perf_counter() - call.started)
     try:
         return await _Dispatch(call, decision, outbound, deadline).run()
     except (PoolEmpty, PoolFull, UpstreamFailed) as error:
@@ -267,7 +233,7 @@ class _Dispatch:
 
     async def _send(self, pool: EnginePool, replica: Replica) -> tuple[Answer, bytes]:
         """The replica's answer, and its body if it is buffered. Raises UpstreamFailed."""
-        outbound, deadline = self._outbound, self._deadline
+        outbound = self._outbound
         prefill_tokens = _prefill_tokens(outbound, replica)
         replica.prefill_tokens += prefill_tokens
         try:
@@ -277,8 +243,7 @@ class _Dispatch:
                 outbound.body,
                 outbound.headers(pool.api_key),
                 outbound.method,
-                total_seconds=deadline.seconds,
-                deadline=deadline.at,
+                deadline=self._deadline,
                 streamed=outbound.streamed,
                 fresh_connection=self._retries.fresh_connection,
                 trust=pool.trust,

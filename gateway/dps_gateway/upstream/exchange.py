@@ -4,7 +4,6 @@ import asyncio
 import errno
 import ipaddress
 import ssl
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from dps_gateway.config import Timeouts
+from dps_gateway.upstream.deadline import Deadline
 
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 """The engine, or a proxy in front of it, rejected the request without executing it."""
@@ -78,12 +78,10 @@ class Answer:
         response: aiohttp.ClientResponse,
         first: bytes,
         timeouts: Timeouts,
-        total_seconds: float,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         self._response = response
         self._timeouts = timeouts
-        self._total_seconds = total_seconds
         self._deadline = deadline
         self.first = first
         self.status = response.status
@@ -113,27 +111,25 @@ class Answer:
         not finish by the deadline.
         """
         content, idle_seconds = self._response.content, self._timeouts.idle_seconds
-        remaining = self._deadline - time.monotonic()
+        left_seconds = self._deadline.left_seconds
         try:
             # The deadline needs a timer only if it ends before the idle timer.
             while chunk := await (
-                content.readany() if remaining > idle_seconds else _read_within(content, remaining)
+                content.readany() if left_seconds > idle_seconds else _read_within(content, left_seconds)
             ):
                 yield chunk
-                remaining = self._deadline - time.monotonic()
-                if remaining < 0:
+                left_seconds = self._deadline.left_seconds
+                if not left_seconds:
                     raise self._too_slow()
         except TimeoutError as error:
-            if time.monotonic() >= self._deadline:
+            if self._deadline.passed:
                 raise self._too_slow() from error
-            raise UpstreamBroken(
-                f"the engine sent nothing for {self._timeouts.idle_seconds:g} s", timed_out=True
-            ) from error
+            raise UpstreamBroken(f"the engine sent nothing for {idle_seconds:g} s", timed_out=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
 
     def _too_slow(self) -> UpstreamBroken:
-        return UpstreamBroken(f"the answer took longer than {self._total_seconds:g} s", timed_out=True)
+        return UpstreamBroken(f"the answer took longer than {self._deadline.seconds:g} s", timed_out=True)
 
     async def body(self) -> bytes:
         """The complete body. Raises UpstreamBroken."""
@@ -178,15 +174,14 @@ class Upstream:
         headers: CIMultiDict[str],
         method: str = "POST",
         *,
-        total_seconds: float,
-        deadline: float,
+        deadline: Deadline,
         streamed: bool,
         fresh_connection: bool = False,
         trust: ssl.SSLContext | bool = True,
     ) -> Answer:
         """Send a request and wait for the first bytes of the answer. Raises UpstreamFailed and OutOfFiles.
 
-        `deadline` (`time.monotonic()`), the end of `total_seconds`, bounds the whole exchange.
+        `deadline` bounds the whole exchange.
         timeouts.firstByteSeconds applies only if the answer is `streamed`: otherwise its first byte is sent when it is
         complete.
         `trust` is the `ssl` argument of the request.
@@ -209,7 +204,7 @@ class Upstream:
         except BaseException:
             response.close()
             raise
-        answer = Answer(response, first, self.timeouts, total_seconds, deadline)
+        answer = Answer(response, first, self.timeouts, deadline)
         if response.status in RETRYABLE_STATUSES:
             raise UpstreamFailed(
                 f"status_{response.status}",
@@ -218,16 +213,16 @@ class Upstream:
             )
         return answer
 
-    def _limits(self, base_url: str, deadline: float, *, streamed: bool) -> aiohttp.ClientTimeout:
+    def _limits(self, base_url: str, deadline: Deadline, *, streamed: bool) -> aiohttp.ClientTimeout:
         """The time limits of an exchange until its first byte."""
-        remaining = max(0.001, deadline - time.monotonic())
-        connect_seconds = min(self.timeouts.connect_seconds, remaining)
+        left_seconds = max(0.001, deadline.left_seconds)
+        connect_seconds = min(self.timeouts.connect_seconds, left_seconds)
         return aiohttp.ClientTimeout(
             # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead.
             total=None,
             connect=connect_seconds if _must_be_resolved(base_url) else None,
             sock_connect=connect_seconds,
-            sock_read=min(self.timeouts.first_byte_seconds, remaining) if streamed else remaining,
+            sock_read=min(self.timeouts.first_byte_seconds, left_seconds) if streamed else left_seconds,
         )
 
 

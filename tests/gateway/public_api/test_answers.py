@@ -110,7 +110,17 @@ async def test_failed_accounting_does_not_disturb_the_answer(
     assert (response.status, json.loads(content)["usage"]) == (200, USAGE)
 
 
-async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(gateway: InProcessGateway) -> None:
+async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corrected = []
+
+    async def correct(*arguments: object) -> bool:
+        await asyncio.sleep(0.05)  # Redis takes time, in which the client may leave
+        corrected.append(arguments)
+        return False
+
+    monkeypatch.setattr(gateway.runtime.turns, "correct", correct)
     body = json.dumps(chat()).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     for _ in range(10):
@@ -127,6 +137,7 @@ async def test_answer_is_counted_if_the_client_closes_after_the_last_byte(gatewa
     labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
     name = "gen_ai_server_request_duration_seconds_count"
     assert gateway.runtime.metrics.registry.get_sample_value(name, labels) == 10
+    assert len(corrected) == 10
 
 
 async def test_connection_broken_after_done_is_a_complete_answer(
