@@ -13,6 +13,7 @@ from dps_gateway.session.growth import History
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, Scope, parse_session_key
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.store import SessionStore
+from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.turn import MeasuredTurn, Turns
 from dps_testkit.tokenizers import shared_tokenizer
 
@@ -65,6 +66,16 @@ class ConversationClient:
     async def complete(self, prompt: str | list[int]) -> MeasuredTurn:
         """One turn of a raw completion, answered by the greedy pool."""
         turn = await self.turns.measure(self._scope, accountant().text(prompt), self._headers, {})
+        await self.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
+        return turn
+
+    async def respond(self, text: str, previous: StoredResponse | None = None) -> MeasuredTurn:
+        """One turn of the Responses API, which continues a stored response, answered by the greedy pool."""
+        body = {"input": text} | ({"previous_response_id": "resp"} if previous else {})
+        prompt = accountant().responses(body)
+        if previous is not None:
+            prompt = prompt.continuing(previous.tokens)
+        turn = await self.turns.measure(self._scope, prompt, self._headers, body, previous)
         await self.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
         return turn
 

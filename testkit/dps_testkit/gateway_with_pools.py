@@ -47,12 +47,12 @@ class GatewayWithPools:
         return sum(engine.requests for engine in self._engines)
 
     async def post(
-        self, number: int = 0, headers: Mapping[str, str] | None = None, **fields: Any
+        self, number: int = 0, headers: Mapping[str, str] | None = None, path: str = CHAT, **fields: Any
     ) -> ClientResponse:
-        """One chat request of session `number`."""
+        """One request of session `number`."""
         body = {"messages": [{"role": "user", "content": "hello"}], **fields}
         headers = {"x-session-id": str(number), **(headers or {})}
-        response = await self._client.post(CHAT, json=body, headers=headers)
+        response = await self._client.post(path, json=body, headers=headers)
         await response.read()
         return response
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.pool import Pool
 from dps_gateway.session.growth import History
-from dps_testkit.conversations import SYSTEM, ConversationClient, answer, kind, user
+from dps_gateway.session.stored_responses import StoredResponse
+from dps_testkit.conversations import SYSTEM, ConversationClient, accountant, answer, kind, url, user
 
 
 @pytest.fixture(params=["named", None], ids=["with a session id", "without one"])
@@ -103,3 +105,22 @@ async def test_image_is_part_of_the_history(client: ConversationClient) -> None:
         *start, answer("hi"), picture("http://images/dog.png"), answer("a cat"), user("?")
     )
     assert (kind(other), other.delta_tokens) == (History.BRANCHED, other.prompt_tokens - first.prompt_tokens)
+
+
+@pytest.mark.parametrize("difference", [0, 100, -20])
+async def test_turn_that_continues_a_stored_response_grows_from_its_length(difference: int) -> None:
+    """The engine's counts differ from the gateway's by `difference`, and the stored length is the engine's."""
+    client = ConversationClient(None)
+    first = await client.respond("How is it in Oslo?")
+    length = first.prompt_tokens + difference
+    await client.turns.correct(first, url(Pool.GREEDY), length, None)
+    answered = length + 9
+    stored = StoredResponse(
+        Pool.GREEDY, url(Pool.GREEDY), first.session.id.text, first.prompt.digest, answered
+    )
+    second = await client.respond("And in Bern?", stored)
+    added, _ = accountant().responses({"input": "And in Bern?", "previous_response_id": "resp"}).count(None)
+    assert (kind(second), second.session.id, second.number) == (History.GROWN, first.session.id, 2)
+    assert (second.prompt_tokens, second.delta_tokens) == (answered + added, 9 + added)
+    again = await client.respond("And in Bern?", stored)
+    assert (again.prompt_tokens, again.delta_tokens, again.number) == (second.prompt_tokens, 0, 2)

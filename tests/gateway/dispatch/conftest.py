@@ -11,7 +11,7 @@ from dps_gateway.api.public import public_app
 from dps_gateway.config import parse_config
 from dps_gateway.runtime import Runtime
 from dps_local.assets import bundled_tokenizer
-from dps_testkit.gateway_with_pools import CHAT, FixedStatusEngine, GatewayWithPools, Start
+from dps_testkit.gateway_with_pools import FixedStatusEngine, GatewayWithPools, Start
 from dps_testkit.tokenizers import shared_tokenizer
 
 
@@ -32,7 +32,7 @@ async def start() -> AsyncIterator[Start]:
                 urls.append([])
                 for engine in pool:
                     app = web.Application()
-                    app.router.add_post(CHAT, engine.handle)
+                    app.router.add_post("/{path:.*}", engine.handle)
                     server = await stack.enter_async_context(TestServer(app))
                     urls[-1].append(str(server.make_url("")).rstrip("/"))
             config = parse_config(

@@ -13,7 +13,7 @@ async def test_health_needs_no_key_and_follows_readiness(gateway: InProcessGatew
     assert (await gateway.send("GET", "/health"))[0].status == 503
     for pool in gateway.runtime.pools.values():
         for replica in pool.replicas.values():
-            replica.succeeded()
+            pool.mark_available(replica)
     assert (await gateway.send("GET", "/health"))[0].status == 200
 
 

@@ -1,0 +1,20 @@
+"""The replica that serves a session."""
+
+import pytest
+
+from dps_gateway.api.endpoints import ROUTES
+from dps_testkit.gateway_with_pools import Start, engines
+
+PROMPTS = {"input": "hello", "prompt": "hello", "text": "hello"}
+"""The fields for the prompt of all endpoints but those with `messages`."""
+
+
+@pytest.mark.parametrize("path", [route.path for route in ROUTES])
+async def test_sessions_use_several_replicas_and_each_keeps_its_own(start: Start, path: str) -> None:
+    replicas = engines(3)
+    gateway = await start(replicas, engines(1))
+    for number in range(12):
+        for _ in range(2):
+            assert (await gateway.post(number, None, path, **PROMPTS)).status == 200
+        assert [replica.requests % 2 for replica in replicas] == [0, 0, 0]
+    assert sum(replica.requests > 0 for replica in replicas) > 1
