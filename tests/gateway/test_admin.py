@@ -16,7 +16,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
-from dps_gateway.session.peers import HttpPeers, WorkerPeers
+from dps_gateway.session.peers import WorkerPeers
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
@@ -166,16 +166,22 @@ async def test_a_decision_log_that_is_off_or_cannot_be_read_is_an_error(
     assert (status, "No such file or directory" in text) == (503, True)
 
 
-async def test_peers_send_the_token(runtime: Runtime) -> None:
+async def test_peers_send_the_token_that_is_in_its_file_at_present(runtime: Runtime, tmp_path: Path) -> None:
     runtime.admin_token = "token"
+    file = tmp_path / "token"
+    file.write_text("old")
     async with TestServer(admin_app(runtime)) as server:
-        peers = HttpPeers()
-        peers.set_endpoints([str(server.make_url("")).rstrip("/")])
-        for token, known in ((None, [{}]), ("token", [{RECORD_KEY: RECORD.encode()}])):
-            peers.set_token(token)
-            await peers.publish({RECORD_KEY: RECORD.encode()})
-            assert await peers.values([RECORD_KEY]) == known
-        await peers.close()
+        config = runtime.config.model_dump(by_alias=True, exclude_none=True)
+        config["listen"] = {"adminTokenFile": file}
+        config["session"] = {"peers": {"endpoints": [str(server.make_url("")).rstrip("/")]}}
+        peer = Runtime(GatewayConfig.model_validate(config), shared_tokenizer())
+        assert peer.peers is not None
+        for token, known in (("old", [{}]), ("token", [{RECORD_KEY: RECORD.encode()}])):
+            file.write_text(token)
+            peer.apply(peer.config)
+            await peer.peers.publish({RECORD_KEY: RECORD.encode()})
+            assert await peer.peers.values([RECORD_KEY]) == known
+        await peer.close()
 
 
 async def test_workers_of_one_replica_answer_for_each_other(runtime: Runtime, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dps_gateway.api.job import LONG_BODY_BYTES
 from dps_gateway.config import GatewayConfig
 from dps_gateway.prompt.accounting import Prompt
-from dps_testkit.in_process_gateway import InProcessGateway, ScriptedEngine, chat, message_of
+from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
 
 async def test_compressed_body_is_forwarded_without_its_encoding(
@@ -48,6 +48,24 @@ async def test_hop_by_hop_headers_are_not_forwarded(
     sent = engine.requests[0][1]
     assert "x-kept" in sent
     assert not {"x-hop", "proxy-connection"} & sent.keys()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_credentials_of_the_client_are_not_forwarded(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str
+) -> None:
+    credentials = {
+        "Authorization": "Bearer sk-client",
+        "x-api-key": "sk-client",
+        "Cookie": "session=sk-client",
+    }
+    await gateway.post(path, json=chat(), headers=credentials)
+    assert "sk-client" not in str(engine.requests[0])
+    for pool in gateway.runtime.pools.values():
+        pool.configure(256, "sk-engine")
+    await gateway.post(path, json=chat(), headers=credentials)
+    assert engine.requests[1][1]["authorization"] == "Bearer sk-engine"
+    assert "sk-client" not in str(engine.requests[1])
 
 
 async def test_event_loop_runs_while_a_long_chat_is_rendered(

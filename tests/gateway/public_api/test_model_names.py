@@ -11,7 +11,8 @@ from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngin
 @pytest.fixture(autouse=True)
 def model(gateway: InProcessGateway) -> None:
     config = gateway.runtime.config
-    model = config.model.model_copy(update={"aliases": {"gpt": "m", "tuned": "m:lora"}, "strict": True})
+    aliases = {"gpt": "m", "tuned": "m:lora", "gpt:7b": "m"}
+    model = config.model.model_copy(update={"aliases": aliases, "strict": True})
     gateway.runtime.config = config.model_copy(update={"model": model})
 
 
@@ -23,6 +24,7 @@ def model(gateway: InProcessGateway) -> None:
         ({"model": "m:lora"}, {"model": "m:lora"}),
         ({"model": "gpt"}, {"model": "m"}),
         ({"model": "gpt:lora"}, {"model": "m:lora"}),
+        ({"model": "gpt:7b"}, {"model": "m"}),
         ({"model": "tuned"}, {"model": "m:lora"}),
         ({"model": ""}, {"model": ""}),
         ({}, {}),
@@ -47,7 +49,8 @@ async def test_unknown_model_is_not_found(
 ) -> None:
     response, content = await gateway.post(path, json=chat(model=asked))
     assert (response.status, json.loads(content)["error"]["code"]) == (404, "model_not_found")
-    assert message_of(content) == f"the model '{asked}' is not served; the served models are m, gpt, tuned"
+    served = "m, gpt, gpt:7b, tuned"
+    assert message_of(content) == f"the model '{asked}' is not served; the served models are {served}"
     assert engine.requests == []
 
 
