@@ -1,19 +1,25 @@
 """The command line of a pool, derived from the spec."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 
 from dps_engines import launch
 from dps_engines.pools import POOLS
 from dps_engines.registry import RUNTIMES
+from dps_engines.sglang.memory import limits_memory
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import Speculation
+from dps_operator.api.spec import parse
 from dps_operator.builders.launch import engine_arguments
 from dps_operator.errors import SpecError
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST, router
+from dps_testkit.paths import ROOT
 
+EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
 ADAPTERS = [{"name": "sql", "path": "org/sql"}]
 
 
@@ -131,6 +137,15 @@ def test_version_of_the_paper_gets_memory_for_the_draft_only_on_gpus_of_known_si
     slices = {"limits": {"nvidia.com/gpu": 0, "nvidia.com/mig-3g.40gb": 1}}
     pools = {"speculative": {**SMALLEST["pools"]["speculative"], "resources": slices}}
     assert "--mem-fraction-static" not in engine_arguments(router({**paper, "pools": pools}), "speculative")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_leaves_the_memory_to_the_operator_and_the_engine(example: Path) -> None:
+    for document in yaml.safe_load_all(example.read_text()):
+        if document["kind"] == "DPSRouter":
+            spec = parse(document["spec"])
+            for pool in (spec.pools.speculative, spec.pools.greedy):
+                assert not limits_memory([*spec.engine.args, *pool.args])
 
 
 def test_model_that_does_not_fit_is_refused() -> None:
