@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -157,3 +158,16 @@ async def test_faults_of_the_storage_cause_no_wrong_answer(fleet: Fleet, fault: 
     await fleet.recover(fault, played)
     new = await fleet.pages_by_outcome() - before
     assert [outcome for outcome in REPORTED.get(fault, []) if not new[outcome]] == []
+
+
+async def test_engine_whose_weights_are_replaced_is_reported_to_share_no_pages(fleet: Fleet) -> None:
+    """The last test, because the engine shares none until it is restarted. The operator reads the engine's metrics."""
+    model = fleet.kube.get("dpsrouter", ROUTER)["spec"]["model"]["name"]
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{fleet.engines['greedy']}/update_weights_from_disk", json={"model_path": model}),
+    ):
+        pass
+    await asyncio.to_thread(
+        fleet.kube.until, ROUTER, PATIENCE_SECONDS, Ready="True", PrefixCacheShared="EngineNotSharing"
+    )

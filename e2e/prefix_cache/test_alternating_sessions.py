@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
+from dps_operator.prefix_cache.engines import engine_sample
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
 from e2e.prefix_cache.alternation import (
@@ -136,6 +137,22 @@ async def test_pages_that_only_one_process_of_a_server_has_change_no_answer(shar
                 shutil.rmtree(folder, ignore_errors=True)
             await asyncio.gather(*(session.ask(client) for session in moved))
     check_answers(moved, shared.unmoved)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_operator_understands_what_an_engine_reports(shared: Shared, kind: str) -> None:
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.get(f"{shared.servers[kind].url}/metrics") as answer,
+    ):
+        found = engine_sample(await answer.text())
+
+    ranks = {folder.name for folder in shared.pages.glob("*/*/")}
+    assert found.sharing == {(rank, "") for rank in ranks}
+    assert {name for name, value in found.counters.items() if value > 0} >= {
+        *("read", "stored", "bandwidth", "fetches", "prefilled", "prefill_seconds")
+    }
+    assert found.kv_gigabytes_per_token > 0
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

@@ -3,9 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from dps_engines.pools import PoolName
+from dps_operator.prefix_cache.engine_metrics import EngineMetrics
 from dps_operator.prefix_cache.engines import (
     HALF_LIFE_SECONDS,
     EngineReports,
@@ -188,3 +192,20 @@ def test_pools_in_the_middle_of_a_rollout_share_the_pages_of_the_engines_that_ar
     assert tally.reports == NOTHING
     tally.add({"speculative": {"a": OURS}, "greedy": {"c": replace(OTHERS)}}, 1.0)
     assert tally.reports.different
+
+
+async def test_engines_that_do_not_answer_are_left_out() -> None:
+    status = 200
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=METRICS, status=status)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert server.port is not None
+        reader = EngineMetrics(session)
+        assert await reader.texts(["127.0.0.1", "::1"], server.port) == {"127.0.0.1": METRICS}
+        status = 503
+        assert await reader.texts(["127.0.0.1"], server.port) == {}
+        assert await reader.texts([], server.port) == {}
