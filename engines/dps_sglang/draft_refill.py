@@ -3,7 +3,8 @@
 SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
 For a request whose prefix came from host memory or storage, the draft model prefills that prefix itself, into the
 slots that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
-draft: a wrong draft only lowers the acceptance length.
+draft: a wrong draft only lowers the acceptance length. With tensor parallelism, a failure in one process ends the
+engine, as the failure of any forward pass does, because the other processes wait for its part of the result.
 """
 
 import copy
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 STORAGE_PHASES = ("PREFETCH", "BACKUP_STORAGE")
 DRAFT_POOLS = ("draft", "draft_indexer", "draft_swa")
 CHUNK_TOKENS = 4096
-"""Tokens that the draft model prefills at once, which bounds its activations."""
+"""Tokens that the draft model prefills at once at most, which bounds its activations."""
 
 
 def without_draft_pages(
@@ -41,6 +42,8 @@ def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kw
                 try:
                     prefill_prefix(self, batch, row, request)
                 except RuntimeError:
+                    if self.server_args.tp_size > 1:
+                        raise
                     logger.exception("dps prefix cache: the draft model could not prefill %s", request.rid)
     return original(self, batch, *args, **kwargs)
 
@@ -56,8 +59,9 @@ def prefill_prefix(worker: Any, batch: Any, row: int, request: Any) -> None:
     length = request.prefix_len
     tokens = request.get_fill_ids()
     slots = worker.req_to_token_pool.req_to_token[batch.req_pool_indices[row], :length].to(torch.int64)
-    for start in range(0, length, CHUNK_TOKENS):
-        end = min(length, start + CHUNK_TOKENS)
+    chunk_tokens = _chunk_tokens(worker.server_args.chunked_prefill_size)
+    for start in range(0, length, chunk_tokens):
+        end = min(length, start + chunk_tokens)
         # SGLang feeds a draft model the tokens shifted by one.
         chunk = _chunk(batch, row, request, list(tokens[start + 1 : end + 1]), start, end)
         chunk.out_cache_loc = slots[start:end]
@@ -68,6 +72,13 @@ def prefill_prefix(worker: Any, batch: Any, row: int, request: Any) -> None:
             return_hidden_states_before_norm=False,
         )
         worker.draft_runner.forward(forward_batch)
+
+
+def _chunk_tokens(chunked_prefill_size: int | None) -> int:
+    """SGLang reserves memory for the activations of `chunked_prefill_size` tokens, unless that is None or -1."""
+    if chunked_prefill_size is None or chunked_prefill_size <= 0:
+        return CHUNK_TOKENS
+    return min(CHUNK_TOKENS, chunked_prefill_size)
 
 
 def _chunk(batch: Any, row: int, request: Any, tokens: list[int], start: int, end: int) -> Any:
