@@ -7,10 +7,13 @@ pods, in e2e/node/test_sglang_pairs.py.
 """
 
 import asyncio
+import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,6 +23,9 @@ from openai import AsyncOpenAI
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
+from dps_testkit.engine_contract import storage as contract
+from dps_testkit.engine_contract.storage import Step
+from dps_testkit.paths import ROOT
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
 from e2e.prefix_cache.alternation import (
@@ -48,6 +54,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 
 KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
+CONTRACT = ROOT / "tests/local/contract/sglang-0.5.23-storage.json"
 RANKS = 2
 CHUNK_TOKENS = 256
 """Tokens that are prefilled at once, fewer than a LONG or SHORT turn adds."""
@@ -169,6 +176,25 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
     assert await cached_tokens(reader, path, "gamma") < TEMPLATE_TOKENS
     assert await cached_tokens(reader, path, "alpha") >= WORDS
     assert await cached_tokens(greedy, path, "alpha") >= WORDS
+
+
+async def test_servers_find_of_each_prompt_what_was_recorded(shared: Shared) -> None:
+    """The recording is the contract of the emulated engine. RECORD_CONTRACT writes it."""
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+
+        async def request(step: Step) -> dict[str, Any]:
+            url = shared.servers[step.engine].url
+            before = await stored_tokens(url)
+            async with http.post(f"{url}/generate", json=step.body) as response:
+                meta: dict[str, Any] = (await response.json())["meta_info"]
+            new = step.tokens // PAGE_TOKENS * PAGE_TOKENS - meta["cached_tokens"]
+            await until_stored(url, before + new)
+            return meta
+
+        found = await contract.play(request)
+    if "RECORD_CONTRACT" in os.environ:
+        CONTRACT.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(CONTRACT.read_text())
 
 
 async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared: Shared) -> None:

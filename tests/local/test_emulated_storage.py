@@ -18,10 +18,12 @@ from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.server import ENGINE, create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage_flags import FILE_DIRECTORY
+from dps_testkit.engine_contract.storage import PAGE_TOKENS, Step, play
 
 Client = TestClient[Any, Any]
 Start = Callable[..., Awaitable[Client]]
 
+RECORDED = json.loads((Path(__file__).parent / "contract/sglang-0.5.23-storage.json").read_text())
 PROMPT = list(range(2000))
 HIERARCHICAL = (
     "--enable-hierarchical-cache",
@@ -131,6 +133,21 @@ async def test_standalone_engine_with_the_plugin_reads_all_pages(
     assert await cached(await start(*flags, *ALGORITHMS["STANDALONE"]), PROMPT[:1500]) == 1499
 
 
+async def test_each_prompt_is_found_as_recorded_from_sglang(
+    start: Start, extra_config: dict[str, Any]
+) -> None:
+    """e2e/prefix_cache compares the recording with real servers."""
+    flags = (*plugin(extra_config), "--page-size", str(PAGE_TOKENS))
+    engines = {name: await start(*flags, *ALGORITHMS[name]) for name in ("greedy", "STANDALONE")}
+
+    async def request(step: Step) -> dict[str, Any]:
+        answer = await (await engines[step.engine].post("/generate", json=step.body)).json()
+        info: dict[str, Any] = answer["meta_info"]
+        return info
+
+    assert await play(request) == RECORDED
+
+
 async def test_session_that_alternates_between_engines_finds_its_history_as_measured(start: Start) -> None:
     pools = [await start(*FILE, *ALGORITHMS[name]) for name in ("greedy", "NGRAM")]
     prompt, found = PROMPT, []
@@ -217,7 +234,7 @@ async def test_transfer_and_refill_by_the_draft_model_take_time(
     seconds = {}
     for name in ("greedy", "STANDALONE"):
         info = (await generate(await start(*flags, *ALGORITHMS[name]), PROMPT))["meta_info"]
-        assert info["storage_prefetch_wait"] == pytest.approx(2000 / 10_000)
+        assert info["storage_prefetch_wait"] == pytest.approx(1999 / 10_000)
         seconds[name] = info["first_token_latency"] - info["storage_prefetch_wait"]
     assert seconds["greedy"] == pytest.approx(0.0081 + 1 / 11_000)
     assert seconds["STANDALONE"] == pytest.approx(

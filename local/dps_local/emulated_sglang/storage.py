@@ -77,7 +77,7 @@ class Storage:
         options = self.options
         if options.policy == "best_effort" or len(prompt) - cached < options.threshold_tokens:
             return None  # with best_effort, the prefill of an idle engine starts before the first page has arrived
-        missing = self._stored(prompt, namespace) - cached
+        missing = self._stored(prompt[:-1], namespace) - cached  # the last token is always computed
         if missing < options.threshold_tokens:
             return None
         seconds = missing / options.tokens_per_second
