@@ -100,7 +100,6 @@ async def _run_until(stop: asyncio.Event, functions: Sequence[Task]) -> None:
     try:
         await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            # Kopf cancels tasks that it did not start if it fails.
             raise RuntimeError("a task of the operator ended unexpectedly")
     finally:
         for task in (stopped, *tasks):

@@ -13,10 +13,13 @@ from dps_operator.handlers import kopf_settings, registry
 from dps_operator.observe import Observations
 from dps_operator.resync import Resync
 from dps_operator.settings import Settings
+from dps_operator.task_scope import task_scope
 from dps_operator.work_queue import WorkQueue
 
 RETRY_SECONDS: Final = 5.0
 """Seconds between a failure of all watches and their restart."""
+STOP_SECONDS: Final = 3.0
+"""Time limit for Kopf's own cleanup, in seconds, before all its tasks are cancelled. It closes connections."""
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +62,26 @@ class Watches:
     async def _watch(self) -> None:
         """Run Kopf until the set of installed kinds changes."""
         self._resync.changed.clear()
-        ours = asyncio.all_tasks()
-        tasks = await kopf.spawn_tasks(
-            registry=registry(self._observations, self._queue, self._resync.installed),
-            settings=kopf_settings(self._settings),
-            standalone=True,
-            clusterwide=not self._settings.namespaces,
-            namespaces=self._settings.namespaces,
-            stop_flag=self._resync.changed,
-            ready_flag=self.established,
-        )
-        # Kopf ignores signals for seconds while it shuts down after a failure.
-        self._install_signal_handlers()
-        try:
-            await kopf.run_tasks(tasks, ignored=ours)
-        finally:
-            self.established.clear()
+        async with task_scope():
+            tasks = await kopf.spawn_tasks(
+                registry=registry(self._observations, self._queue, self._resync.installed),
+                settings=kopf_settings(self._settings),
+                standalone=True,
+                clusterwide=not self._settings.namespaces,
+                namespaces=self._settings.namespaces,
+                stop_flag=self._resync.changed,
+                ready_flag=self.established,
+            )
+            # Kopf has replaced the operator's own.
+            self._install_signal_handlers()
+            # kopf.run_tasks() would cancel tasks of other parts of the operator, too, and it may wait forever for
+            # watches that continued after the failure of another one.
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                self.established.clear()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=STOP_SECONDS)

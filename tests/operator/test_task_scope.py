@@ -1,0 +1,83 @@
+"""Tasks that are cancelled when a scope ends, although some suppress cancellation."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from dps_operator.task_scope import task_scope
+
+pytestmark = pytest.mark.asyncio
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def closing_only_when_its_cleanup_is_cancelled() -> None:
+    """Like a watcher of Kopf whose scheduler was cancelled first: it waits for a cleanup that never ends by itself."""
+    try:
+        await forever()
+    finally:
+        cleanup = asyncio.create_task(forever())
+        while not cleanup.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(cleanup)
+
+
+async def starting() -> None:
+    await asyncio.gather(forever(), closing_only_when_its_cleanup_is_cancelled())
+
+
+async def test_all_tasks_started_within_the_block_have_ended_after_it() -> None:
+    before = asyncio.all_tasks()
+    async with task_scope():
+        for function in (forever, closing_only_when_its_cleanup_is_cancelled, starting):
+            asyncio.create_task(function())  # noqa: RUF006 - the scope holds it
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks() - before) == 5
+    assert asyncio.all_tasks() == before
+
+
+async def test_tasks_ended_after_a_failure_of_the_block() -> None:
+    before = asyncio.all_tasks()
+
+    async def block() -> None:
+        async with task_scope():
+            asyncio.create_task(forever())  # noqa: RUF006 - the scope holds it
+            raise ValueError("failed")
+
+    with pytest.raises(ValueError, match="failed"):
+        await block()
+    assert asyncio.all_tasks() == before
+
+
+async def test_tasks_that_other_code_starts_meanwhile_go_on() -> None:
+    started, others = asyncio.Event(), []
+
+    async def other() -> None:
+        await started.wait()
+        others.append(asyncio.create_task(forever()))
+
+    outside = asyncio.create_task(other())
+    async with task_scope():
+        started.set()
+        await outside
+    assert [task.done() for task in others] == [False]
+    others[0].cancel()
+
+
+async def test_cancelling_the_block_ends_its_tasks() -> None:
+    before = asyncio.all_tasks()
+
+    async def block() -> None:
+        async with task_scope():
+            await starting()
+
+    task = asyncio.create_task(block())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
