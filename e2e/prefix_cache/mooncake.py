@@ -14,7 +14,8 @@ from dps_engines.launch import MooncakeCache
 from dps_engines.sglang.prefix_cache import arguments
 from dps_local.processes import Child, free_ports
 from dps_operator.builders.mooncake import ARGUMENTS, COMMAND
-from dps_testkit.http import status_of
+from dps_testkit.http import metric, status_of
+from dps_testkit.waiting import wait_until
 from e2e.prefix_cache.shared_servers import SGLANG_VERSION
 from e2e.real_sglang.local_sglang import VENV
 from e2e.real_sglang.local_sglang import install as install_sglang
@@ -51,16 +52,30 @@ def install() -> None:
 class Master:
     """A running master.
 
-    cache: the servers' settings, from which their flags are derived as the operator derives them.
+    http: the URL of its metrics. cache: the servers' settings, from which their flags are derived as the operator
+    derives them.
     """
 
     child: Child
+    http: str
     cache: MooncakeCache
 
-    async def restart(self) -> None:
-        """Start it again after it was killed."""
+    async def capacity(self) -> float:
+        """The bytes of all segments that clients have mounted."""
+        return await metric(self.http, "master_total_capacity_bytes")
+
+    async def restart(self, capacity: float) -> None:
+        """Start it again after it was killed, and wait until its clients have mounted segments of this many bytes.
+
+        Until then, pages cannot be stored, and SGLang does not store them later.
+        """
         self.child.start()
         await self.child.wait_ready(START_SECONDS)
+
+        async def mounted() -> bool:
+            return await self.capacity() >= capacity
+
+        await wait_until(mounted, f"the master's clients have mounted {capacity:.0f} bytes")
 
 
 @asynccontextmanager
@@ -70,8 +85,10 @@ async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
     # The last value of a flag applies.
     name, *options = (*COMMAND, *ARGUMENTS, f"--rpc_port={rpc}", f"--metrics_port={http}")
 
+    url = f"http://127.0.0.1:{http}"
+
     async def ready() -> bool:
-        return await status_of(f"http://127.0.0.1:{http}/health") == 200
+        return await status_of(f"{url}/health") == 200
 
     child = Child("mooncake", [str(PACKAGE / "mooncake" / name), *options], folder / "mooncake.log", ready)
     cache = MooncakeCache(
@@ -80,7 +97,7 @@ async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
     child.start()
     try:
         await child.wait_ready(START_SECONDS)
-        yield Master(child, cache)
+        yield Master(child, url, cache)
     finally:
         await child.stop(STOP_SECONDS)
 

@@ -146,6 +146,7 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
     """Both are killed while requests are served. Afterwards, pages are shared again."""
     moved = sessions("faulty")
     url = f"{shared.gateways['STANDALONE'].url}/v1"
+    capacity = await shared.master.capacity()
     async with (
         mooncake.store_client(shared.master) as client,
         AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as http,
@@ -156,7 +157,7 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
             if fault is not None:
                 fault()
             await turn
-    await shared.master.restart()
+    await shared.master.restart(capacity)
 
     check_answers(moved, shared.unmoved)
     check(await shared.play("recovered", "STANDALONE"), shared.unmoved)
