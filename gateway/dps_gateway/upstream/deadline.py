@@ -2,7 +2,10 @@
 
 import time
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
+
+TIMER_SECONDS: Final = 0.02
+"""A timer may fire this early: uvloop's count whole milliseconds, from the beginning of the loop's iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +42,5 @@ class Deadline:
 
     @property
     def passed_for_client(self) -> bool:
-        """Whether the client's time is over."""
-        return self.of_client and self.passed
+        """Whether the client's time is over, or a timer for its end may have fired."""
+        return self.of_client and self.left_seconds <= TIMER_SECONDS
