@@ -53,4 +53,6 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     result.posting.enabled = False
     # Resync detects newly installed kinds, without cluster-wide permission to read CRDs.
     result.scanning.disabled = True
+    # Otherwise, Kopf kills the process ten minutes after its watches have failed, although they are restarted.
+    result.process.ultimate_exiting_timeout = None
     return result

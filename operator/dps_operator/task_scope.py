@@ -8,9 +8,12 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 ROUND_SECONDS: Final = 0.2
-ROUNDS: Final = 50
+ROUNDS: Final = 25
 
-_scope: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("scope", default=None)
+Tasks = dict[asyncio.Task[Any], None]
+"""Running tasks in the order in which they were started."""
+
+_scope: ContextVar[Tasks | None] = ContextVar("scope", default=None)
 
 T = TypeVar("T")
 
@@ -22,19 +25,23 @@ async def task_scope() -> AsyncIterator[None]:
     """Cancel the tasks that were started within the block, directly or by other such tasks, when the block exits.
 
     Tasks that are still running are cancelled again, because a task may suppress its cancellation or start a further
-    task in response. After ROUNDS rounds, the remaining tasks are logged and left alone. Tasks that other code starts
-    at the same time are not affected. Nested scopes are not supported.
+    task in response. After ROUNDS rounds, the remaining tasks are logged and left alone. This goes on if the caller is
+    cancelled meanwhile. Tasks that other code starts at the same time are not affected. Scopes cannot be nested.
     """
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: Tasks = {}
     factory, token = loop.get_task_factory(), _scope.set(tasks)
     loop.set_task_factory(_create_task)
     try:
         yield
     finally:
         _scope.reset(token)
-        await _cancel(tasks)
-        loop.set_task_factory(factory)
+        cancelling = asyncio.create_task(_cancel(tasks))
+        try:
+            await asyncio.shield(cancelling)
+        finally:
+            await cancelling
+            loop.set_task_factory(factory)
 
 
 def _create_task(
@@ -45,24 +52,27 @@ def _create_task(
     task = asyncio.Task(coroutine, loop=loop, **options)
     tasks = _scope.get()
     if tasks is not None:
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        task.add_done_callback(_retrieve_exception)
+        tasks[task] = None
+        task.add_done_callback(lambda ended: _forget(tasks, ended))
     return task
 
 
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it when the task is destroyed."""
+def _forget(tasks: Tasks, task: asyncio.Task[Any]) -> None:
+    """Remove an ended task. Its exception is marked as retrieved, so that asyncio does not log it."""
+    del tasks[task]
     if not task.cancelled():
         task.exception()
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Tasks) -> None:
     for _ in range(ROUNDS):
         if not tasks:
             return
-        for task in tasks:
+        # The oldest first: a watcher of Kopf ignores its cancellation if a task that it started has ended before.
+        for task in tuple(tasks):
             task.cancel()
-        await asyncio.wait(tuple(tasks), timeout=ROUND_SECONDS)
+            await asyncio.sleep(0)
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=ROUND_SECONDS)
     for task in tasks:
         log.error("task did not stop: %r", task)

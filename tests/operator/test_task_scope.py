@@ -81,3 +81,44 @@ async def test_cancelling_the_block_ends_its_tasks() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == before
+
+
+async def test_tasks_are_ended_although_the_caller_is_cancelled_meanwhile() -> None:
+    before = asyncio.all_tasks()
+
+    async def block() -> None:
+        async with task_scope():
+            asyncio.create_task(closing_only_when_its_cleanup_is_cancelled())  # noqa: RUF006 - the scope holds it
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(block())
+    for _ in range(4):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_task_is_cancelled_before_those_that_it_has_started() -> None:
+    cancelled = []
+
+    async def child() -> None:
+        try:
+            await forever()
+        finally:
+            cancelled.append("child")
+
+    async def parent() -> None:
+        started = asyncio.create_task(child())
+        try:
+            await forever()
+        finally:
+            cancelled.append("parent")
+            started.cancel()
+
+    async with task_scope():
+        asyncio.create_task(parent())  # noqa: RUF006 - the scope holds it
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert cancelled == ["parent", "child"]
