@@ -8,7 +8,9 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 ROUND_SECONDS: Final = 0.2
+"""Time for cancelled tasks to end before they are cancelled again, in seconds."""
 ROUNDS: Final = 25
+"""How often tasks are cancelled."""
 
 Tasks = dict[asyncio.Task[Any], None]
 """Running tasks in the order in which they were started."""

@@ -72,7 +72,7 @@ class Watches:
                 stop_flag=self._resync.changed,
                 ready_flag=self.established,
             )
-            # Kopf has replaced the operator's own.
+            # kopf.spawn_tasks() has replaced the operator's signal handlers.
             self._install_signal_handlers()
             # kopf.run_tasks() would cancel tasks of other parts of the operator, too, and it may wait forever for
             # watches that continued after the failure of another one.

@@ -1,7 +1,9 @@
 """Tasks that are cancelled when a scope ends, although some suppress cancellation."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,27 @@ from dps_operator.task_scope import task_scope
 pytestmark = pytest.mark.asyncio
 
 
+def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start a task. The caller need not keep a reference to it, because the scope does."""
+    return asyncio.create_task(coroutine)
+
+
+async def cancelled_after(iterations: int, block: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a block in a task, and cancel it after this many iterations of the event loop."""
+    task = asyncio.create_task(block())
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def forever() -> None:
     await asyncio.Event().wait()
 
 
 async def closing_only_when_its_cleanup_is_cancelled() -> None:
-    """Like a watcher of Kopf whose scheduler was cancelled first: it waits for a cleanup that never ends by itself."""
+    """When cancelled, wait for a cleanup that must be cancelled, too. Kopf's watchers may end in this way."""
     try:
         await forever()
     finally:
@@ -33,7 +50,7 @@ async def test_all_tasks_started_within_the_block_have_ended_after_it() -> None:
     before = asyncio.all_tasks()
     async with task_scope():
         for function in (forever, closing_only_when_its_cleanup_is_cancelled, starting):
-            asyncio.create_task(function())  # noqa: RUF006 - the scope holds it
+            start(function())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks() - before) == 5
@@ -45,7 +62,7 @@ async def test_tasks_ended_after_a_failure_of_the_block() -> None:
 
     async def block() -> None:
         async with task_scope():
-            asyncio.create_task(forever())  # noqa: RUF006 - the scope holds it
+            start(forever())
             raise ValueError("failed")
 
     with pytest.raises(ValueError, match="failed"):
@@ -75,11 +92,7 @@ async def test_cancelling_the_block_ends_its_tasks() -> None:
         async with task_scope():
             await starting()
 
-    task = asyncio.create_task(block())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled_after(1, block)
     assert asyncio.all_tasks() == before
 
 
@@ -88,15 +101,10 @@ async def test_tasks_are_ended_although_the_caller_is_cancelled_meanwhile() -> N
 
     async def block() -> None:
         async with task_scope():
-            asyncio.create_task(closing_only_when_its_cleanup_is_cancelled())  # noqa: RUF006 - the scope holds it
+            start(closing_only_when_its_cleanup_is_cancelled())
             await asyncio.sleep(0)
 
-    task = asyncio.create_task(block())
-    for _ in range(4):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled_after(4, block)
     assert asyncio.all_tasks() == before
 
 
@@ -118,7 +126,7 @@ async def test_a_task_is_cancelled_before_those_that_it_has_started() -> None:
             started.cancel()
 
     async with task_scope():
-        asyncio.create_task(parent())  # noqa: RUF006 - the scope holds it
+        start(parent())
         for _ in range(3):
             await asyncio.sleep(0)
     assert cancelled == ["parent", "child"]

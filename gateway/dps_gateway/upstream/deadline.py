@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 TIMER_SECONDS: Final = 0.02
-"""A timer may fire this early: uvloop's count whole milliseconds, from the beginning of the loop's iteration."""
+"""A timer may fire this much early, in seconds.
+
+The timers of uvloop count whole milliseconds from the beginning of the loop's iteration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
