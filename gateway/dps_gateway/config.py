@@ -73,8 +73,9 @@ class Model(_Section):
     """A directory that contains tokenizer.json and tokenizer_config.json, or a Hugging Face Hub id."""
     aliases: dict[str, str] = {}
     """Other names for the model, and the names that replace them in requests."""
-    strict: bool = False
-    """Whether requests for a model that is neither `name`, an adapter of it, nor an alias are refused."""
+    strict: bool = True
+    """Whether requests for a model that is neither `name`, an adapter of it, nor an alias are refused with 404. If not,
+    they are forwarded unchanged; SGLang then answers with the model that it serves, whatever its name."""
     revision: str | None = None
     """Branch, tag or commit of a tokenizer on the Hub; its default branch if null."""
 

@@ -129,12 +129,12 @@ def test_limits_timeouts_and_workers_are_passed_to_the_gateway() -> None:
 def test_names_of_the_model_and_the_timeout_of_the_session_store_are_passed_to_the_gateway() -> None:
     spec = {
         **SMALLEST,
-        "gateway": {"modelAliases": ["gpt-4o"], "strictModel": True},
+        "gateway": {"modelAliases": ["gpt-4o"], "strictModel": False},
         "sessionStore": {"timeoutSeconds": 1.5},
     }
     config = gateway_config(router(spec))
     name = SMALLEST["model"]["name"]
-    assert config["model"] == {"name": name, "tokenizer": name, "aliases": {"gpt-4o": name}, "strict": True}
+    assert config["model"] == {"name": name, "tokenizer": name, "aliases": {"gpt-4o": name}, "strict": False}
     assert config["session"]["redisTimeoutSeconds"] == 1.5
     GatewayConfig.model_validate(config)
 

@@ -1,12 +1,15 @@
 """The model that a request names: aliases, adapters, and models that are not served. This module performs no I/O."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from dps_gateway.api.errors import BadRequest, ModelNotFound
 from dps_gateway.config import Model
+
+_SERVED: Final = "default"
+"""SGLang's name for the model that it serves, which its clients may send."""
 
 
 def resolve_model(model: Model, raw: bytes, body: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
@@ -15,10 +18,10 @@ def resolve_model(model: Model, raw: bytes, body: dict[str, Any]) -> tuple[bytes
     A request without the field `model` is for the served model. In SGLang, the name `MODEL:ADAPTER` selects a LoRA
     adapter.
     """
-    if not (model.aliases or model.strict) or not body.get("model"):
+    if not body.get("model"):
         return raw, body
     asked = body["model"]
-    name = _target(model.aliases, asked) if isinstance(asked, str) else asked
+    name = _target({_SERVED: model.name} | model.aliases, asked) if isinstance(asked, str) else asked
     if model.strict and not (
         isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))
     ):

@@ -84,9 +84,7 @@ def _checked_model(call: Call, body: bytes) -> bytes:
     """
     model, key = call.runtime.config.model, call.key
     limited = key is not None and key.models is not None
-    if not limited and (
-        call.request.content_type != "application/json" or not (model.aliases or model.strict)
-    ):
+    if not limited and call.request.content_type != "application/json":
         return body
     body, document = resolve_model(model, body, parse_object(body))
     if key is not None:

@@ -254,8 +254,9 @@ class Gateway(APIObject):
         description="Other names of the model that clients may send, such as gpt-4o.",
     )
     strict_model: bool = Field(
-        default=False,
-        description="Whether requests for other models are refused with 404; otherwise the engines decide.",
+        default=True,
+        description="Whether requests for other models are refused with 404; otherwise the engines decide, and SGLang "
+        "accepts every name.",
     )
     auth: GatewayAuth | None = Field(
         default=None, description="Client authentication; if unset, the gateway accepts every client."

@@ -92,8 +92,8 @@ def _model(spec: Spec) -> dict[str, Any]:
     section = model_section(spec.model)
     if spec.gateway.model_aliases:
         section["aliases"] = dict.fromkeys(spec.gateway.model_aliases, section["name"])
-    if spec.gateway.strict_model:
-        section["strict"] = True
+    if not spec.gateway.strict_model:
+        section["strict"] = False
     return section
 
 

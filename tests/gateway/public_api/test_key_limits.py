@@ -14,7 +14,7 @@ async def test_key_may_use_only_its_models(gateway: InProcessGateway, engine: Sc
     headers = {"Authorization": "Bearer sk"}
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
     for path in (CHAT, "/v1/embeddings"):
-        response, content = await gateway.post(path, json=chat(model="other"), headers=headers)
+        response, content = await gateway.post(path, json=chat(model="m:other"), headers=headers)
         assert (response.status, json.loads(content)["error"]["code"]) == (403, "model_not_allowed")
     assert len(engine.requests) == 1
 

@@ -12,7 +12,7 @@ from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngin
 def model(gateway: InProcessGateway) -> None:
     config = gateway.runtime.config
     aliases = {"gpt": "m", "tuned": "m:lora", "gpt:7b": "m"}
-    model = config.model.model_copy(update={"aliases": aliases, "strict": True})
+    model = config.model.model_copy(update={"aliases": aliases})
     gateway.runtime.config = config.model_copy(update={"model": model})
 
 
@@ -22,6 +22,8 @@ def model(gateway: InProcessGateway) -> None:
     [
         ({"model": "m"}, {"model": "m"}),
         ({"model": "m:lora"}, {"model": "m:lora"}),
+        ({"model": "default"}, {"model": "m"}),
+        ({"model": "default:lora"}, {"model": "m:lora"}),
         ({"model": "gpt"}, {"model": "m"}),
         ({"model": "gpt:lora"}, {"model": "m:lora"}),
         ({"model": "gpt:7b"}, {"model": "m"}),
@@ -52,6 +54,16 @@ async def test_unknown_model_is_not_found(
     served = "m, gpt, gpt:7b, tuned"
     assert message_of(content) == f"the model '{asked}' is not served; the served models are {served}"
     assert engine.requests == []
+
+
+async def test_unknown_model_is_forwarded_if_the_engines_decide(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    config = gateway.runtime.config
+    model = config.model.model_copy(update={"strict": False})
+    gateway.runtime.config = config.model_copy(update={"model": model})
+    assert (await gateway.post(json=chat(model="other")))[0].status == 200
+    assert json.loads(engine.requests[0][2])["model"] == "other"
 
 
 async def test_body_that_is_not_json_is_relayed(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
