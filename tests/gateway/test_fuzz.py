@@ -149,7 +149,7 @@ MESSAGES = st.lists(
 BODIES = st.fixed_dictionaries(
     {},
     optional={
-        "model": VALUES,
+        "model": st.just("m") | VALUES,
         "messages": MESSAGES | VALUES,
         "input": MESSAGES | VALUES,
         "prompt": VALUES,

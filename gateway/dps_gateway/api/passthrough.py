@@ -19,6 +19,20 @@ from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
 
 ROUTE: Final = "/v1/*"
 
+RELAYED_GET: Final = ("/health_generate", "/model_info", "/server_info")
+
+RELAYED_POST: Final = (
+    "/tokenize",
+    "/detokenize",
+    "/encode",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/v2/rerank",
+    "/pooling",
+)
+"""The endpoints of SGLang and vLLM outside /v1 that neither generate text nor change the engine."""
+
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
 
 

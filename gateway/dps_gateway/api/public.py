@@ -13,7 +13,7 @@ from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response, errors_of
 from dps_gateway.api.inference import routed
 from dps_gateway.api.openapi import encoded
-from dps_gateway.api.passthrough import pass_through
+from dps_gateway.api.passthrough import RELAYED_GET, RELAYED_POST, pass_through
 from dps_gateway.api.request import request_id_of
 from dps_gateway.runtime import Runtime
 
@@ -32,9 +32,10 @@ def public_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/openapi.json", _openapi)
     for route in ROUTES:
         app.router.add_post(route.path, routed(route))
-    app.router.add_get("/health_generate", pass_through)
-    app.router.add_get("/model_info", pass_through)
-    app.router.add_get("/server_info", pass_through)
+    for path in RELAYED_GET:
+        app.router.add_get(path, pass_through)
+    for path in RELAYED_POST:
+        app.router.add_post(path, pass_through)
     app.router.add_route("*", "/v1/{rest:.*}", pass_through)
     return app
 

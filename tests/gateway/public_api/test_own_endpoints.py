@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dps_gateway.api.passthrough import RELAYED_POST
 from dps_gateway.auth import Keys
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
@@ -32,6 +33,28 @@ async def test_information_about_the_model_and_its_health_comes_from_an_engine(
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     response = await gateway.raw(head.encode())
     assert (response.split()[1], engine.requests[0][0]) == (b"200", path)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/tokenize", *RELAYED_POST])
+async def test_inference_without_generation_is_relayed(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str
+) -> None:
+    response, _ = await gateway.post(path, json={"model": "m", "prompt": "hello"})
+    assert (response.status, response.headers["x-dps-history"]) == (200, "stateless")
+    assert (engine.requests[0][0], json.loads(engine.requests[0][2])) == (
+        path,
+        {"model": "m", "prompt": "hello"},
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["/flush_cache", "/load_lora_adapter", "/abort_request", "/api/chat", "/invocations"]
+)
+async def test_other_endpoints_of_engines_are_not_reachable(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str
+) -> None:
+    assert (await gateway.post(path, json={}))[0].status == 404
+    assert engine.requests == []
 
 
 async def test_unknown_path_is_a_json_404(gateway: InProcessGateway) -> None:
