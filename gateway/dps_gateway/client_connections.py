@@ -31,19 +31,21 @@ class Connection(Protocol):
 class ClientConnections:
     """The open connections, by what they wait for. This class performs no I/O; it reads a clock.
 
-    `max_connections` and `header_seconds` are functions, because they can be reloaded. `on_closed` is called with the
-    reason for each connection that is closed or refused.
+    `max_connections`, `header_seconds` and `keep_alive_seconds` are functions, because they can be reloaded.
+    `on_closed` is called with the reason for each connection that is closed or refused.
     """
 
     def __init__(
         self,
         max_connections: Callable[[], int],
         header_seconds: Callable[[], float],
+        keep_alive_seconds: Callable[[], float],
         on_closed: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_connections = max_connections
         self._header_seconds = header_seconds
+        self._keep_alive_seconds = keep_alive_seconds
         self._on_closed = on_closed
         self._clock = clock
         self._reading: OrderedDict[Connection, float] = OrderedDict()
@@ -94,10 +96,14 @@ class ClientConnections:
         self._busy.discard(connection)
 
     def expire(self) -> None:
-        """Close the connections on which the head of a request has not arrived in time."""
-        latest = self._clock() - self._header_seconds()
-        while self._reading and next(iter(self._reading.values())) <= latest:
-            self._close(self._reading, "timeout")
+        """Close the connections on which the head of a request, or another request, has not arrived in time."""
+        now = self._clock()
+        for waiting, limit_seconds, reason in (
+            (self._reading, self._header_seconds(), "timeout"),
+            (self._idle, self._keep_alive_seconds(), "idle"),
+        ):
+            while waiting and next(iter(waiting.values())) <= now - limit_seconds:
+                self._close(waiting, reason)
 
     def _close_longest_waiting(self) -> bool:
         """Close a connection that is not in use, preferably one on which no request has arrived."""

@@ -166,6 +166,8 @@ class Timeouts(_Section):
     """Time in which the head of a request must arrive, from the first byte or from the opening of the connection."""
     body_seconds: Seconds = 300.0
     """Time in which the body of a request must arrive."""
+    keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 3600.0
+    """Time for which a client's connection is kept open between requests. Load balancers should close it first."""
     connect_seconds: Seconds = 2.0
     first_byte_seconds: Seconds = 600.0
     idle_seconds: Seconds = 120.0

@@ -120,7 +120,10 @@ class Runtime:
         self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
         self.clients = ClientConnections(
-            self._max_connections, lambda: self.config.timeouts.header_seconds, self._count_closed_connection
+            self._max_connections,
+            lambda: self.config.timeouts.header_seconds,
+            lambda: self.config.timeouts.keep_alive_seconds,
+            self._count_closed_connection,
         )
         self.draining = False
         self._ready_without_engines = _answers_without_engines(config)

@@ -21,6 +21,7 @@ from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 HEADER_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = 600.0
 
 
 class Clock:
@@ -48,7 +49,11 @@ class Server:
         self.clock = Clock()
         self.closed: Counter[str] = Counter()
         self.connections = ClientConnections(
-            lambda: 3, lambda: HEADER_SECONDS, lambda reason: self.closed.update([reason]), self.clock
+            lambda: 3,
+            lambda: HEADER_SECONDS,
+            lambda: KEEP_ALIVE_SECONDS,
+            lambda reason: self.closed.update([reason]),
+            self.clock,
         )
 
     def open(self) -> RecordedConnection:
@@ -84,6 +89,21 @@ def test_second_request_on_a_connection_must_arrive_in_time_once_it_has_begun() 
     server.clock.now += HEADER_SECONDS / 2
     server.connections.expire()
     assert connection.dropped
+
+
+def test_connection_without_another_request_is_closed_in_time() -> None:
+    server = Server()
+    answered, busy = server.open(), server.open()
+    for connection in (answered, busy):
+        server.connections.began(connection)
+    server.connections.ended(answered)
+    server.clock.now += KEEP_ALIVE_SECONDS - 1
+    server.connections.expire()
+    assert not answered.dropped
+    server.clock.now += 1
+    server.connections.expire()
+    assert [each.dropped for each in (answered, busy)] == [True, False]
+    assert (server.closed, len(server.connections)) == ({"idle": 1}, 1)
 
 
 def test_new_connection_replaces_the_oldest_one_without_a_request() -> None:
@@ -142,7 +162,7 @@ async def gateway() -> AsyncIterator[Gateway]:
                 "model": {"name": "m", "tokenizer": "x"},
                 "pools": {"speculative": pool, "greedy": pool},
                 "limits": {"maxConnections": 1},
-                "timeouts": {"headerSeconds": 0.1, "bodySeconds": 0.1},
+                "timeouts": {"headerSeconds": 0.1, "bodySeconds": 0.1, "keepAliveSeconds": 0.1},
             }
         )
         runtime = Runtime(config, shared_tokenizer())
@@ -162,6 +182,16 @@ async def test_client_that_sends_no_complete_head_is_disconnected(gateway: Gatew
     gateway.runtime.clients.expire()
     async with asyncio.timeout(60):
         assert await reader.read() == b""
+    writer.close()
+
+
+async def test_idle_client_is_disconnected(gateway: Gateway) -> None:
+    reader, writer = await gateway.connect(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    await reader.readuntil(b"}")
+    await asyncio.sleep(0.2)  # longer than timeouts.keepAliveSeconds
+    gateway.runtime.clients.expire()
+    assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
 
 

@@ -75,6 +75,7 @@ def _seconds(description: str) -> Any:
 POSITIVE = (
     "headerSeconds",
     "bodySeconds",
+    "keepAliveSeconds",
     "connectSeconds",
     "firstByteSeconds",
     "idleSeconds",
@@ -102,6 +103,13 @@ class GatewayTimeouts(APIObject):
 
     header_seconds: float | None = _seconds("Time limit for the arrival of a request's headers")
     body_seconds: float | None = _seconds("Time limit for the arrival of a request's body")
+    keep_alive_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="Time for which a client's connection is kept open between requests, in seconds; more than 0, and "
+        "more than the load balancer's idle timeout.",
+    )
     connect_seconds: float | None = _seconds("Time limit for connecting to an engine")
     first_byte_seconds: float | None = _seconds("Time limit for the first byte of an engine's answer")
     idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")
