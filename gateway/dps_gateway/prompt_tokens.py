@@ -9,6 +9,24 @@ FETCH_THRESHOLD_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUnits:
+    """The units in which a replica caches and fetches the tokens of a prompt."""
+
+    page_tokens: int = 1
+    """Only whole pages of so many tokens are cached."""
+    fetch_threshold_tokens: int = FETCH_THRESHOLD_TOKENS
+    """A smaller missing part of a prefix is computed instead of fetched."""
+
+    def whole_pages(self, tokens: int) -> int:
+        """The tokens of a prefix that are in whole pages."""
+        return tokens - tokens % self.page_tokens
+
+
+SINGLE_TOKENS: Final = CacheUnits()
+"""The units of a replica that has not reported its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTokens:
     """The tokens of a prompt, by what a replica has to do for them. Their sum is the length of the prompt."""
 
@@ -18,18 +36,22 @@ class PromptTokens:
     """Not held, but in a prefix cache in common with other replicas."""
     prefill: int
     """Neither held nor fetchable."""
+    page_rest: int = 0
+    """The part of `prefill` that follows the last whole page of the cached prefix, but belongs to this prefix."""
 
     @classmethod
-    def of(cls, length: int, held: int, shared: int) -> Self:
+    def of(cls, length: int, held: int, shared: int, units: CacheUnits = SINGLE_TOKENS) -> Self:
         """The tokens of a prompt of `length` tokens.
 
         held, shared: the length of its prefix in the replica's memory and in the common prefix cache; 0 if there is
         none.
         """
-        held = min(max(0, held), length)
-        missing = min(shared, length) - held
-        fetchable = missing if missing >= FETCH_THRESHOLD_TOKENS else 0
-        return cls(held, fetchable, length - held - fetchable)
+        held, shared = (min(max(0, cached), length) for cached in (held, shared))
+        kept = units.whole_pages(held)
+        missing = units.whole_pages(shared) - kept
+        fetchable = missing if missing >= units.fetch_threshold_tokens else 0
+        known = max(held, shared if fetchable else 0)
+        return cls(kept, fetchable, length - kept - fetchable, known - kept - fetchable)
 
     @property
     def uncached(self) -> int:
@@ -47,6 +69,6 @@ class CachedPrompt:
     shared: int = 0
     """The length of the prefix in the common prefix cache; 0 if there is none."""
 
-    def tokens(self, replica: str) -> PromptTokens:
-        """What the replica with this id has to do for the tokens of the prompt."""
-        return PromptTokens.of(self.length, self.held.get(replica, 0), self.shared)
+    def tokens(self, replica: str, units: CacheUnits = SINGLE_TOKENS) -> PromptTokens:
+        """What the replica with this id, which caches in these units, has to do for the tokens of the prompt."""
+        return PromptTokens.of(self.length, self.held.get(replica, 0), self.shared, units)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
-from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CachedPrompt
+from dps_gateway.prompt_tokens import SINGLE_TOKENS, CachedPrompt, CacheUnits
 from dps_gateway.replica_id import replica_id
 from dps_gateway.routing.decision import PoolView, Turn
 from dps_gateway.session.growth import Growth, History, compare
@@ -19,7 +19,7 @@ from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.upstream.engine_pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
-"""Tolerated shortfall, in tokens, between expected and reported tokens (page rounding, draft-model cache) before an
+"""Tolerated shortfall, in tokens, between expected and reported tokens (draft-model cache) before an
 eviction is assumed."""
 
 
@@ -153,20 +153,24 @@ class Turns:
         prompt_tokens: int,
         cached_tokens: int | None,
         fetched_tokens: int | None = None,
+        units: CacheUnits = SINGLE_TOKENS,
     ) -> bool:
         """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count.
 
         url: the base URL of the replica that answered.
         fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
+        units: those of the replica's cache.
         """
         replica, growth = replica_id(url), turn.session.growth
         known, shared = growth.held.get(replica), growth.shared
         evicted = lost = False
         if cached_tokens is not None:
             held = cached_tokens - (fetched_tokens or 0)
-            evicted = known is not None and held + EVICTION_SLACK_TOKENS < known.length
-            least = cached_tokens + EVICTION_SLACK_TOKENS + FETCH_THRESHOLD_TOKENS
-            lost = fetched_tokens is not None and shared is not None and least < shared.length
+            evicted = known is not None and held + EVICTION_SLACK_TOKENS < units.whole_pages(known.length)
+            least = cached_tokens + EVICTION_SLACK_TOKENS + units.fetch_threshold_tokens
+            lost = (
+                fetched_tokens is not None and shared is not None and least < units.whole_pages(shared.length)
+            )
         mismatch = prompt_tokens != turn.prompt_tokens
         if evicted or lost or mismatch:
             digest = turn.prompt.digest

@@ -26,12 +26,15 @@ IDLE = PoolView(
     queued=0,
     queued_prefill_tokens=0,
     running_limit=None,
+    replica="engine",
     prompt=GROWN,
 )
 
 NOT_EXPLORING = 0.5
 
 prompts = st.builds(PromptTokens, *[st.integers(0, 100_000)] * 3)
+
+replicas = st.sampled_from(["engine", "other"])
 
 views = st.builds(
     PoolView,
@@ -40,12 +43,14 @@ views = st.builds(
     queued=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
     running_limit=st.none() | st.integers(1, 2048),
+    replica=replicas,
     prompt=prompts,
 )
 
 observations = st.builds(
     Observation,
     pool=st.sampled_from(Pool),
+    replica=replicas,
     prompt_tokens=st.integers(1, 100_000),
     delta_tokens=st.integers(0, 100_000),
     expected=prompts,
@@ -83,6 +88,7 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
     first = 0.05 + wait_per_request * load
     return Observation(
         pool=pool,
+        replica=IDLE.replica,
         prompt_tokens=4_000,
         delta_tokens=100,
         expected=GROWN,

@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.adaptive import Adaptive, Workload
 from dps_gateway.routing.decision import PoolView
+from dps_gateway.routing.fetch_rates import MAX_REPLICAS, FetchRates
 from dps_gateway.routing.learning import Observation
 from dps_testkit.adaptive_turns import (
+    ACCURATE,
+    FETCHABLE,
     IDLE,
     MOVED,
     answer,
@@ -128,3 +132,61 @@ def test_what_was_learned_about_a_pool_is_forgotten_if_the_pool_has_no_turns() -
     usual = [answer(Pool.GREEDY, seconds_per_token=0.0091) for _ in range(600)]
     assert learned(*slow, *usual[:50]).decide(turn()).pool is Pool.GREEDY
     assert learned(*slow, *usual).decide(turn()).pool is Pool.SPECULATIVE
+
+
+def fetched(replica: str, seconds_per_thousand: float) -> Observation:
+    """A streamed answer after a fetch of 3,900 tokens."""
+    each = answer(Pool.GREEDY, 0.0091)
+    seconds = 0.02 + 3.9 * seconds_per_thousand
+    return replace(
+        each,
+        replica=replica,
+        expected=FETCHABLE,
+        fetched_tokens=3_900,
+        first_token_seconds=seconds,
+        total_seconds=seconds + 50 * 0.0091,
+    )
+
+
+def fetching(replica: str) -> PoolView:
+    return replace(IDLE, replica=replica, prompt=FETCHABLE)
+
+
+def test_transfer_rate_is_learned_for_each_replica() -> None:
+    near, far = fetched("near", 0.003), fetched("far", 0.150)
+    policy = learned(*[near, far] * 50)
+    by_replica = {
+        name: predicted(policy, turn(greedy=fetching(name)))[Pool.GREEDY] for name in ("near", "far", "new")
+    }
+    assert by_replica["near"] == pytest.approx(near.total_seconds, rel=0.15)
+    assert by_replica["far"] == pytest.approx(far.total_seconds, rel=0.15)
+    assert by_replica["near"] < by_replica["new"] < by_replica["far"]
+
+
+def test_turn_is_computed_elsewhere_rather_than_fetched_by_a_replica_that_fetches_more_slowly() -> None:
+    """Computing 4,000 tokens takes about 0.3 s in the speculative pool, and fetching them 0.6 s or 0.01 s."""
+    policy = learned(*ACCURATE, *[fetched("near", 0.003), fetched("far", 0.150)] * 50)
+    computes = replace(IDLE, prompt=MOVED)
+    decided = {
+        name: policy.decide(turn(speculative=computes, greedy=fetching(name))).pool
+        for name in ("near", "far")
+    }
+    assert decided == {"near": Pool.GREEDY, "far": Pool.SPECULATIVE}
+
+
+def test_rest_of_a_page_in_the_same_pool_is_not_counted_as_a_move() -> None:
+    """Answers are cached as well, so engines find this rest cached. Nothing follows from it for a moved prompt."""
+    page = PromptTokens(held=3_840, fetchable=0, prefill=160, page_rest=60)
+    stayed = [replace(each, expected=page, cached_tokens=3_968) for each in ACCURATE]
+    moving = turn(greedy=replace(IDLE, prompt=MOVED))
+    assert predicted(learned(*stayed), moving)[Pool.GREEDY] == pytest.approx(
+        predicted(learned(*ACCURATE), moving)[Pool.GREEDY], rel=0.05
+    )
+
+
+def test_replicas_whose_transfer_rate_is_remembered_are_limited() -> None:
+    rates = FetchRates()
+    for number in range(MAX_REPLICAS + 1):
+        rates.observe(f"replica {number}", thousands=10, seconds=1, weight=1)
+    assert rates.of("replica 0", pool_rate=0.003) == 0.003
+    assert rates.of("replica 1", pool_rate=0.003) > 0.003

@@ -1,4 +1,4 @@
-"""The load that engines report: its parsing, its combination with the gateway's own requests, and failures."""
+"""What engines report: their load, its combination with the gateway's own requests, and their cache's units."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.prompt_tokens import CachedPrompt, PromptTokens
+from dps_gateway.prompt_tokens import SINGLE_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.load import MAX_ANSWER_BYTES, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
+from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_cache_units, watch_load
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
@@ -101,15 +101,18 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         queued=1,
         queued_prefill_tokens=1000,
         running_limit=48,
+        replica=serving.id,
         prompt=TOKENS,
     )
     engines.mark_unavailable(serving)
+    (other,) = engines.ready
     assert engines.view("session", PROMPT) == PoolView(
         ready_replicas=1,
         in_flight=0,
         queued=0,
         queued_prefill_tokens=0,
         running_limit=None,
+        replica=other.id,
         prompt=TOKENS,
     )
 
@@ -163,7 +166,7 @@ class Engine:
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        assert request.path_qs == SGLang.load_path
+        assert request.path_qs in (SGLang.load_path, SGLang.configuration_path)
         self.keys.append(request.headers.get("Authorization"))
         return web.Response(status=self.status, body=self.body)
 
@@ -181,7 +184,8 @@ class Engine:
 async def engine() -> AsyncIterator[Engine]:
     result = Engine()
     app = web.Application()
-    app.router.add_get("/v1/loads", result.handle)
+    for path in ("/v1/loads", "/server_info"):
+        app.router.add_get(path, result.handle)
     async with TestServer(app) as server:
         result.url = str(server.make_url("")).rstrip("/")
         yield result
@@ -226,4 +230,65 @@ async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, statu
     await engine.polled()
     assert engines.replicas[engine.url].others == NO_LOAD
     assert not task.done()
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("document", "units"),
+    [
+        pytest.param({"page_size": 64}, CacheUnits(64, 256), id="page size"),
+        pytest.param({"page_size": 512}, CacheUnits(512, 512), id="a page is larger than the threshold"),
+        pytest.param(
+            {"page_size": 1, "hicache_storage_backend_extra_config": '{"prefetch_threshold": 400}'},
+            CacheUnits(1, 400),
+            id="threshold",
+        ),
+        pytest.param(
+            {"page_size": 16, "hicache_storage_backend_extra_config": "@/etc/cache.json"},
+            CacheUnits(16, 256),
+            id="settings in a file of the engine",
+        ),
+        pytest.param({"page_size": None}, None, id="no page size"),
+        pytest.param({"page_size": 0}, None, id="not positive"),
+        pytest.param([], None, id="a list"),
+    ],
+)
+def test_units_of_the_cache_are_read_from_sglangs_configuration(
+    document: Any, units: CacheUnits | None
+) -> None:
+    assert SGLang().cache_units_of(document) == units
+
+
+async def test_units_of_a_replicas_cache_are_requested_once_and_again_after_it_was_unavailable(
+    engine: Engine,
+) -> None:
+    engines, sglang = pool(engine.url), SGLang()
+    replica = engines.replicas[engine.url]
+
+    async def known(units: CacheUnits) -> None:
+        async def reached() -> bool:
+            return replica.reported_units == units
+
+        await wait_until(reached, f"the units are {units}")
+
+    engine.status = 503
+    task = asyncio.create_task(
+        watch_cache_units(
+            [engines], sglang.configuration_path, sglang.cache_units_of, lambda: True, interval_seconds=0.01
+        )
+    )
+    await engine.polled()
+    assert replica.reported_units is None
+    engine.status, engine.body = 200, orjson.dumps({"page_size": 64})
+    await known(CacheUnits(64))
+    view = engines.view("session", PROMPT)
+    assert view is not None
+    assert view.prompt == PromptTokens(held=0, fetchable=256, prefill=84, page_rest=44)
+    requests = len(engine.keys)
+    await asyncio.sleep(0.05)
+    assert len(engine.keys) == requests
+    engine.status = 404
+    engines.mark_unavailable(replica)
+    engines.mark_available(replica)
+    await known(SINGLE_TOKENS)
     task.cancel()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, PromptTokens
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.record import Holder, Point, Record
 
@@ -130,6 +130,28 @@ def test_each_token_of_a_prompt_is_held_fetched_or_prefilled(
         known.append(point(2, shared, GREEDY)._replace(shared=True))
     growth = compare(record(*known), lambda _: True)
     assert tokens(growth, 1000, SPECULATIVE, common) == expected
+
+
+@pytest.mark.parametrize(
+    ("shared", "held", "units", "expected"),
+    [
+        pytest.param(0, 700, CacheUnits(64), PromptTokens(640, 0, 360, page_rest=60), id="a held prefix"),
+        pytest.param(700, 0, CacheUnits(64), PromptTokens(0, 640, 360, page_rest=60), id="a shared prefix"),
+        pytest.param(
+            700, 400, CacheUnits(64), PromptTokens(384, 256, 360, page_rest=60), id="a part is held"
+        ),
+        pytest.param(
+            660, 450, CacheUnits(64), PromptTokens(448, 0, 552, page_rest=2), id="too few pages to fetch"
+        ),
+        pytest.param(660, 650, CacheUnits(64), PromptTokens(640, 0, 360, page_rest=10), id="the same pages"),
+        pytest.param(700, 400, CacheUnits(64, 320), PromptTokens(384, 0, 616, page_rest=16), id="threshold"),
+        pytest.param(0, 63, CacheUnits(64), PromptTokens(0, 0, 1000, page_rest=63), id="less than a page"),
+    ],
+)
+def test_only_whole_pages_are_held_and_fetched(
+    shared: int, held: int, units: CacheUnits, expected: PromptTokens
+) -> None:
+    assert CachedPrompt(1000, {"spec": held}, shared).tokens("spec", units) == expected
 
 
 def test_prefix_that_the_replica_has_evicted_is_fetched_from_the_common_prefix_cache() -> None:

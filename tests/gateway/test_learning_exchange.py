@@ -17,6 +17,7 @@ KEY = "dps:learned:test"
 
 OBSERVATION = Observation(
     pool=Pool.GREEDY,
+    replica="engine",
     prompt_tokens=100,
     delta_tokens=100,
     expected=PromptTokens(held=0, fetchable=0, prefill=100),

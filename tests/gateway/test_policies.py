@@ -45,6 +45,7 @@ def loaded(load: float, ready_replicas: int = 1) -> PoolView:
         queued=0,
         queued_prefill_tokens=0,
         running_limit=None,
+        replica="engine",
         prompt=PromptTokens(held=0, fetchable=0, prefill=0),
     )
 

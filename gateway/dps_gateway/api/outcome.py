@@ -81,9 +81,10 @@ def _observation(outcome: Outcome) -> Observation:
     view, since, usage = outcome.routed.pools[outcome.pool], outcome.job.routed_at, outcome.usage
     return Observation(
         pool=outcome.pool,
+        replica=outcome.placed.replica.id,
         prompt_tokens=usage.prompt_tokens,
         delta_tokens=outcome.turn.delta_tokens,
-        expected=outcome.turn.cached.tokens(outcome.placed.replica.id),
+        expected=outcome.turn.cached.tokens(outcome.placed.replica.id, outcome.placed.replica.units),
         cached_tokens=usage.cached_tokens,
         fetched_tokens=usage.fetched_tokens,
         output_tokens=usage.completion_tokens,

@@ -159,15 +159,16 @@ class Relay:
         for name in ("held", "fetched", "computed"):
             metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
         if self._job.turn is not None:
-            fetchable = self._job.turn.cached.tokens(self._placed.replica.id).fetchable
+            replica = self._placed.replica
+            fetchable = self._job.turn.cached.tokens(replica.id, replica.units).fetchable
             metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
     async def _correct(self, usage: Usage) -> None:
-        turn, url = self._job.turn, self._placed.replica.url
+        turn, replica = self._job.turn, self._placed.replica
         if turn is None or not usage.prompt_tokens:
             return
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-        if await self._runtime.turns.correct(turn, url, *counts):
+        if await self._runtime.turns.correct(turn, replica.url, *counts, replica.units):
             self._runtime.metrics.token_count_mismatch.inc()
             log.warning(
                 "request %s: the gateway counted %d prompt tokens, the engine %d",

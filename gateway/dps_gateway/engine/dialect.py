@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
+from dps_gateway.prompt_tokens import CacheUnits
 from dps_gateway.upstream.replica import Load
 
 
@@ -106,6 +107,13 @@ class EngineDialect(Protocol):
 
     def load_of(self, document: Any) -> Load | None:
         """The load in a parsed answer to a request of `load_path`, or None if it reports none that is valid."""
+
+    @property
+    def configuration_path(self) -> str:
+        """The path at which the engine reports its configuration."""
+
+    def cache_units_of(self, document: Any) -> CacheUnits | None:
+        """The units of its prefix cache in a parsed answer to `configuration_path`; None if it states none."""
 
     @property
     def cache_fields(self) -> tuple[str, ...]:

@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, text_or_none, token_count
 from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
+from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.upstream.replica import Load
 
 _HARMONY: Final = "<|channel|>"
@@ -28,6 +31,8 @@ class SGLang:
     """SGLang generates a token for it only if it has no other requests, and answers 503 after 20 s without any."""
 
     load_path = "/v1/loads?include=core"
+
+    configuration_path = "/server_info"
 
     cache_fields = ("model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data")
     """In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
@@ -66,6 +71,27 @@ class SGLang:
             sum(load.waiting_tokens for load in loads),
             sum(limits) if len(limits) == len(loads) else None,
         )
+
+    def cache_units_of(self, document: Any) -> CacheUnits | None:
+        """SGLang's fetch threshold is at least a page."""
+        page = token_count(document.get("page_size")) if isinstance(document, dict) else None
+        if not page:
+            return None
+        threshold = _fetch_threshold(document.get("hicache_storage_backend_extra_config"))
+        return CacheUnits(page, max(page, threshold))
+
+
+def _fetch_threshold(extra_config: Any) -> int:
+    """The fetch threshold in the value of `--hicache-storage-backend-extra-config`; SGLang's default if it has none.
+
+    The value is JSON, or `@` and the path of a file that only the engine can read.
+    """
+    try:
+        settings = orjson.loads(extra_config) if isinstance(extra_config, str) else None
+    except orjson.JSONDecodeError:
+        settings = None
+    found = token_count(settings.get("prefetch_threshold")) if isinstance(settings, dict) else None
+    return FETCH_THRESHOLD_TOKENS if found is None else found
 
 
 def _load_of_rank(rank: Any) -> Load | None:

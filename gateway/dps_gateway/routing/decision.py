@@ -36,6 +36,8 @@ class PoolView:
     """Tokens that the replica has to prefill before this turn's prompt."""
     running_limit: int | None
     """Requests that the replica runs at the same time at most; None if unknown."""
+    replica: str
+    """The replica's id."""
     prompt: PromptTokens
     """What the replica has to do for the turn's prompt, according to the session's record."""
 

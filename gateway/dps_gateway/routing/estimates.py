@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 from dps_gateway.pool import Pool
+from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import PoolView, Turn
+from dps_gateway.routing.fetch_rates import FetchRates
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.regression import Moments
 
@@ -163,6 +165,7 @@ class PoolEstimate:
         """The observations of this gateway process."""
         self._all = self.own
         self._others: Statistics | None = None
+        self._fetch_rates = FetchRates()
         self._solution = self._prior
         self._solved = True
         """Whether `_solution` takes all observations into account. It is computed when it is needed."""
@@ -175,7 +178,7 @@ class PoolEstimate:
     def observe(self, seen: Observation) -> None:
         """Learn from an answer of this pool."""
         expected = seen.expected
-        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, expected.prefill)
+        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, expected)
         if seen.fetched_tokens is None:
             fetched = expected.fetchable * self._all.fetched_share()
         else:
@@ -190,6 +193,7 @@ class PoolEstimate:
         fetch = fetched / 1000
         tokens = float(seen.output_tokens)
         first = (1.0, prefill, fetch, seen.load, 0.0, 0.0)
+        self._observe_fetch(seen, prefill, fetch)
         moments = self.own.moments
         moments.decay(MEMORY)
         # The duration of decoding varies in proportion to its length, so its weight is the inverse of the length.
@@ -202,24 +206,38 @@ class PoolEstimate:
             moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
         self._update()
 
+    def _observe_fetch(self, seen: Observation, prefill: float, fetch: float) -> None:
+        """Learn the replica's transfer rate: the time that the pool's speed does not explain is that of the fetch."""
+        if not fetch:
+            return
+        tokens = float(seen.output_tokens)
+        speed = self._coefficients(None, tokens)
+        known = speed.fixed + speed.prefill * prefill + speed.wait * seen.load
+        if seen.first_token_seconds is not None:
+            self._fetch_rates.observe(seen.replica, fetch, seen.first_token_seconds - known, 1.0)
+        else:
+            known += (speed.token + speed.token_load * seen.load) * tokens
+            self._fetch_rates.observe(seen.replica, fetch, seen.total_seconds - known, 1 / (1 + tokens))
+
     def forget(self, factor: float) -> None:
         """Multiply the weights of the own observations by `factor`."""
         self.own.moments.decay(factor)
+        self._fetch_rates.decay(factor)
         self._update()
 
     def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
-        speed = self._coefficients(view.running_limit, output_tokens)
-        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt.prefill)
+        speed = self._speed_of(view.replica, view.running_limit, output_tokens)
+        uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt)
         queued = view.queued_prefill_tokens
         return self._cost(speed, uncached, view.prompt.fetchable, queued, view.load, output_tokens)
 
     def predicted_seconds(self, seen: Observation) -> float:
         """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
         tokens = float(seen.output_tokens)
-        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected.prefill)
+        uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected)
         queued = seen.queued_prefill_tokens
-        speed = self._coefficients(None, tokens)
+        speed = self._speed_of(seen.replica, None, tokens)
         return self._cost(speed, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
 
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
@@ -261,6 +279,11 @@ class PoolEstimate:
         self._all = self.own if self._others is None else self.own.plus(self._others)
         self._solved = False
 
+    def _speed_of(self, replica: str, running_limit: int | None, output_tokens: float) -> Coefficients:
+        """The learned speed of the pool, with the replica's own transfer rate."""
+        speed = self._coefficients(running_limit, output_tokens)
+        return speed._replace(fetch=self._fetch_rates.of(replica, speed.fetch))
+
     def _coefficients(self, running_limit: int | None, output_tokens: float) -> Coefficients:
         """The learned speed. Until turns under load have been observed, the wait includes that for the limit.
 
@@ -286,13 +309,13 @@ def finite(value: object) -> float:
     raise ValueError(f"{value!r} is not a finite number")
 
 
-def _uncached(prompt: int, delta: int, prefill: int) -> dict[str, float]:
+def _uncached(prompt: int, delta: int, tokens: PromptTokens) -> dict[str, float]:
     """The tokens of a prompt that a pool has to prefill according to the session's record, by kind.
 
-    grown: since the previous turn. new: all of a prompt without a previous turn, which may share a prefix with other
-    sessions. moved: of previous turns, which the other pool served.
+    grown: since the previous turn, and the rest of a page before them. new: all of a prompt without a previous turn,
+    which may share a prefix with other sessions. moved: of previous turns, which the other pool served.
     """
     if delta >= prompt:
-        return {"new": float(prefill)}
-    grown = min(delta, prefill)
-    return {"grown": float(grown), "moved": float(prefill - grown)}
+        return {"new": float(tokens.prefill)}
+    grown = min(delta + tokens.page_rest, tokens.prefill)
+    return {"grown": float(grown), "moved": float(tokens.prefill - grown)}

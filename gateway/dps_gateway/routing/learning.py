@@ -18,6 +18,8 @@ class Observation:
     """
 
     pool: Pool
+    replica: str
+    """The id of the replica that answered."""
     prompt_tokens: int
     delta_tokens: int
     """ΔL_t."""

@@ -103,7 +103,8 @@ class EnginePool:
             queued=others.waiting + self.queued / len(ready),
             queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
             running_limit=replica.limit,
-            prompt=prompt.tokens(replica.id),
+            replica=replica.id,
+            prompt=prompt.tokens(replica.id, replica.units),
         )
 
     def release(self, replica: Replica) -> None:
@@ -126,6 +127,7 @@ class EnginePool:
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
         replica.available = False
+        replica.reported_units = None
         self.admission.assign()
 
     def mark_hung(self, replica: Replica) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from dps_gateway.prompt_tokens import SINGLE_TOKENS, CacheUnits
 from dps_gateway.replica_id import replica_id
 
 LATE_CHECKS_TO_FAIL: Final = 3
@@ -67,6 +68,9 @@ class Replica:
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.limit: int | None = None
         """The last limit that the engine reported."""
+        self.reported_units: CacheUnits | None = None
+        """The units of its cache; None until they are known, and again after it was unavailable, because an engine that
+        restarts may have others."""
         self.available = True
         """Whether the last connection or health check succeeded. True before the first, and after few late checks."""
         self.late_checks = 0
@@ -82,6 +86,11 @@ class Replica:
         self._ejected_until = 0.0
         self._recovered_at: float | None = None
         """When a probe succeeded after an ejection, until the replica has its full share again."""
+
+    @property
+    def units(self) -> CacheUnits:
+        """The units in which it caches and fetches tokens."""
+        return self.reported_units or SINGLE_TOKENS
 
     @property
     def ejected(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS
+from dps_gateway.prompt_tokens import CacheUnits
 from dps_gateway.upstream.replica import Load
 from dps_lab.simulate.roofline import EngineTiming
 from dps_local.emulated_sglang.generation import Plan
@@ -56,6 +56,7 @@ class VirtualEngine:
         self.url = url
         self.pool = pool
         self.timing = timing
+        self.units = CacheUnits(page_tokens=page_tokens)
         self.links: list[CacheLink] = []
         # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
         model = TimeModel(speculation=timing.speculation)
@@ -90,7 +91,7 @@ class VirtualEngine:
         held = [(link.writer.scheduler.cache.match(prompt[:-1]).length, link) for link in self.links]
         tokens, link = max(held, key=lambda pair: pair[0])
         missing = tokens - own
-        if missing < FETCH_THRESHOLD_TOKENS:
+        if missing < self.units.fetch_threshold_tokens:
             return None
         return Fetch(tokens, missing, missing * link.seconds_per_token, link.draft_refill)
 

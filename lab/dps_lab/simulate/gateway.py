@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dps_gateway.pool import Pool
@@ -140,9 +140,8 @@ class VirtualGateway:
         self._update(engine.pool)
 
     def _update(self, name: Pool) -> None:
-        urls = [url for url, engine in self._engines.items() if engine.pool is name]
         for pools in self._pools:
-            pools[name].set_endpoints(urls)
+            _set_engines(pools[name], self._engines.values())
 
     def poll(self) -> None:
         """Report the load of every engine to every gateway replica."""
@@ -177,5 +176,12 @@ class VirtualGateway:
 
 def _pool(name: Pool, engines: Sequence[VirtualEngine]) -> EnginePool:
     pool = EnginePool(name, max_in_flight_per_replica=UNBOUNDED, admission=Admission(max_queued=0))
-    pool.set_endpoints(engine.url for engine in engines if engine.pool is name)
+    _set_engines(pool, engines)
     return pool
+
+
+def _set_engines(pool: EnginePool, engines: Iterable[VirtualEngine]) -> None:
+    members = [engine for engine in engines if engine.pool is pool.name]
+    pool.set_endpoints(engine.url for engine in members)
+    for engine in members:
+        pool.replicas[engine.url].reported_units = engine.units

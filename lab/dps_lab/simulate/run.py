@@ -11,7 +11,7 @@ from itertools import count
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
 from dps_gateway.routing.learning import Observation
-from dps_gateway.upstream.load import INTERVAL_SECONDS as POLL_SECONDS
+from dps_gateway.upstream.reports import LOAD_INTERVAL_SECONDS as POLL_SECONDS
 from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
@@ -309,6 +309,7 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
     assert sequence.first_token is not None
     return Observation(
         pool=placement.decision.pool,
+        replica=placement.replica.id,
         prompt_tokens=len(sequence.prompt),
         delta_tokens=flight.turn.delta_tokens,
         expected=view.prompt,

@@ -1,0 +1,106 @@
+"""What engines report about themselves: their load, at intervals, and the units of their prefix caches, once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from dps_gateway.prompt_tokens import SINGLE_TOKENS, CacheUnits
+from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
+
+LOAD_INTERVAL_SECONDS: Final = 1.0
+LOAD_TIMEOUT_SECONDS: Final = 1.0
+
+UNITS_INTERVAL_SECONDS: Final = 2.0
+UNITS_TIMEOUT_SECONDS: Final = 10.0
+"""SGLang answers a request for its configuration between two forward passes."""
+
+MAX_ANSWER_BYTES: Final = 256 * 1024
+"""A longer answer is ignored. The load of one data-parallel rank takes about 1 KB, and SGLang's configuration 20 KB."""
+
+
+async def watch_load(
+    pools: Iterable[EnginePool],
+    path: str,
+    load_of: Callable[[Any], Load | None],
+    wanted: Callable[[], bool],
+    interval_seconds: float = LOAD_INTERVAL_SECONDS,
+) -> None:
+    """While `wanted`, request `path` from every ready replica at every interval, until cancelled.
+
+    The load of a replica whose answer is late, an error or not valid counts as unknown: only the requests of this
+    process are then taken into account.
+    """
+
+    async def update(session: aiohttp.ClientSession, pool: EnginePool, replica: Replica) -> None:
+        status, document = await _answer(session, pool, replica, path)
+        load = load_of(document) if status == 200 else None
+        if load is None:
+            replica.others = NO_LOAD
+        else:
+            replica.report(load)
+
+    await _watch(pools, update, wanted, LOAD_TIMEOUT_SECONDS, interval_seconds)
+
+
+async def watch_cache_units(
+    pools: Iterable[EnginePool],
+    path: str,
+    units_of: Callable[[Any], CacheUnits | None],
+    wanted: Callable[[], bool],
+    interval_seconds: float = UNITS_INTERVAL_SECONDS,
+) -> None:
+    """While `wanted`, request `path` from every ready replica whose cache units are unknown, until cancelled.
+
+    An engine that answers without stating its units is assumed to cache single tokens. If an engine does not answer, or
+    with a server error, the request is repeated.
+    """
+
+    async def update(session: aiohttp.ClientSession, pool: EnginePool, replica: Replica) -> None:
+        if replica.reported_units is not None:
+            return
+        status, document = await _answer(session, pool, replica, path)
+        if status is not None and status < 500 and replica.available:
+            replica.reported_units = (units_of(document) if status == 200 else None) or SINGLE_TOKENS
+
+    await _watch(pools, update, wanted, UNITS_TIMEOUT_SECONDS, interval_seconds)
+
+
+Update = Callable[[aiohttp.ClientSession, EnginePool, Replica], Awaitable[None]]
+
+
+async def _watch(
+    pools: Iterable[EnginePool],
+    update: Update,
+    wanted: Callable[[], bool],
+    timeout_seconds: float,
+    interval_seconds: float,
+) -> None:
+    pools = list(pools)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as session:
+        while True:
+            if wanted():
+                await asyncio.gather(
+                    *(update(session, pool, replica) for pool in pools for replica in pool.ready)
+                )
+            await asyncio.sleep(interval_seconds)
+
+
+async def _answer(
+    session: aiohttp.ClientSession, pool: EnginePool, replica: Replica, path: str
+) -> tuple[int | None, Any]:
+    """The status, and the document if the answer is JSON; neither if the engine does not answer."""
+    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
+    status = None
+    try:
+        async with session.get(replica.url + path, headers=headers, ssl=pool.trust) as response:
+            content = b""
+            while len(content) <= MAX_ANSWER_BYTES and (chunk := await response.content.readany()):
+                content += chunk
+            status = response.status
+            return status, orjson.loads(content) if len(content) <= MAX_ANSWER_BYTES else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return status, None
