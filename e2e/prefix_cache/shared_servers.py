@@ -42,15 +42,18 @@ async def shared_servers(
     environment: Mapping[str, str] = NO_ENVIRONMENT,
     model: Path | None = None,
     options: Sequence[str] = (),
+    *,
+    common: bool = True,
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Start a server of each kind. The logs are in the folder.
 
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
-    appended. model: the tiny model if None. options: appended to the command lines.
+    appended. model: the tiny model if None. options: appended to the command lines. common: if false, the servers have
+    the plugin, but share no pages.
     """
     install()
     prepare(folder)
-    cache = cache or shared_cache(folder)
+    cache = (cache or shared_cache(folder)) if common else None
     model = model or tiny_model()
     servers = {kind: _server(folder, kind, model, cache, environment, options) for kind in kinds}
     try:
@@ -66,7 +69,7 @@ def _server(
     folder: Path,
     kind: str,
     model: Path,
-    cache: PrefixCache,
+    cache: PrefixCache | None,
     environment: Mapping[str, str],
     options: Sequence[str],
 ) -> Engine:
@@ -97,9 +100,8 @@ def _server(
         *("--speculative-ngram-capacity", "100000"),
         *options,
     ]
-    path = os.pathsep.join(
-        each["PYTHONPATH"] for each in (start.environment, environment) if "PYTHONPATH" in each
-    )
+    own = {"PYTHONPATH": str(plugin_folder(folder))} if cache is None else start.environment
+    path = os.pathsep.join(each["PYTHONPATH"] for each in (own, environment) if "PYTHONPATH" in each)
     url = f"http://127.0.0.1:{port}"
 
     async def ready() -> bool:

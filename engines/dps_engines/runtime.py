@@ -80,6 +80,9 @@ class EngineRuntime(Protocol):
         speculation: of the speculative pool. arguments: the user's arguments of each pool.
         """
 
+    def loads_plugin(self, version: str) -> bool:
+        """Whether this version can load the plugin dps_sglang, which separates the tenants of /v1/messages."""
+
     def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
         """Flags that limit the engine's GPU memory, if the version's own default is not right for the launch.
 

@@ -4,10 +4,17 @@ SGLang 0.5.23 converts a request of Anthropic's Messages API to a chat request, 
 has no way to set it. The gateway sets the header, and never forwards a client's own.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 SALT_HEADER = "x-dps-cache-salt"
+
+ANNOUNCEMENT = "dps_cache_salt_header"
+"""The key of /server_info that has the name of the header."""
+
+RUST_SERVER = "SGLANG_RUST_SERVER"
+"""The variable that selects SGLang's server in Rust."""
 
 
 def salted(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
@@ -15,3 +22,18 @@ def salted(original: Callable[..., Any], self: Any, request: Any, raw_request: A
     if request.cache_salt is None and raw_request is not None:
         request.cache_salt = raw_request.headers.get(SALT_HEADER)
     return original(self, request, raw_request)
+
+
+def announced(original: Callable[..., Any], self: Any) -> dict[str, Any]:
+    """Wraps `ServerArgs.resolved_dict`: /server_info tells the gateway that the header is read.
+
+    SGLang loads no plugins in additional workers that serve HTTP, so these do not read it, nor does its server in Rust.
+    """
+    resolved: dict[str, Any] = original(self)
+    if resolved.get("tokenizer_worker_num") == 1 and os.environ.get(RUST_SERVER, "").lower() in (
+        "",
+        "0",
+        "false",
+    ):
+        resolved[ANNOUNCEMENT] = SALT_HEADER
+    return resolved

@@ -21,6 +21,8 @@ DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
 
 CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request"
 
+SERVER_INFO = "sglang.srt.server_args.ServerArgs.resolved_dict"
+
 MOONCAKE_STORE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 MOONCAKE_INIT = f"{MOONCAKE_STORE}.__init__"
 MOONCAKE_CLEAR = f"{MOONCAKE_STORE}.clear"
@@ -79,7 +81,10 @@ MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
 """What `mooncake` wraps and calls."""
-SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {CHAT_CONVERSION: ("self", "request", "raw_request")}
+SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    CHAT_CONVERSION: ("self", "request", "raw_request"),
+    SERVER_INFO: ("self",),
+}
 """What `cache_salt` wraps."""
 
 
@@ -99,3 +104,11 @@ def objection(
         if parameters != expected:
             return f"{target} takes {parameters}, expected {expected}"
     return None
+
+
+def exists(target: str, resolve: Callable[[str], Any] = pkgutil.resolve_name) -> bool:
+    """Whether this SGLang has a function of this name."""
+    try:
+        return callable(resolve(target))
+    except (AttributeError, ImportError, ValueError):
+        return False

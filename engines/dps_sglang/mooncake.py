@@ -5,7 +5,6 @@ cannot contain a fingerprint of the weights, because only an engine has them.
 """
 
 import logging
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,9 @@ from typing import Any
 
 from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry
-from dps_sglang.sharing import SHARING, NotShareable, refuse_to_clear
+from dps_sglang.sharing import SHARING, TAG, NotShareable, refuse_to_clear, unique_name
 
 logger = logging.getLogger(__name__)
-
-TAG = "extra_backend_tag"
-"""The setting of SGLang's backend that precedes the name of every page."""
 
 
 def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
@@ -33,7 +29,7 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
         SHARING.begin(suffix, partial(_rename_pages, self))
         logger.info("dps prefix cache: shared with the tag %s; geometry: %s", suffix, geometry)
     except NotShareable as error:
-        suffix = _unique()
+        suffix = unique_name()
         SHARING.refuse(str(error))
     tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
     return original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
@@ -44,11 +40,6 @@ def not_cleared(original: Callable[..., Any], self: Any) -> None:
     refuse_to_clear()
 
 
-def _unique() -> str:
-    """A name that no other engine uses."""
-    return uuid.uuid4().hex
-
-
 def _rename_pages(store: Any) -> None:
     """From now on, the store's pages have names that no other engine uses."""
-    store.config_prefix = _unique()
+    store.config_prefix = unique_name()

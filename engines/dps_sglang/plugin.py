@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from dps_sglang import compatibility
-from dps_sglang.cache_salt import salted
-from dps_sglang.sharing import before_new_weights
+from dps_sglang.cache_salt import announced, salted
+from dps_sglang.sharing import before_new_weights, not_shared
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +19,22 @@ def register() -> None:
 
         _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
         _wrap(compatibility.DRAFT_PREFILL, refill)
-    if _supported("pages in Mooncake do not state their weights", compatibility.MOONCAKE_SIGNATURES):
+    if _supported("not shared through Mooncake", compatibility.MOONCAKE_SIGNATURES):
         from dps_sglang.mooncake import not_cleared, tagged
 
         _wrap(compatibility.MOONCAKE_INIT, tagged)
         _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
+    elif compatibility.exists(compatibility.MOONCAKE_INIT):
+        reason = compatibility.objection(version("sglang"), compatibility.MOONCAKE_SIGNATURES)
+        _wrap(compatibility.MOONCAKE_INIT, not_shared(str(reason)))
     if _supported("not shared", compatibility.UPDATE_SIGNATURES):
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
-    if serves and _supported("tenants share prefixes of /v1/messages", compatibility.SALT_SIGNATURES):
+    if serves and _supported("tenants are not separated on /v1/messages", compatibility.SALT_SIGNATURES):
         _wrap(compatibility.CHAT_CONVERSION, salted)
+        _wrap(compatibility.SERVER_INFO, announced)
 
 
 def _supported(consequence: str, signatures: Mapping[str, tuple[str, ...]]) -> bool:

@@ -4,12 +4,17 @@ A replacement of the weights of a running engine ends it, because the names of i
 """
 
 import logging
+import uuid
 from collections.abc import Callable
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 from dps_sglang.metrics import SharingMetric
 
 logger = logging.getLogger(__name__)
+
+TAG = "extra_backend_tag"
+"""The setting of SGLang's backend that precedes the name of every page."""
 
 REPLACED = "the weights were replaced while the engine was running; restart it with the new weights"
 
@@ -65,6 +70,33 @@ def refuse_to_clear() -> None:
 
 SHARING = Sharing()
 """The state of this process."""
+
+
+def not_shared(reason: str) -> Callable[..., Any]:
+    """A wrapper for the constructor of a storage backend of SGLang with which no pages are to be shared.
+
+    It depends on no signature: it reports the reason, and gives the pages names that no other engine uses, if an
+    argument has the settings of the backend.
+    """
+
+    def wrapper(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        SHARING.refuse(reason)
+        separate = {name: _with_unique_tag(value) for name, value in kwargs.items()}
+        return original(self, *map(_with_unique_tag, args), **separate)
+
+    return wrapper
+
+
+def unique_name() -> str:
+    """A name of pages that no other engine uses."""
+    return uuid.uuid4().hex
+
+
+def _with_unique_tag(argument: Any) -> Any:
+    settings = getattr(argument, "extra_config", None)
+    if not is_dataclass(type(argument)) or not isinstance(settings, dict | None):
+        return argument
+    return replace(argument, extra_config={**(settings or {}), TAG: unique_name()})
 
 
 def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

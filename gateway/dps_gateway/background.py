@@ -20,7 +20,7 @@ from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import watch_service
 from dps_gateway.upstream.health import watch_generation, watch_health
-from dps_gateway.upstream.reports import watch_cache_units, watch_load
+from dps_gateway.upstream.reports import watch_configuration, watch_load
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,15 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
             runtime.engine.load_of,
             lambda: learns(runtime.policy),
         ),
-        "cache-units": lambda: watch_cache_units(
+        "engine-configuration": lambda: watch_configuration(
             runtime.pools.values(),
             runtime.engine.configuration_path,
-            runtime.engine.cache_units_of,
-            lambda: learns(runtime.policy) or runtime.config.routing.common_prefix_cache,
+            runtime.engine.configuration_of,
+            lambda: (
+                learns(runtime.policy)
+                or runtime.config.routing.common_prefix_cache
+                or runtime.separates_tenants
+            ),
         ),
     }
     if runtime.redis is not None:

@@ -202,6 +202,11 @@ class Runtime:
         key = self.key(headers)
         return key.tenant if key is not None else ""
 
+    @property
+    def separates_tenants(self) -> bool:
+        """Whether there are several tenants, which must not read each other's cached tokens."""
+        return self.keys is not None and self.config.auth.isolate_cache and len(self.keys.tenants) > 1
+
     def cache_salt(self, tenant: str) -> CacheSalt | None:
         """The salts that separate the tenant's KV cache from those of other tenants. None if they share it."""
         if self.keys is None or not self.config.auth.isolate_cache:

@@ -16,8 +16,10 @@ from dps_gateway.api.errors import BadRequest
 from dps_gateway.api.public import public_app
 from dps_gateway.auth import Keys
 from dps_gateway.config import GatewayConfig
+from dps_gateway.pool import Pool
 from dps_gateway.prompt.separation import CacheSalt
 from dps_gateway.runtime import Runtime
+from dps_gateway.upstream.replica import UNKNOWN, Configuration
 from dps_testkit.tokenizers import shared_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -137,6 +139,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         )
         runtime = Runtime(config, shared_tokenizer())
         runtime.keys = load_keys(tmp_path, KEYS)
+        for engines in runtime.pools.values():
+            for replica in engines.replicas.values():
+                replica.configuration = Configuration(salt_header=SALT_HEADER)
         async with TestClient(TestServer(public_app(runtime))) as client:
             yield Gateway(runtime, client, received, salts)
         await runtime.close()
@@ -183,6 +188,41 @@ async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_head
     assert None not in {alpha, beta}
     assert alpha != beta
     assert [json.loads(sent) for sent in gateway.received] == [body] * 3
+
+
+@pytest.mark.parametrize("configuration", [None, UNKNOWN], ids=["unknown", "without the plugin"])
+async def test_requests_whose_salt_no_engine_reads_are_refused(
+    gateway: Gateway, configuration: Configuration | None
+) -> None:
+    for pool in gateway.runtime.pools.values():
+        for replica in pool.replicas.values():
+            replica.configuration = configuration
+    body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+    assert (await gateway.post(body, path="/v1/messages"))[0] == 503
+    assert gateway.received == []
+    assert (await gateway.post(body))[0] == 200
+
+
+async def test_requests_whose_salt_is_in_a_header_are_sent_to_an_engine_that_reads_it(
+    gateway: Gateway,
+) -> None:
+    greedy = gateway.runtime.pools[Pool.GREEDY]
+    greedy.set_endpoints(["http://127.0.0.1:9", *greedy.replicas])  # nothing listens there
+    gateway.runtime.pools[Pool.SPECULATIVE].set_endpoints([])
+    body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+    for number in range(6):
+        assert (await gateway.post(body | {"metadata": {"user_id": f"{number}"}}, path="/v1/messages"))[
+            0
+        ] == 200
+
+
+async def test_single_tenant_needs_no_engine_that_reads_its_salt(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.runtime.keys = load_keys(tmp_path, "alpha:sk-alpha\n")
+    for pool in gateway.runtime.pools.values():
+        for replica in pool.replicas.values():
+            replica.configuration = UNKNOWN
+    body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+    assert (await gateway.post(body, path="/v1/messages"))[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", CHAT, "/v1/embeddings"])

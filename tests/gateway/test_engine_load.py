@@ -1,4 +1,4 @@
-"""What engines report: their load, its combination with the gateway's own requests, and their cache's units."""
+"""What engines report: their load, its combination with the gateway's own requests, and their configuration."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.prompt_tokens import SINGLE_TOKENS, CachedPrompt, CacheUnits, PromptTokens
+from dps_gateway.prompt_tokens import CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
-from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_cache_units, watch_load
+from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
+from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
 
@@ -248,39 +248,40 @@ async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, statu
             CacheUnits(16, 256),
             id="settings in a file of the engine",
         ),
-        pytest.param({"page_size": None}, None, id="no page size"),
-        pytest.param({"page_size": 0}, None, id="not positive"),
+        pytest.param({"page_size": None}, CacheUnits(), id="no page size"),
+        pytest.param({"page_size": 0}, CacheUnits(), id="not positive"),
         pytest.param([], None, id="a list"),
     ],
 )
 def test_units_of_the_cache_are_read_from_sglangs_configuration(
     document: Any, units: CacheUnits | None
 ) -> None:
-    assert SGLang().cache_units_of(document) == units
+    expected = None if units is None else Configuration(units)
+    assert SGLang().configuration_of(document) == expected
 
 
-async def test_units_of_a_replicas_cache_are_requested_once_and_again_after_it_was_unavailable(
+async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(
     engine: Engine,
 ) -> None:
     engines, sglang = pool(engine.url), SGLang()
     replica = engines.replicas[engine.url]
 
-    async def known(units: CacheUnits) -> None:
+    async def known(expected: Configuration) -> None:
         async def reached() -> bool:
-            return replica.reported_units == units
+            return replica.configuration == expected
 
-        await wait_until(reached, f"the units are {units}")
+        await wait_until(reached, f"it is {expected}")
 
     engine.status = 503
     task = asyncio.create_task(
-        watch_cache_units(
-            [engines], sglang.configuration_path, sglang.cache_units_of, lambda: True, interval_seconds=0.01
+        watch_configuration(
+            [engines], sglang.configuration_path, sglang.configuration_of, lambda: True, interval_seconds=0.01
         )
     )
     await engine.polled()
-    assert replica.reported_units is None
+    assert replica.configuration is None
     engine.status, engine.body = 200, orjson.dumps({"page_size": 64})
-    await known(CacheUnits(64))
+    await known(Configuration(CacheUnits(64)))
     view = engines.view("session", PROMPT)
     assert view is not None
     assert view.prompt == PromptTokens(held=0, fetchable=256, prefill=84, page_rest=44)
@@ -290,5 +291,5 @@ async def test_units_of_a_replicas_cache_are_requested_once_and_again_after_it_w
     engine.status = 404
     engines.mark_unavailable(replica)
     engines.mark_available(replica)
-    await known(SINGLE_TOKENS)
+    await known(UNKNOWN)
     task.cancel()

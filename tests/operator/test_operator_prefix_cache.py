@@ -137,6 +137,38 @@ def test_arguments_that_the_common_cache_sets_are_refused(flag: str) -> None:
         pod(spec)
 
 
+AUTH = {"gateway": {"auth": {"secretName": "keys"}}}
+SHARING_TENANTS = {"gateway": {"auth": {"secretName": "keys", "isolateCache": False}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "installed"),
+    [
+        pytest.param({**SMALLEST, **AUTH}, True, id="tenants"),
+        pytest.param(SMALLEST, False, id="no tenants"),
+        pytest.param({**SMALLEST, **SHARING_TENANTS}, False, id="tenants share prefixes"),
+        pytest.param(
+            {**SMALLEST, **AUTH, "engine": {"version": "0.5.22"}}, False, id="version without the plugin"
+        ),
+        pytest.param(
+            {**SMALLEST, **AUTH, "engine": {"runtime": "VLLM", "version": "0.12.0"}}, False, id="vLLM"
+        ),
+    ],
+)
+def test_engines_with_separate_caches_have_the_plugin_if_tenants_are_separated(
+    spec: dict[str, Any], installed: bool
+) -> None:
+    found = pod(spec)
+    (engine,) = found["containers"]
+    containers = [one["name"] for one in found.get("initContainers", [])]
+    volumes = {one["name"] for one in found["volumes"]} & NAMES
+    paths = [one for one in engine["env"] if one["name"] == "PYTHONPATH"]
+    assert (containers, volumes, bool(paths)) == (
+        (["prefix-cache-plugin"], {"prefix-cache-plugin"}, True) if installed else ([], set(), False)
+    )
+    assert not any("hicache" in argument for argument in engine["args"])
+
+
 def test_revision_of_the_secret_is_in_the_pod_template() -> None:
     template = engine_deployment(router(PREFIX_CACHE), "greedy", SETTINGS, "uid")["spec"]["template"]
     assert template["metadata"]["annotations"] == {SECRET_REVISION: "uid"}

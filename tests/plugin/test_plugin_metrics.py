@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -11,7 +13,7 @@ from prometheus_client import REGISTRY
 from dps_sglang import metrics, sharing
 from dps_sglang.metrics import PAGES, SHARING, PageMetrics
 from dps_sglang.shared_cache import SharedCache
-from dps_sglang.sharing import REPLACED, NotShareable, Sharing, before_new_weights
+from dps_sglang.sharing import REPLACED, TAG, NotShareable, Sharing, before_new_weights, not_shared
 from tests.plugin.pages import Memory, files, payload, read, store
 
 
@@ -106,3 +108,29 @@ def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -
     before = states()
     assert before_new_weights(lambda _self, given: given, None, 1) == 1
     assert states() == before
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """SGLang's configuration of a storage backend."""
+
+    extra_config: dict[str, str] | None
+
+
+@pytest.mark.parametrize(
+    "settings", [{TAG: "operator", "protocol": "tcp"}, None], ids=["operator", "by hand"]
+)
+def test_unsupported_version_reports_that_no_pages_are_shared_and_uses_names_of_its_own(
+    shares: Sharing, settings: dict[str, str] | None
+) -> None:
+    def construct(_self: object, *arguments: Any) -> Any:
+        return arguments
+
+    config = StorageConfig(settings)
+    wrapped = not_shared("SGLang 0.6.0 is not supported")
+    (first, pool), (second, _) = (wrapped(construct, None, config, "pool") for _ in range(2))
+    assert states() == [("", "SGLang 0.6.0 is not supported")]
+    assert pool == "pool"
+    tags = {first.extra_config.pop(TAG), second.extra_config.pop(TAG), "operator"}
+    assert len(tags) == 3
+    assert first.extra_config == {name: value for name, value in (settings or {}).items() if name != TAG}

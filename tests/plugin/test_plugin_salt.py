@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dps_sglang.cache_salt import SALT_HEADER, salted
+from dps_sglang.cache_salt import RUST_SERVER, SALT_HEADER, announced, salted
 
 
 def convert(_serving: Any, request: Any, raw_request: Any) -> tuple[str | None, Any]:
@@ -29,3 +29,22 @@ def test_salt_of_a_request(field: str | None, headers: dict[str, str], expected:
 
 def test_request_without_an_http_request_is_unchanged() -> None:
     assert salted(convert, None, SimpleNamespace(cache_salt=None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rust", "expected"),
+    [
+        pytest.param(1, None, SALT_HEADER, id="the process with the plugin serves HTTP"),
+        pytest.param(1, "false", SALT_HEADER, id="server in Rust disabled"),
+        pytest.param(2, None, None, id="other workers serve HTTP"),
+        pytest.param(1, "1", None, id="server in Rust"),
+    ],
+)
+def test_header_is_announced_only_if_the_process_that_serves_http_reads_it(
+    monkeypatch: pytest.MonkeyPatch, workers: int, rust: str | None, expected: str | None
+) -> None:
+    monkeypatch.delenv(RUST_SERVER, raising=False)
+    if rust is not None:
+        monkeypatch.setenv(RUST_SERVER, rust)
+    info = announced(lambda arguments: {"tokenizer_worker_num": arguments}, workers)
+    assert info.get("dps_cache_salt_header") == expected

@@ -9,6 +9,7 @@ from dps_engines.sglang import flags, memory
 from dps_engines.sglang import prefix_cache as cache_flags
 from dps_engines.sglang.shared_gpu import shared_arguments
 from dps_engines.versions import Released, numbers
+from dps_sglang.compatibility import VERSIONS
 
 DEFAULT_VERSION = "0.5.23"
 """The newest version with which the tests are run. It leaves room for draft models (see memory.py)."""
@@ -100,3 +101,7 @@ class SGLang(Released):
     ) -> Unshareable | None:
         """See EngineRuntime."""
         return cache_flags.unshareable(version, speculation, arguments)
+
+    def loads_plugin(self, version: str) -> bool:
+        """See EngineRuntime."""
+        return version in VERSIONS

@@ -103,6 +103,10 @@ class VLLM(Released):
             "only SGLang engines share pages; use SGLang in both pools, or set spec.prefixCache.mode to Separate",
         )
 
+    def loads_plugin(self, version: str) -> bool:
+        """See EngineRuntime."""
+        return False
+
     def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
         """See EngineRuntime. vLLM itself measures the memory that is left for the KV caches of both models."""
         names = {SHORT.get(name, name) for name in map(flags.flag_name, arguments)}

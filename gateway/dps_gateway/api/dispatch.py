@@ -9,7 +9,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
-from dps_gateway.api.errors import DeadlineExceeded, Suspended
+from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
@@ -46,6 +46,8 @@ class Outbound:
     retried if reading fails."""
     prompt: CachedPrompt | None
     """The prompt, which determines the preferred replica together with the session; None if it is unknown."""
+    salt_header: str | None = None
+    """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
     replica: str | None = None
     """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
@@ -84,7 +86,7 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
 
     Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the other
     pool. One deadline bounds all attempts together. Raises DeadlineExceeded if the client's time is over, Suspended if
-    the engines are stopped, else the last failure: PoolFull, PoolEmpty or UpstreamFailed.
+    the engines are stopped, else the last failure: PoolFull, PoolEmpty, TenantsNotSeparated or UpstreamFailed.
     """
     runtime = call.runtime
     if runtime.config.routing.suspended:
@@ -137,7 +139,7 @@ class _Dispatch:
         """
         pools, decision, only = self._runtime.pools, self._decision, self._outbound.replica
         choices = [
-            Choice(pools[pool], self._retries.avoid(pool))
+            Choice(pools[pool], self._retries.avoid(pool) | self._unsalted(pools[pool]))
             for pool in (decision.pool, decision.pool.other)
             if self._attempts[pool] < ATTEMPTS_PER_POOL and self._retries.may_stay(pool)
         ]
@@ -148,6 +150,13 @@ class _Dispatch:
         if decision.reason is not Reason.FIXED:
             return choices
         return _usable(choices)[:1] or choices
+
+    def _unsalted(self, pool: EnginePool) -> frozenset[str]:
+        """The base URLs of the replicas that would not separate the tenants of this request."""
+        header = self._outbound.salt_header
+        if header is None:
+            return frozenset()
+        return frozenset(url for url, replica in pool.replicas.items() if not replica.salts_by(header))
 
     async def _slot(self, choices: list[Choice]) -> tuple[EnginePool, Replica] | None:
         """Wait for a slot for the next attempt. None if no replica of `choices` is left, but there are new choices.
@@ -170,7 +179,10 @@ class _Dispatch:
                 raise _suspended() from error
             if wake_seconds:
                 raise
-            self._failure = self._failure or error
+            unsalted = any(
+                self._unsalted(pool).intersection(pool.replicas) for pool in runtime.pools.values()
+            )
+            self._failure = self._failure or (_not_separated() if unsalted else error)
             if _usable(self._choices()) or self._wake_seconds():
                 return None
             raise self._failure from None
@@ -191,6 +203,10 @@ class _Dispatch:
 
         Raises UpstreamFailed if no other attempt is allowed. The slot is released unless the replica answers.
         """
+        if replica.url in self._unsalted(pool):  # it was not ready when the request was queued
+            pool.release(replica)
+            self._failure = _not_separated()
+            return None
         reason = self._reason(pool)
         self._attempts[pool.name] += 1
         self._call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
@@ -269,6 +285,13 @@ def _usable(choices: list[Choice]) -> list[Choice]:
 
 def _suspended() -> Suspended:
     return Suspended("the engines are stopped, because this router is suspended")
+
+
+def _not_separated() -> TenantsNotSeparated:
+    return TenantsNotSeparated(
+        "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the plugin dps_sglang "
+        "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes"
+    )
 
 
 def _prefill_tokens(outbound: Outbound, replica: Replica) -> int:

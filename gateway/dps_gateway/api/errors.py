@@ -51,6 +51,10 @@ class Suspended(Exception):
     """The engines are stopped on purpose."""
 
 
+class TenantsNotSeparated(Exception):
+    """No ready engine would keep the tenant's cached tokens from other tenants. The message states what to change."""
+
+
 class DeadlineExceeded(Exception):
     """No engine has answered within the time that the client allows."""
 
@@ -85,6 +89,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     GatewayFull: _Problem(503, "server_error", "gateway_overloaded", retry=True),
     OutOfFiles: _Problem(503, "server_error", "gateway_overloaded", retry=True),
     PoolEmpty: _Problem(503, "server_error", "no_engine_ready", retry=True),
+    TenantsNotSeparated: _Problem(503, "server_error", "tenants_not_separated", retry=True),
     Suspended: _Problem(503, "server_error", "suspended", retry=True),
 }
 _UNEXPECTED: Final = _Problem(500, "server_error", "internal_error")

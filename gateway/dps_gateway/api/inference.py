@@ -4,6 +4,7 @@ from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
+from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch
 from dps_gateway.api.endpoints.route import Route
@@ -45,6 +46,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         streamed=job.body.get("stream") is True,
         buffered=True,
         prompt=job.turn.cached if job.turn is not None else None,
+        salt_header=SALT_HEADER if SALT_HEADER in job.headers and runtime.separates_tenants else None,
         replica=job.stored.url if job.stored is not None else None,
     )
     placed: Placed | None = None

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
-from dps_gateway.prompt_tokens import CacheUnits
-from dps_gateway.upstream.replica import Load
+from dps_gateway.upstream.replica import Configuration, Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,8 @@ class EngineDialect(Protocol):
     def configuration_path(self) -> str:
         """The path at which the engine reports its configuration."""
 
-    def cache_units_of(self, document: Any) -> CacheUnits | None:
-        """The units of its prefix cache in a parsed answer to `configuration_path`; None if it states none."""
+    def configuration_of(self, document: Any) -> Configuration | None:
+        """The configuration in a parsed answer to a request of `configuration_path`, or None if it has none."""
 
     @property
     def cache_fields(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CacheUnits
-from dps_gateway.upstream.replica import Load
+from dps_gateway.upstream.replica import Configuration, Load
 
 _HARMONY: Final = "<|channel|>"
 """A token of the harmony format, which the chat templates of other models do not contain."""
@@ -72,13 +72,14 @@ class SGLang:
             sum(limits) if len(limits) == len(loads) else None,
         )
 
-    def cache_units_of(self, document: Any) -> CacheUnits | None:
-        """SGLang's fetch threshold is at least a page."""
-        page = token_count(document.get("page_size")) if isinstance(document, dict) else None
-        if not page:
+    def configuration_of(self, document: Any) -> Configuration | None:
+        """SGLang's fetch threshold is at least a page. The plugin dps_sglang adds `dps_cache_salt_header`."""
+        if not isinstance(document, dict):
             return None
+        page = token_count(document.get("page_size")) or 1
         threshold = _fetch_threshold(document.get("hicache_storage_backend_extra_config"))
-        return CacheUnits(page, max(page, threshold))
+        header = text_or_none(document.get("dps_cache_salt_header"))
+        return Configuration(CacheUnits(page, max(page, threshold)), header)
 
 
 def _fetch_threshold(extra_config: Any) -> int:

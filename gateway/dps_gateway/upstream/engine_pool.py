@@ -127,7 +127,7 @@ class EnginePool:
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
         replica.available = False
-        replica.reported_units = None
+        replica.configuration = None
         self.admission.assign()
 
     def mark_hung(self, replica: Replica) -> None:

@@ -55,6 +55,19 @@ class Load:
 NO_LOAD: Final = Load()
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What an engine reports about its configuration."""
+
+    units: CacheUnits = SINGLE_TOKENS
+    salt_header: str | None = None
+    """The header from which it takes the cache salt of requests that have no field for it; None if it reads none."""
+
+
+UNKNOWN: Final = Configuration()
+"""That of an engine that reports none."""
+
+
 class Replica:
     """One engine server."""
 
@@ -68,9 +81,9 @@ class Replica:
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.limit: int | None = None
         """The last limit that the engine reported."""
-        self.reported_units: CacheUnits | None = None
-        """The units of its cache; None until they are known, and again after it was unavailable, because an engine that
-        restarts may have others."""
+        self.configuration: Configuration | None = None
+        """None until it is known, and again after the replica was unavailable, because an engine that restarts may have
+        another."""
         self.available = True
         """Whether the last connection or health check succeeded. True before the first, and after few late checks."""
         self.late_checks = 0
@@ -90,7 +103,11 @@ class Replica:
     @property
     def units(self) -> CacheUnits:
         """The units in which it caches and fetches tokens."""
-        return self.reported_units or SINGLE_TOKENS
+        return (self.configuration or UNKNOWN).units
+
+    def salts_by(self, header: str) -> bool:
+        """Whether it is known to take cache salts from this header."""
+        return (self.configuration or UNKNOWN).salt_header == header
 
     @property
     def ejected(self) -> bool:

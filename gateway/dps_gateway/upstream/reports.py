@@ -1,4 +1,4 @@
-"""What engines report about themselves: their load, at intervals, and the units of their prefix caches, once."""
+"""What engines report about themselves: their load, at intervals, and their configuration, once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -7,15 +7,14 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from dps_gateway.prompt_tokens import SINGLE_TOKENS, CacheUnits
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.replica import NO_LOAD, Load, Replica
+from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
 
 LOAD_INTERVAL_SECONDS: Final = 1.0
 LOAD_TIMEOUT_SECONDS: Final = 1.0
 
-UNITS_INTERVAL_SECONDS: Final = 2.0
-UNITS_TIMEOUT_SECONDS: Final = 10.0
+CONFIGURATION_INTERVAL_SECONDS: Final = 1.0
+CONFIGURATION_TIMEOUT_SECONDS: Final = 10.0
 """SGLang answers a request for its configuration between two forward passes."""
 
 MAX_ANSWER_BYTES: Final = 256 * 1024
@@ -46,27 +45,26 @@ async def watch_load(
     await _watch(pools, update, wanted, LOAD_TIMEOUT_SECONDS, interval_seconds)
 
 
-async def watch_cache_units(
+async def watch_configuration(
     pools: Iterable[EnginePool],
     path: str,
-    units_of: Callable[[Any], CacheUnits | None],
+    configuration_of: Callable[[Any], Configuration | None],
     wanted: Callable[[], bool],
-    interval_seconds: float = UNITS_INTERVAL_SECONDS,
+    interval_seconds: float = CONFIGURATION_INTERVAL_SECONDS,
 ) -> None:
-    """While `wanted`, request `path` from every ready replica whose cache units are unknown, until cancelled.
+    """While `wanted`, request `path` from every ready replica whose configuration is unknown, until cancelled.
 
-    An engine that answers without stating its units is assumed to cache single tokens. If an engine does not answer, or
-    with a server error, the request is repeated.
+    If an engine does not answer, or with a server error, the request is repeated.
     """
 
     async def update(session: aiohttp.ClientSession, pool: EnginePool, replica: Replica) -> None:
-        if replica.reported_units is not None:
+        if replica.configuration is not None:
             return
         status, document = await _answer(session, pool, replica, path)
         if status is not None and status < 500 and replica.available:
-            replica.reported_units = (units_of(document) if status == 200 else None) or SINGLE_TOKENS
+            replica.configuration = (configuration_of(document) if status == 200 else None) or UNKNOWN
 
-    await _watch(pools, update, wanted, UNITS_TIMEOUT_SECONDS, interval_seconds)
+    await _watch(pools, update, wanted, CONFIGURATION_TIMEOUT_SECONDS, interval_seconds)
 
 
 Update = Callable[[aiohttp.ClientSession, EnginePool, Replica], Awaitable[None]]

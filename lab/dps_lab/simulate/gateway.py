@@ -13,7 +13,7 @@ from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import preferred
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import Configuration, Replica
 from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.prompts import PlannedTurn
 
@@ -184,4 +184,4 @@ def _set_engines(pool: EnginePool, engines: Iterable[VirtualEngine]) -> None:
     members = [engine for engine in engines if engine.pool is pool.name]
     pool.set_endpoints(engine.url for engine in members)
     for engine in members:
-        pool.replicas[engine.url].reported_units = engine.units
+        pool.replicas[engine.url].configuration = Configuration(engine.units)

@@ -13,6 +13,7 @@ from dps_local.emulated_sglang.driver import Engine
 from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.http import error_response, json_response, read_body
 from dps_local.emulated_sglang.settings import VERSION, EngineSettings
+from dps_sglang.cache_salt import ANNOUNCEMENT, SALT_HEADER
 
 LOAD_SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 
@@ -101,6 +102,7 @@ class InfoEndpoints:
                 "host": settings.host,
                 "port": settings.port,
                 "context_length": settings.context_length,
+                "page_size": settings.page_tokens,
                 "max_running_requests": settings.max_running_requests,
                 "max_total_num_tokens": settings.max_total_tokens,
                 "max_req_input_len": settings.context_length - 6,
@@ -113,6 +115,7 @@ class InfoEndpoints:
                 "random_seed": settings.seed,
                 "internal_states": [state],
                 "version": VERSION,
+                **({ANNOUNCEMENT: SALT_HEADER} if settings.has_plugin else {}),
                 "emulated": True,
                 "emulation": emulation,
             }

@@ -21,7 +21,6 @@ from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
 from dps_local.emulated_sglang.scheduler import Scheduler
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage import Storage
-from dps_local.emulated_sglang.storage_flags import PLUGIN_BACKEND
 
 ENGINE = web.AppKey("engine", Engine)
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -50,9 +49,8 @@ def create_app(
         await engine.stop()
 
     app.cleanup_ctx.append(running)
-    has_plugin = settings.storage is not None and settings.storage.backend == PLUGIN_BACKEND
     openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
-    messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report, has_plugin)
+    messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report, settings.has_plugin)
     responses = ResponsesEndpoints(
         engine,
         prompts,

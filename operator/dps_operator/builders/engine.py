@@ -17,7 +17,13 @@ from dps_operator.builders.pods import (
     pull_secrets,
     spread,
 )
-from dps_operator.builders.prefix_cache import SECRET_REVISION, common, pod_additions, shared
+from dps_operator.builders.prefix_cache import (
+    SECRET_REVISION,
+    common,
+    pod_additions,
+    separates_tenants,
+    shared,
+)
 from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,
@@ -208,7 +214,7 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
     cache = common(spec)
     if cache is None:
-        return digest([fields, []])
+        return digest([fields, ["plugin"] if separates_tenants(spec, name) else []])
     master = {"mooncake": {"master"}}
     settings = cache.model_dump(mode="json", exclude_defaults=True, exclude=master)
     return digest([fields, [settings, cache_revision]])
@@ -240,7 +246,7 @@ def engine_deployment(
         **service_account(router.spec, name),
     }
     plugin = pod_additions(router, name, settings)
-    revision = {SECRET_REVISION: cache_revision} if plugin and cache_revision else None
+    revision = {SECRET_REVISION: cache_revision} if cache_revision and shared(router.spec) else None
     for additions in (
         _shared_memory(router.spec),
         source_additions(router.spec.model.source, "model", SOURCES, settings.loader_image),

@@ -1,4 +1,4 @@
-"""The prefix cache that the engines of both pools share: its Secret and volume, and the plugin in the engine's pod."""
+"""The prefix caches of the engines: the plugin in their pods, and the Secret and volume of a common prefix cache."""
 
 from dps_engines import launch
 from dps_engines.launch import Unshareable
@@ -66,6 +66,16 @@ def master_address(router: Router, mooncake: MooncakeBackend) -> str:
     return mooncake.external_master or managed
 
 
+def separates_tenants(spec: Spec, pool: PoolName) -> bool:
+    """Whether the engines of a pool need the plugin to keep the tenants' prefix caches apart, and can load it."""
+    auth = spec.gateway.auth
+    return (
+        auth is not None
+        and auth.isolate_cache
+        and runtime_of(spec, pool).loads_plugin(version_of(spec, pool))
+    )
+
+
 def launch_settings(router: Router) -> launch.PrefixCache | None:
     """Settings of the engines' command lines; None if the engines do not share a prefix cache."""
     spec = router.spec
@@ -111,7 +121,9 @@ def _python_path(spec: Spec, pool: PoolName) -> str:
     if not values:
         return PLUGIN_DIR
     if values[-1].value_from is not None:
-        raise SpecError(f"{PLUGIN_PATH} must be set by value with spec.prefixCache, not by valueFrom")
+        raise SpecError(
+            f"{PLUGIN_PATH} must be set by value with spec.prefixCache or spec.gateway.auth, not by valueFrom"
+        )
     return f"{PLUGIN_DIR}:{values[-1].value or ''}".rstrip(":")
 
 
@@ -163,12 +175,13 @@ def _mooncake_additions(mooncake: MooncakeBackend) -> Manifest:
 
 
 def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifest:
-    """What to merge into the pod spec of a pool's engines; empty if the engines do not share a prefix cache.
+    """What to merge into the pod spec of a pool's engines; empty if they need no plugin.
 
-    Raises SpecError if the spec's PYTHONPATH cannot be extended.
+    The plugin separates the tenants of /v1/messages, also if the engines do not share a prefix cache. Raises SpecError
+    if the spec's PYTHONPATH cannot be extended.
     """
     cache = shared(router.spec)
-    if cache is None:
+    if cache is None and not separates_tenants(router.spec, pool):
         return {}
     plugin: Manifest = {
         "initContainers": [_plugin_container(settings)],
@@ -182,6 +195,8 @@ def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifes
         "volumes": [{"name": "prefix-cache-plugin", "emptyDir": {}}],
     }
     storage: Manifest = {}
+    if cache is None:
+        return plugin
     if cache.mooncake is not None:
         storage = _mooncake_additions(cache.mooncake)
     elif cache.file is not None:
