@@ -1,7 +1,7 @@
 """Whether the running SGLang is one that this plugin was tested with.
 
-The plugin depends on functions that SGLang does not document. Where the version or a signature differs, the plugin
-changes nothing, and the engine's prefix cache is not shared.
+The plugin depends on functions that SGLang does not document. If the version or a signature differs, the plugin changes
+nothing, and the engine's prefix cache is not shared.
 """
 
 import inspect
@@ -38,7 +38,7 @@ WEIGHT_UPDATES = tuple(
 )
 
 UPDATE_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(WEIGHT_UPDATES, ("self", "recv_req"))
-"""What `sharing` wraps. Without it, no pages are shared."""
+"""The functions that `sharing` wraps. Without them, no pages are shared."""
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **UPDATE_SIGNATURES,
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
@@ -51,7 +51,7 @@ STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
     f"{HOST_POOL}.set_from_flat_data_page": ("self", "index", "data_page"),
 }
-"""What `adapter` implements and calls."""
+"""The functions that `adapter` implements and calls."""
 REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     BUILD_SIDECARS: ("self", "phase", "kv_xfer", "comp_xfers"),
     DRAFT_PREFILL: (
@@ -73,19 +73,19 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "write_cols",
     ),
 }
-"""What `draft_refill` wraps and calls."""
+"""The functions that `draft_refill` wraps and calls."""
 MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **UPDATE_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
     MOONCAKE_CLEAR: ("self",),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
-"""What `mooncake` wraps and calls."""
+"""The functions that `mooncake` wraps and calls."""
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     CHAT_CONVERSION: ("self", "request", "raw_request"),
     SERVER_INFO: ("self",),
 }
-"""What `cache_salt` wraps."""
+"""The functions that `cache_salt` wraps."""
 
 
 def objection(
@@ -93,7 +93,7 @@ def objection(
     signatures: Mapping[str, tuple[str, ...]],
     resolve: Callable[[str], Any] = pkgutil.resolve_name,
 ) -> str | None:
-    """Why this SGLang cannot be used, or None if it can."""
+    """The reason why this SGLang cannot be used, or None if it can."""
     if version not in VERSIONS:
         return f"SGLang {version} is not supported; supported: {', '.join(sorted(VERSIONS))}"
     for target, expected in signatures.items():

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 STORAGE_PHASES = ("PREFETCH", "BACKUP_STORAGE")
 DRAFT_POOLS = ("draft", "draft_indexer", "draft_swa")
 CHUNK_TOKENS = 4096
-"""Tokens that the draft model prefills at once at most, which bounds its activations."""
+"""Maximum number of tokens that the draft model prefills at once, which limits the memory for its activations."""
 
 
 def without_draft_pages(

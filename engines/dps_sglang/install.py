@@ -1,4 +1,4 @@
-"""`python -m dps_sglang.install DIRECTORY`: copy the plugin to where an engine finds it.
+"""`python -m dps_sglang.install DIRECTORY`: copy the plugin to a directory from which an engine loads it.
 
 The engine needs DIRECTORY on its PYTHONPATH. SGLang discovers plugins by their entry points, so the package's
 metadata is installed as well.

@@ -1,4 +1,5 @@
-"""The plugin's metrics: what happened to pages of the shared store, and with which engines pages are shared.
+"""The plugin's metrics: the outcomes of reading and writing pages of the shared store, and the engines with which pages
+are shared.
 
 SGLang exports them with its own. When prometheus_client is imported, it reads an environment variable that SGLang sets
 in each of its processes, so it is imported late.

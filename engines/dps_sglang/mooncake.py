@@ -1,4 +1,4 @@
-"""Adds the engine's geometry to the names of its pages in Mooncake, and keeps pages from being cleared (SGLang 0.5.23).
+"""Adds the engine's geometry to the names of its pages in Mooncake, and prevents clearing them (SGLang 0.5.23).
 
 SGLang's Mooncake backend checks neither the content of a page nor for which engine it was written. The operator's tag
 cannot contain a fingerprint of the weights, because only an engine has them.

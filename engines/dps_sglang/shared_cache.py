@@ -16,7 +16,7 @@ THREADS = 8
 """Computing checksums (1.7 GB/s per thread) releases the GIL, so throughput grows with the number of threads."""
 
 REMEMBERED_TRANSFERS = 1000
-"""Maximum number of fetches, and of writes, that are kept without being collected."""
+"""Maximum number of fetches, and of writes, that are kept until SGLang collects them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SharedCache:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prefix_pages(self, keys: Sequence[str]) -> int:
-        """How many pages are present before the first one that is missing."""
+        """The number of pages that are present before the first missing one."""
         for number, key in enumerate(keys):
             if self._closed or not self._store.contains(key):
                 return number

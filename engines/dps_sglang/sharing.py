@@ -1,6 +1,5 @@
-"""Whether this process shares pages. It reports the state in the log and as a metric, and ends the sharing.
-
-A replacement of the weights of a running engine ends it, because the names of its pages identify the earlier weights.
+"""Whether this process shares pages. The state is reported in the log and as a metric. If the weights of a running
+engine are replaced, it stops sharing pages, because the names of its pages identify the earlier weights.
 """
 
 import logging

@@ -30,8 +30,9 @@ from dps_gateway.workers import CANNOT_START, own_socket, run_workers
 log = logging.getLogger(__name__)
 
 GC_THRESHOLD: Final = 10_000
-"""New objects after which the youngest are checked for cycles. A request creates hundreds, almost all without cycles;
-with Python's default of 700, garbage collection takes about 7% of the CPU time."""
+"""Number of new objects after which the garbage collector examines the youngest generation. A request creates hundreds
+of objects, almost all of them without cycles; with Python's default of 700, garbage collection takes about 7% of the
+CPU time."""
 
 BACKLOG: Final = 1024
 """Connections to the public port that may wait until they are accepted."""

@@ -31,7 +31,7 @@ class Forbidden(Exception):
 
 
 class KeyBusy(Exception):
-    """The API key has as many requests in flight as it may have."""
+    """The API key has reached its limit of requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class KeyLoad:
         self._in_flight: Counter[bytes] = Counter()
 
     def enter(self, key: Key) -> None:
-        """Count a request, which the caller must `leave`. Raises KeyBusy, and counts nothing, at the key's limit."""
+        """Count a request in flight until `leave` is called. Raises KeyBusy if the key has reached its limit."""
         limit = key.max_in_flight
         if limit is not None and self._in_flight[key.digest] >= self._share(limit):
             raise KeyBusy(f"the API key may have at most {limit} requests in flight")

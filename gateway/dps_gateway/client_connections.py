@@ -29,7 +29,7 @@ class Connection(Protocol):
 
 
 class ClientConnections:
-    """The open connections, by what they wait for. This class performs no I/O; it reads a clock.
+    """The open connections, grouped by what they wait for. This class performs no I/O; it reads a clock.
 
     `max_connections`, `header_seconds` and `keep_alive_seconds` are functions, because they can be reloaded.
     `on_closed` is called with the reason for each connection that is closed or refused.

@@ -75,7 +75,7 @@ class Model(_Section):
     """Other names for the model, and the names that replace them in requests."""
     strict: bool = True
     """Whether requests for a model that is neither `name`, an adapter of it, nor an alias are refused with 404. If not,
-    they are forwarded unchanged; SGLang then answers with the model that it serves, whatever its name."""
+    they are forwarded unchanged; SGLang ignores the name and answers with the model that it serves."""
     revision: str | None = None
     """Branch, tag or commit of a tokenizer on the Hub; its default branch if null."""
 

@@ -84,14 +84,14 @@ class SharedLearning:
         own = _Entry(self._process, self._clock(), self._turns, policy.export())
         try:
             stored = await self._store.exchange(key, own.process, own.encode(), TTL_SECONDS)
-            used, outdated = self._sorted(stored)
+            used, outdated = self._partitioned(stored)
             policy.absorb([entry.document for entry in used])
             if outdated:
                 await self._store.forget(key, [entry.process for entry in outdated])
         except StoreUnavailable:
             return
 
-    def _sorted(self, stored: Mapping[str, bytes]) -> tuple[list[_Entry], list[_Entry]]:
+    def _partitioned(self, stored: Mapping[str, bytes]) -> tuple[list[_Entry], list[_Entry]]:
         """The entries of other processes: those to use, and those to delete.
 
         Of the processes that have ended, only the one that has observed most is used, and only as long as the running

@@ -1,4 +1,4 @@
-"""The two pools that a turn can be routed to. `upstream/engine_pool.py` has the replicas of one."""
+"""The two pools that a turn can be routed to. `upstream/engine_pool.py` contains the replicas of a pool."""
 
 from enum import StrEnum
 

@@ -13,9 +13,9 @@ class CacheUnits:
     """The units in which a replica caches and fetches the tokens of a prompt."""
 
     page_tokens: int = 1
-    """Only whole pages of so many tokens are cached."""
+    """The size of a page. Only whole pages are cached."""
     fetch_threshold_tokens: int = FETCH_THRESHOLD_TOKENS
-    """A smaller missing part of a prefix is computed instead of fetched."""
+    """If the missing part of a prefix is shorter, it is computed instead of fetched."""
 
     def whole_pages(self, tokens: int) -> int:
         """The tokens of a prefix that are in whole pages."""
@@ -37,7 +37,7 @@ class PromptTokens:
     prefill: int
     """Neither held nor fetchable."""
     page_rest: int = 0
-    """The part of `prefill` that follows the last whole page of the cached prefix, but belongs to this prefix."""
+    """The part of `prefill` that belongs to the cached prefix, but not to one of its whole pages."""
 
     @classmethod
     def of(cls, length: int, held: int, shared: int, units: CacheUnits = SINGLE_TOKENS) -> Self:

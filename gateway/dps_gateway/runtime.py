@@ -177,8 +177,8 @@ class Runtime:
     def ready(self) -> bool:
         """Whether this gateway replica should receive requests: it is not draining, and an engine has answered it.
 
-        No engine is needed if requests wait for one, or if all of them are answered with an error that says why.
-        Once ready, it remains so without engines: clients then receive an error that says why, and not a refused
+        It needs no engine if requests wait for one, or if all requests are answered with an error that states the
+        reason. Once ready, it stays ready without engines, so that clients receive such an error instead of a refused
         connection.
         """
         answered = any(pool.has_answered for pool in self.pools.values())

@@ -209,7 +209,8 @@ class Turns:
     async def _continued(
         self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
     ) -> Session:
-        """The session of a stored response, to whose turn the prompt is compared unless it repeats a later one."""
+        """The session of a stored response. The prompt extends this response's turn, unless a recorded point matches
+        it."""
         session = SessionId(stored.session)
         snapshot = await self.store.read(scope, session)
         record = snapshot.record or Record(())
@@ -232,7 +233,7 @@ class Turns:
         tag = history_tag(prompt.root_digest.encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
         digest = prompt.digest.encode()
-        # Unlike a boundary, an anchor is not the end of the prompt that it leads to, which may continue differently.
+        # A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
         if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
             minted = SessionId.of_history(tag, digest)
             return Session(minted, scope, snapshot, compare(None, prompt.starts_with), Record(()))

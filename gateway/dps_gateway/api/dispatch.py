@@ -36,7 +36,7 @@ class Outbound:
     session: str | None
     """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
     tenant: str
-    """The tenant, between which the queue is fair."""
+    """The tenant. The queue is fair between tenants."""
     urgency: int
     """The urgency in the queue, from 0 (served first) to 7."""
     streamed: bool
@@ -63,7 +63,7 @@ class Placed:
     content: bytes
     """The complete body of an answer that was buffered; empty if it was not."""
     retried: bool
-    """Whether other attempts failed before."""
+    """Whether earlier attempts failed."""
 
     def close(self) -> None:
         """Release the upstream connection and the replica's slot."""

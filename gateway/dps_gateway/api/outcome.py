@@ -55,7 +55,7 @@ def record_outcome(job: Job, placed: Placed, usage: Usage, first_byte: float, en
 
 
 def _comparable(outcome: Outcome) -> bool:
-    """Whether the duration of the turn is that of one attempt, on the pool as it was when the turn was routed.
+    """Whether the turn was served by a single attempt, and by a pool that was ready when the turn was routed.
 
     SGLang ends an answer early with the finish reason `abort`, for example when it shuts down.
     """

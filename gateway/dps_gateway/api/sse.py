@@ -16,7 +16,7 @@ _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 class EventRelay:
     """Forwards whole events byte for byte and records the most recent usage that they report.
 
-    What only the gateway `asked` for is removed, and so are events that have nothing else.
+    Usage and sources that only the gateway `asked` for are removed, as are events that contain nothing else.
     """
 
     def __init__(self, answer_format: AnswerFormat, asked: Asked) -> None:

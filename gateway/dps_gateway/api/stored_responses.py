@@ -35,7 +35,7 @@ async def remember(call: Call, placed: Placed, turn: MeasuredTurn | None, usage:
         return
     stored = StoredResponse(placed.pool.name, placed.replica.url)
     if turn is not None and usage.prompt_tokens:
-        # The token that ends a complete answer is rendered again as the beginning of what follows it.
+        # The next prompt contains the token that ends a complete answer, so it must not be counted twice.
         ending = 1 if usage.finish_reason == "completed" else 0
         tokens = usage.prompt_tokens + usage.completion_tokens - ending
         stored = StoredResponse(stored.pool, stored.url, turn.session.id.text, turn.prompt.digest, tokens)

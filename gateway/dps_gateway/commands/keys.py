@@ -142,7 +142,7 @@ def _lines(path: Path) -> Lines:
 def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
     """The lines of the key file, which is replaced atomically if they have changed when the block ends.
 
-    The folder is locked, so that of two commands at the same time neither loses the other's change.
+    The folder is locked, so that concurrent commands do not overwrite each other's changes.
     """
     path = path.resolve()  # a symbolic link stays one
     folder = os.open(path.parent, os.O_RDONLY)

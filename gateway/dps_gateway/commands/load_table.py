@@ -56,7 +56,7 @@ class Interval:
 def load_table(intervals: Sequence[Interval]) -> str:
     """The load of both pools, summed over gateway replicas, and how the turns' prompts relate to their history.
 
-    Latencies are means over the interval, in seconds. `-` stands for a mean or a share of nothing.
+    Latencies are means over the interval, in seconds. `-` stands for a mean or a share without values.
     """
     rates = {pool: _turns_per_second(intervals, pool) for pool in Pool}
     header = ("POOL", "READY", "IN FLIGHT", "QUEUED", "TURNS/S", "SHARE", "TTFT", "TPOT")

@@ -16,7 +16,7 @@ TIMEOUT_SECONDS: Final = 5.0
 CLEAR_SCREEN: Final = "\x1b[H\x1b[2J"
 
 Readings = Mapping[str, Reading | str]
-"""Of each gateway, by the URL of its admin port: its metrics, or why they could not be read."""
+"""The metrics of each gateway, by the URL of its admin port, or the reason why they could not be read."""
 
 
 def main(argv: list[str]) -> int:

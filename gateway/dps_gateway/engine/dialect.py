@@ -49,7 +49,7 @@ class AnswerFormat(Protocol):
 
     @property
     def closing(self) -> tuple[bytes, ...]:
-        """The beginnings of the events of which one ends a stream."""
+        """The first bytes of each event that can end a stream."""
 
     @property
     def usage_marker(self) -> re.Pattern[bytes]:

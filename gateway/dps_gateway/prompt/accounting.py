@@ -28,7 +28,7 @@ _TOKEN_ID_BYTES: Final = 4
 
 _STORED_ANSWER: Final = "\x00stored answer\x00"
 _STORED: Final = ({"role": "user", "content": "q"}, {"role": "assistant", "content": _STORED_ANSWER})
-"""Stands for a conversation that only the engine knows."""
+"""Placeholder for a conversation that only the engine has stored."""
 
 
 class Uncountable(Exception):
@@ -61,7 +61,7 @@ class Prompt:
         return replace(self, marks=((0, key), *self.marks))
 
     def continuing(self, tokens: int) -> "Prompt":
-        """This prompt after a conversation of `tokens` tokens that only the engine knows."""
+        """This prompt, preceded by a conversation of `tokens` tokens that only the engine has stored."""
         return replace(self, count_from=lambda offset: tokens + self.count_from(offset))
 
     @cached_property
@@ -168,8 +168,8 @@ class Accountant:
     def responses(self, body: dict[str, Any]) -> Prompt:
         """The prompt of a /v1/responses request. Raises Uncountable.
 
-        If the request continues a stored response, this is the text after the stored answer, preceded by the
-        response's id instead of the conversation, which only the engine knows (see `Prompt.continuing`).
+        If the request continues a stored response, this is the text after the stored answer, preceded by the response's
+        id instead of the conversation, which only the engine has stored (see `Prompt.continuing`).
         """
         previous = body.get("previous_response_id")
         if previous is None:

@@ -1,7 +1,7 @@
-"""What the gateway needs of a Hugging Face tokenizer, read in a child process.
+"""The parts of a Hugging Face tokenizer that the gateway uses, loaded in a child process.
 
-transformers reads a tokenizer as engines do, but importing it takes seconds, and together with the tokenizer that it
-creates it occupies more than 200 MiB, which the child process returns when it ends.
+transformers loads a tokenizer as engines do, but importing it takes seconds. Together with the tokenizer, it occupies
+more than 200 MiB of memory, which is freed when the child process ends.
 """
 
 import os

@@ -29,7 +29,8 @@ class CacheSalt:
     secret: bytes
 
     def of(self, own: str | None) -> str:
-        """The salt for the client's own salt. Equal salts share cached prefixes; without one, the tenant's do."""
+        """The salt that replaces the client's, if it sent one. Requests of the tenant with equal salts share cached
+        prefixes."""
         return hashlib.blake2b((own or "").encode(), key=self.secret, digest_size=16).hexdigest()
 
     @property

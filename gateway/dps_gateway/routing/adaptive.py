@@ -42,7 +42,7 @@ LARGEST_RATIO: Final = 4.0
 it."""
 
 LONGEST: Final = 32
-"""Number from which the turns of a session are counted as one."""
+"""Turns of a session with this or a higher number are counted together."""
 
 _MEMORY: Final = 0.99
 """Factor of the weight of an answered turn in `Workload`, for each later one."""
@@ -70,8 +70,9 @@ class Workload:
     def turns_after(self, number: int) -> float:
         """Expected number of turns that follow turn `number` of a session: its mean residual life.
 
-        The mean length of sessions is no substitute. Most sessions that have exceeded it continue, and if few sessions
-        start, for example at the end of a batch, the number of turns per started session is far above it.
+        It cannot be derived from the mean length of sessions: most sessions that have exceeded the mean continue, and
+        while few sessions start, for example at the end of a batch, the number of turns per started session is far
+        above the mean.
         """
         index = min(number, LONGEST) - 1
         return sum(self.reached[index + 1 :]) / max(1.0, self.reached[index])
@@ -154,7 +155,7 @@ class Adaptive:
         }
 
     def absorb(self, documents: Iterable[Document], /) -> None:
-        """Use what other replicas have learned, instead of what was absorbed before."""
+        """Replace what was absorbed before by what the other replicas have learned."""
         restored = [parts for document in documents if (parts := _restore(document)) is not None]
         for pool, estimate in self._estimates.items():
             statistics = [pools[pool] for pools, _ in restored]
@@ -207,7 +208,8 @@ class Adaptive:
         return (
             turn.draw < EXPLORATION
             and other in views
-            # A request in progress will show how fast the pool is. It may be what keeps the pool from answering.
+            # A request in progress will show how fast the pool is. It may also be the reason why the pool has not been
+            # observed.
             and not views[other].load
             and self._unobserved[other] >= UNOBSERVED_TURNS
             and predicted[other] <= EXPLORATION_LIMIT * predicted[best]

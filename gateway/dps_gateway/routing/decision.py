@@ -35,7 +35,7 @@ class PoolView:
     queued_prefill_tokens: float
     """Tokens that the replica has to prefill before this turn's prompt."""
     running_limit: int | None
-    """Requests that the replica runs at the same time at most; None if unknown."""
+    """Maximum number of requests that the replica runs at the same time; None if unknown."""
     replica: str
     """The replica's id."""
     prompt: PromptTokens

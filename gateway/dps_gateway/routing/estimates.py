@@ -49,8 +49,8 @@ PRIORS: Final[Mapping[Pool, Coefficients]] = {
 runs at the same time."""
 
 ASSUMED_LIMIT: Final[Mapping[Pool, float]] = {Pool.SPECULATIVE: 10.0, Pool.GREEDY: math.inf}
-"""Requests that an engine is assumed to run at the same time at most. A speculative engine may run requests one after
-another: a burst of first turns would be queued there before the first answer shows it."""
+"""Maximum number of requests that an engine is assumed to run at the same time. A speculative engine may run requests
+one after another: a burst of first turns would be queued there before the first answer shows it."""
 
 FEATURES: Final = len(Coefficients._fields)
 _WAIT: Final = Coefficients._fields.index("wait")
@@ -207,7 +207,7 @@ class PoolEstimate:
         self._update()
 
     def _observe_fetch(self, seen: Observation, prefill: float, fetch: float) -> None:
-        """Learn the replica's transfer rate: the time that the pool's speed does not explain is that of the fetch."""
+        """Learn the replica's transfer rate from the time that the pool's speed does not explain."""
         if not fetch:
             return
         tokens = float(seen.output_tokens)
@@ -220,7 +220,7 @@ class PoolEstimate:
             self._fetch_rates.observe(seen.replica, fetch, seen.total_seconds - known, 1 / (1 + tokens))
 
     def forget(self, factor: float) -> None:
-        """Multiply the weights of the own observations by `factor`."""
+        """Multiply the weights of this process's observations by `factor`."""
         self.own.moments.decay(factor)
         self._fetch_rates.decay(factor)
         self._update()
@@ -285,7 +285,7 @@ class PoolEstimate:
         return speed._replace(fetch=self._fetch_rates.of(replica, speed.fetch))
 
     def _coefficients(self, running_limit: int | None, output_tokens: float) -> Coefficients:
-        """The learned speed. Until turns under load have been observed, the wait includes that for the limit.
+        """The learned speed. Until turns under load have been observed, the limit on running requests adds to the wait.
 
         An engine that runs `limit` requests at the same time completes one of them in 1 / `limit` of the time of a
         turn, on average, so each request before this turn adds that much.

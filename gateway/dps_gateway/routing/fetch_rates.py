@@ -1,6 +1,6 @@
 """The learned transfer rate of each replica. This module performs no I/O.
 
-Replicas of one pool can differ: one may be on the node that has the storage, and another fetch over the network.
+The replicas of a pool can differ: one may be on the node that has the storage, while another fetches over the network.
 """
 
 from collections.abc import MutableMapping
@@ -14,7 +14,7 @@ STRENGTH: Final = 50.0
 """Weight of the pool's rate in that of a replica. A fetch of n thousand tokens has the weight n^2."""
 
 MAX_REPLICAS: Final = 256
-"""Replicas that are remembered. The one that has not fetched for the longest time is dropped first."""
+"""Maximum number of replicas. The one whose last fetch is the oldest is dropped first."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class FetchRates:
 
     def __init__(self) -> None:
         self._fetches: MutableMapping[str, _Fetches] = {}
-        """By the replica's id. The last one is the one that fetched last."""
+        """By the replica's id, in the order of their last fetches."""
 
     def observe(self, replica: str, thousands: float, seconds: float, weight: float) -> None:
         """Add a fetch of `thousands` of tokens. Other causes may have made `seconds` longer, or even negative."""

@@ -105,9 +105,9 @@ class Admission:
         """A replica, which the caller must release. Waits in the queue while all are busy.
 
         Raises PoolEmpty if none becomes ready within `wake_seconds`, and PoolFull if the queue is full or the wait for
-        a busy one exceeds `timeout_seconds`. From a full queue, the newest request of the tenant with the most queued
-        requests is removed, among those of the lowest priority, if the new request has a higher one or if its tenant
-        has fewer requests.
+        a busy one exceeds `timeout_seconds`. If the queue is full, a request of the lowest priority is removed, if the
+        new request has a higher priority or its tenant has fewer queued requests. It is the newest request of the
+        tenant with the most.
         """
         holds = wake_seconds > 0
         if not _usable(request) and not (holds and self.holding):
@@ -164,7 +164,7 @@ class Admission:
                 return assignment.result()
             if not _usable(request):
                 raise _empty(request, timeout_seconds)
-            raise PoolFull(f"{_named(request)} busy for {timeout_seconds:g} s")
+            raise PoolFull(f"{_pools_were(request)} busy for {timeout_seconds:g} s")
         except asyncio.CancelledError:
             assignment.cancel()
             assigned = not assignment.cancelled() and assignment.exception() is None
@@ -177,7 +177,7 @@ class Admission:
 
     def _make_room(self, request: ReplicaRequest) -> None:
         """Remove a request from the full queue in favour of a new one. Raises PoolFull for the new one."""
-        full = f"{_named(request)} full, and so is the queue"
+        full = f"{_pools_were(request)} full, and so is the queue"
         displaced = self._waiting.displaced_by(request.tenant, request.urgency)
         if displaced is None:
             raise PoolFull(full)
@@ -213,7 +213,7 @@ def _take(request: ReplicaRequest) -> Assignment | None:
     return None
 
 
-def _named(request: ReplicaRequest) -> str:
+def _pools_were(request: ReplicaRequest) -> str:
     """The pools that may serve a request, with a verb."""
     if len(request.choices) > 1:
         return "both pools were"

@@ -30,7 +30,7 @@ async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds:
                         group.create_task(_check(session, pool, replica, path, limits))
             replicas = [replica for pool in pools for replica in pool.replicas.values()]
             settled = all(replica.available and not replica.late_checks for replica in replicas)
-            # Otherwise each second, so that a replica returns to service, or a late one is found unavailable, soon.
+            # Otherwise every second, so that a replica soon returns to service or, after late checks, is unavailable.
             await asyncio.sleep(interval_seconds() if settled else min(1.0, interval_seconds()))
 
 

@@ -19,7 +19,7 @@ from dps_gateway.replica_id import replica_id
 LATE_CHECKS_TO_FAIL: Final = 3
 """Consecutive health checks without an answer in time after which a replica is unavailable.
 
-A single late answer is not enough: the gateway itself may have had no CPU time, and would then find every replica late.
+A single late answer is not enough: if the gateway itself had no CPU time, the checks of all replicas are late.
 """
 
 ERRORS_TO_EJECT: Final = 5
@@ -49,7 +49,7 @@ class Load:
     waiting_tokens: int = 0
     """Tokens that the engine has to prefill for the waiting requests."""
     limit: int | None = None
-    """Requests that the engine runs at the same time at most; None if it does not report this."""
+    """Maximum number of requests that the engine runs at the same time; None if it does not report this."""
 
 
 NO_LOAD: Final = Load()
@@ -85,7 +85,8 @@ class Replica:
         """None until it is known, and again after the replica was unavailable, because an engine that restarts may have
         another."""
         self.available = True
-        """Whether the last connection or health check succeeded. True before the first, and after few late checks."""
+        """Whether the last connection or health check succeeded. It is true before the first check, and stays true
+        until LATE_CHECKS_TO_FAIL checks are late."""
         self.late_checks = 0
         """The number of most recent health checks that were not answered in time."""
         self.hung = False
@@ -149,15 +150,16 @@ class Replica:
         return self.ready and self.in_flight < (1 if self.probing else max_in_flight)
 
     def report(self, load: Load) -> None:
-        """Record the load that the engine reports. What exceeds this process's own requests is that of other clients.
+        """Record the load that the engine reports.
 
-        The difference remains valid until the next report, while the own requests are counted exactly at any time.
+        The part that exceeds this process's own requests is attributed to other clients, and used until the next
+        report. The process's own requests are counted exactly at any time.
         """
         own = self.in_flight
         waiting = min(load.waiting, max(0, load.running + load.waiting - own))
         running = max(0, load.running + load.waiting - own - waiting)
         self.limit = load.limit or self.limit
-        # The engine's estimate may exceed the own one, so without other requests the difference means nothing.
+        # The engine's estimate may exceed this process's, so the difference is meaningless without other requests.
         tokens = max(0, load.waiting_tokens - self.prefill_tokens) if running + waiting else 0
         self.others = Load(running, waiting, tokens)
 

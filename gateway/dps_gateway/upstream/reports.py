@@ -1,4 +1,4 @@
-"""What engines report about themselves: their load, at intervals, and their configuration, once."""
+"""Periodic requests for the engines' load, and one request to each engine for its configuration."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,7 +15,7 @@ LOAD_TIMEOUT_SECONDS: Final = 1.0
 
 CONFIGURATION_INTERVAL_SECONDS: Final = 1.0
 CONFIGURATION_TIMEOUT_SECONDS: Final = 10.0
-"""SGLang answers a request for its configuration between two forward passes."""
+"""The limit is long, because SGLang answers a request for its configuration only between two forward passes."""
 
 MAX_ANSWER_BYTES: Final = 256 * 1024
 """A longer answer is ignored. The load of one data-parallel rank takes about 1 KB, and SGLang's configuration 20 KB."""

@@ -1,4 +1,4 @@
-"""Simulates the paper's section 4.4 besides Table 3, and the rows D and E of Table 1. This module performs no I/O.
+"""Simulates section 4.4 of the paper except Table 3, and the rows D and E of Table 1. This module performs no I/O.
 
 Table 4 is the L-switch ablation, table 5 the distributions of ΔL and L, and table 6 the other engines. Method D is
 Transformers with a draft model and a confidence threshold, method E vLLM with suffix decoding.
@@ -53,7 +53,7 @@ _GREEDY_PASSES: Final[tuple[tuple[float, Role], ...]] = (
     (_VLLM_PASS_SECONDS, "predicted"),
     (0.0022, "fitted"),
 )
-"""Fixed costs of a pass of greedy vLLM, of which the paper reports no latencies.
+"""Fixed costs of a pass of greedy vLLM, for which the paper reports no latencies.
 
 The first is that of method E, the second was chosen from the transfer gap itself.
 """
@@ -72,8 +72,8 @@ class OtherEngine:
 
 
 OTHER_ENGINES: Final[dict[OtherMethod, OtherEngine]] = {
-    # Eager PyTorch: the launches of a pass take longer than its work, for the draft as well. No KV cache is kept
-    # between requests.
+    # Eager PyTorch: launching the kernels of a pass takes longer than running them, also for the draft model. No KV
+    # cache is kept between requests.
     "D: Transformers": OtherEngine(
         efficiency=replace(FITTED, pass_seconds=0.024, draft_pass_seconds=0.024),
         speculation=Speculation("STANDALONE", 3, 1, 4, 0.0, FITTED_ACCEPTANCE),
@@ -164,7 +164,7 @@ def _run_other(sessions: Sequence[SessionTrace], method: OtherMethod) -> Report:
 
 
 def without_prefix_cache(sessions: Sequence[SessionTrace], chosen: Scenario) -> list[TurnResult]:
-    """Simulate every turn as a session of its own, so that none finds its prefix cached, and join the results."""
+    """Simulate every turn as a separate session, so that no prefix is cached, and join the results."""
     owner = {
         f"{session.id}/{index}": session.id for session in sessions for index in range(len(session.turns))
     }

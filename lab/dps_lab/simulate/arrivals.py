@@ -53,7 +53,7 @@ def _burst_factor(now: float) -> float:
 def _thinned(
     rate_at: Callable[[float], float], highest: float, count: int, rng: random.Random
 ) -> Iterator[float]:
-    """Arrivals of a rate that changes over time: those of its highest value, of which a part is kept."""
+    """Arrivals at a rate that changes over time, by thinning: a part of the arrivals at the highest rate is kept."""
 
     def kept() -> Iterator[float]:
         now = 0.0

@@ -52,7 +52,7 @@ def day(
 
 
 def _arrivals(rate: float, sign: int, seconds: float, rng: random.Random) -> Iterator[float]:
-    """An inhomogeneous Poisson process: arrivals at the highest rate, of which a part is kept."""
+    """An inhomogeneous Poisson process, by thinning: a part of the arrivals at the highest rate is kept."""
     highest = rate * (1 + DAILY_SWING)
     now = rng.expovariate(highest)
     while now < seconds:

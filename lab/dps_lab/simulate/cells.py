@@ -7,7 +7,7 @@ from typing import Literal
 from dps_lab.simulate.report import Report
 
 Role = Literal["fitted", "predicted", "constructed"]
-"""fitted: the time model was fitted to the value. constructed: the workload was made to have it."""
+"""fitted: the time model was fitted to the value. constructed: the workload was generated to have this value."""
 
 Progress = Callable[[str], None]
 """Called with a description before each run."""
@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def error(self) -> float | None:
-        """The simulated value's relative error; None where the paper's is 0."""
+        """The relative error of the simulated value; None if the paper's value is 0."""
         return self.simulated / self.paper - 1 if self.paper else None
 
 

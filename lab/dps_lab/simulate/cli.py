@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_draft_tokens_by_batch,
         default=SGLANG_STEPS,
         metavar="JSON",
-        help="adaptive engines have vLLM's num_speculative_tokens_per_batch_size, such as [[1,2,4],[3,64,1]] "
-        "(default: SGLang's table)",
+        help="draft tokens of adaptive engines by batch size, in the format of vLLM's "
+        "num_speculative_tokens_per_batch_size, such as [[1,2,4],[3,64,1]] (default: SGLang's table)",
     )
     parser.add_argument("--one-gpu", action="store_true", help="all engines share one GPU's time and memory")
     parser.add_argument("--policy", choices=tuple(POLICIES), default="DeltaPrefill")

@@ -21,7 +21,7 @@ MAX_RUNNING_GREEDY: Final = 2048
 
 
 class FleetError(ValueError):
-    """The fleet is impossible. The message includes the correction."""
+    """The fleet is invalid. The message states what to change."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FleetSpec:
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
     emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
     measured: the passes of each pool's engines, if they were measured.
-    greedy_efficiency: that of the greedy engines, if it differs from `efficiency`.
+    greedy_efficiency: the efficiency of the greedy engines, if it differs from `efficiency`.
     """
 
     engines: dict[Pool, int]

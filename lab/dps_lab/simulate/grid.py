@@ -193,8 +193,8 @@ def compare_after(
 ) -> dict[str, float]:
     """The mean latency in seconds, by policy, of the turns that end with `Adaptive` in the window after a change.
 
-    The other policies serve the same turns somewhat earlier or later. The turns of one interval would be others with
-    each policy, and the lengths of their answers differ by more than the policies do.
+    The other policies serve these turns somewhat earlier or later. In the window itself, each policy would complete
+    different turns, and the lengths of their answers differ by more than the policies do.
 
     Raises ValueError if all sessions may have ended before the window does.
     """

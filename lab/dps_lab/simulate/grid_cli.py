@@ -24,7 +24,7 @@ from dps_lab.simulate.options import positive_int
 from dps_lab.simulate.workloads import WORKLOADS, load_workload
 
 TOLERANCE = 0.02
-"""Excess over the best static policy above which a set-up is counted in the summary."""
+"""Maximum excess over the best static policy with which a set-up is counted in the summary."""
 
 CHANGE_SESSIONS = 3_200
 """Sessions for a set-up that changes: enough to last until the turns that are compared."""

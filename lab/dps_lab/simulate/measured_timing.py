@@ -28,7 +28,8 @@ class MeasuredTiming(EngineTiming):
 
     def step_seconds(self, step: Step, refilled_tokens: int = 0) -> float:
         if step.kind is StepKind.PREFILL:
-            # What a draft model alone prefills was not measured: its share of the time is that of its parameters.
+            # A prefill of the draft model alone was not measured. Its time per token is assumed to be proportional to
+            # its share of the parameters.
             target, draft = self.hardware.target.active_parameters, self.hardware.draft.active_parameters
             tokens = step.uncached_tokens + refilled_tokens * draft / (target + draft)
             return self.passes.prefill_base_seconds + tokens * self.passes.prefill_seconds_per_token

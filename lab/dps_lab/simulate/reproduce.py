@@ -119,5 +119,5 @@ def _table_3(reports: dict[int | None, Report]) -> Iterator[Cell]:
 
 
 def _role(benchmark: Benchmark, column: str, role: Role) -> Role:
-    """ToolBench's tokens/s are beyond what the GPU's memory bandwidth allows, so they are not fitted."""
+    """ToolBench's tokens/s exceed what the GPU's memory bandwidth allows, so they are not fitted."""
     return "predicted" if benchmark == "ToolBench" and column == "TPS" else role

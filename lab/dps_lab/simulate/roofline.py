@@ -25,9 +25,9 @@ MEMORY_FRACTION: Final = 0.88
 class Efficiency:
     """Shares of the peaks that are reached, and fixed costs in seconds.
 
-    `pass_seconds` is added to every pass of the target (launches, sampling), `draft_pass_seconds` to every
-    pass of the draft, `request_seconds` to every request before it reaches the scheduler (HTTP,
-    tokenization), during which the GPU serves others.
+    `pass_seconds` is added to every pass of the target (launches, sampling), `draft_pass_seconds` to every pass of the
+    draft, `request_seconds` to every request before it reaches the scheduler (HTTP, tokenization), during which the GPU
+    serves other requests.
     """
 
     bandwidth: float = 0.81

@@ -217,7 +217,8 @@ class _Simulation:
     def _unfinished(self) -> bool:
         """Whether anything but a periodic event will happen.
 
-        A periodic event that asks is not in the queue itself, so at most the other one is.
+        The two periodic events, which call this, are removed from the queue before they run, so that at most the other
+        one is in the queue.
         """
         return len(self._events) > (self._balancer is not None)
 
@@ -314,7 +315,7 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
         delta_tokens=flight.turn.delta_tokens,
         expected=view.prompt,
         cached_tokens=sequence.cached_tokens,
-        fetched_tokens=None,  # what the record expects to be fetched is fetched
+        fetched_tokens=None,  # all tokens that the record expects to be fetched are fetched
         output_tokens=sequence.generated,
         load=view.load,
         queued_prefill_tokens=view.queued_prefill_tokens,

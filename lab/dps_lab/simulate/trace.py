@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class TraceError(ValueError):
-    """The trace is invalid. The message names the file, the line and the field, and the correction."""
+    """The trace is invalid. The message names the file, the line and the field, and states what to change."""
 
 
 class _Record(BaseModel):

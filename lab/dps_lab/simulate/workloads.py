@@ -23,7 +23,7 @@ _OUTPUT_SPREAD: Final = 0.5
 
 
 def load_workload(name: str) -> list[SessionTrace]:
-    """The sessions of one of WORKLOADS, of a trace file, or of a decision log: a file, or the URL of a gateway's.
+    """The sessions of one of WORKLOADS, a trace file, or a decision log (a file, or an admin port's URL).
 
     Raises TraceError if the file is neither, if there is no such workload and no such file, or if a gateway does not
     return its decision log.

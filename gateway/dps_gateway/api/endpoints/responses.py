@@ -10,7 +10,8 @@ from dps_gateway.prompt.accounting import Accountant, Prompt
 
 def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
     if body.get("request_id") is not None:
-        # In SGLang this is the response's id. One that another tenant's response has would overwrite that response.
+        # SGLang uses this field as the response's id. The id of another tenant's response would overwrite that
+        # response.
         raise BadRequest("request_id must not be set: the engine assigns the ids of responses")
     return [accountant.responses(body)]
 
