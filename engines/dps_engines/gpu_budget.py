@@ -6,7 +6,8 @@ from typing import Final
 from dps_engines.pools import POOLS, PoolName
 
 HYSTERESIS: Final = 1.25
-"""A replica moves only if the load per replica that it relieves exceeds this multiple of the one it leaves behind."""
+"""A replica moves only if the load per replica of its new pool exceeds this multiple of the load that it leaves
+behind."""
 MIN_LOAD: Final = 1.0
 """A replica moves only to a pool with at least this number of requests per replica."""
 HALF_LIVES_PER_COOLDOWN: Final = 4

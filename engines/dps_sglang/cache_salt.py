@@ -25,7 +25,7 @@ def salted(original: Callable[..., Any], self: Any, request: Any, raw_request: A
 
 
 def announced(original: Callable[..., Any], self: Any) -> dict[str, Any]:
-    """Wraps `ServerArgs.resolved_dict`: /server_info tells the gateway that the header is read.
+    """Wraps `ServerArgs.resolved_dict`: /server_info reports the header that is read.
 
     SGLang loads no plugins in additional workers that serve HTTP, so these do not read it, nor does its server in Rust.
     """

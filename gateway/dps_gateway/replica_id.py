@@ -12,5 +12,5 @@ until the engines' reports correct the record."""
 
 @lru_cache(maxsize=4096)
 def replica_id(url: str) -> str:
-    """The id of the replica with this base URL, which all gateway replicas compute alike."""
+    """The id of the replica with this base URL, which is the same in all gateway replicas."""
     return base64.urlsafe_b64encode(hashlib.blake2b(url.encode(), digest_size=3).digest()).decode()

@@ -52,7 +52,7 @@ class Suspended(Exception):
 
 
 class TenantsNotSeparated(Exception):
-    """No ready engine would keep the tenant's cached tokens from other tenants. The message states what to change."""
+    """No ready engine separates the tenant's cached tokens from those of others. The message states what to change."""
 
 
 class DeadlineExceeded(Exception):

@@ -1,7 +1,7 @@
 """The mirror's endpoints, through which gateway replicas and workers share cached session state during a Redis outage.
 
-Replicas use them on the admin port. The workers of one replica share that port, so any of them may serve a request; it
-includes the others, each of which serves the endpoints on its own Unix socket as well. Only processes of the same user
+Replicas use them on the admin port. The workers of one replica share that port, so any of them may serve a request. It
+then queries the others, each of which also serves the endpoints on its own Unix socket. Only processes of the same user
 can reach the sockets, so they require no token.
 """
 

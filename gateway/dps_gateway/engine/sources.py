@@ -21,7 +21,7 @@ _ALONE: Final = re.compile(rb',\s*"sglext":\s*\{\s*"cached_tokens_details":\s*\{
 
 @dataclass(frozen=True, slots=True)
 class PromptSources:
-    """The tokens of a prompt, by where their KV came from."""
+    """The tokens of a prompt, by the source of their KV."""
 
     held: int
     """Cached in the replica's own memory."""

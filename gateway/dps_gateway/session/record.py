@@ -182,7 +182,7 @@ class Record(NamedTuple):
         return self._replace(points=points)
 
     def without_shared(self, keep: str) -> Self:
-        """This record after the common prefix cache has not served the session, except for the point `keep`."""
+        """This record after the common prefix cache lost the session's prompts, except for the point `keep`."""
         points = tuple(p if p.digest == keep else p._replace(shared=False) for p in self.points)
         return self._replace(points=points)
 

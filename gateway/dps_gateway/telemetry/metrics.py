@@ -101,15 +101,17 @@ class Metrics:
             "dps_cached_tokens", "Prompt tokens that the engine found in its KV cache", "pool"
         )
         self.prompt_sources = counter(
-            "dps_prompt_tokens_by_source", "Prompt tokens, by where their KV came from", "pool", "source"
+            "dps_prompt_tokens_by_source", "Prompt tokens, by the source of their KV", "pool", "source"
         )
         self.fetchable_tokens = counter(
-            "dps_fetchable_tokens", "Prompt tokens that a pool could fetch, by record", "pool"
+            "dps_fetchable_tokens",
+            "Prompt tokens that a pool could fetch, according to sessions' records",
+            "pool",
         )
         self.in_flight = gauge("dps_in_flight", "Requests in flight to engines", "livesum", "pool")
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")
         self.pool_unavailable = counter(
-            "dps_pool_unavailable", "Requests while no replica of the pool chosen for them was ready", "pool"
+            "dps_pool_unavailable", "Requests whose chosen pool had no ready replica", "pool"
         )
         self.ready_replicas = gauge("dps_ready_replicas", "Ready engine replicas", "livemin", "pool")
         self.requests = counter("dps_requests", "Requests answered, by route and status", "route", "status")

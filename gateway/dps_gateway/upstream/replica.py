@@ -65,7 +65,7 @@ class Configuration:
 
 
 UNKNOWN: Final = Configuration()
-"""That of an engine that reports none."""
+"""The configuration of an engine that reports none."""
 
 
 class Replica:
