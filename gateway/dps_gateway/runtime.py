@@ -106,7 +106,7 @@ class Runtime:
         )
         count = config.listen.workers
         self.admission = Admission(worker_share(limits.max_queued, count))
-        self.admission.holding = _holds(config)
+        self.admission.holding = _requests_wait(config)
         self.pools = {
             pool: EnginePool(
                 pool,
@@ -163,7 +163,7 @@ class Runtime:
         self.upstream.configure(config.timeouts)
         limits, count = config.limits, config.listen.workers
         self.admission.max_queued = worker_share(limits.max_queued, count)
-        self.admission.holding = _holds(config)
+        self.admission.holding = _requests_wait(config)
         self._ready_without_engines |= _answers_without_engines(config)
         for name, pool in self.pools.items():
             pool.configure(
@@ -268,14 +268,14 @@ def worker_share(limit: int, workers: int) -> int:
     return max(min(limit, 1), limit // workers)
 
 
-def _holds(config: GatewayConfig) -> bool:
+def _requests_wait(config: GatewayConfig) -> bool:
     """Whether requests wait while no engine is ready."""
     return config.timeouts.wake_seconds is not None and not config.routing.suspended
 
 
 def _answers_without_engines(config: GatewayConfig) -> bool:
     """Whether requests wait while no engine is ready, or are refused because the router is suspended."""
-    return config.routing.suspended or _holds(config)
+    return config.routing.suspended or _requests_wait(config)
 
 
 def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:

@@ -76,7 +76,7 @@ class _Waiter:
     request: ReplicaRequest
     assignment: "asyncio.Future[Assignment | None]"
     """The replica that was assigned to the request, or None if no usable replica is left."""
-    holds: bool
+    waits_until_ready: bool
     """Whether it waits while no usable replica is left."""
 
 
@@ -109,15 +109,15 @@ class Admission:
         new request has a higher priority or its tenant has fewer queued requests. It is the newest request of the
         tenant with the most.
         """
-        holds = wake_seconds > 0
-        if not _usable(request) and not (holds and self.holding):
+        waits_until_ready = wake_seconds > 0
+        if not _usable(request) and not (waits_until_ready and self.holding):
             raise _empty(request)
         assignment = _take(request)
         if assignment is not None:
             return assignment
         if len(self._waiting) >= self.max_queued:
             self._make_room(request)
-        waiter = _Waiter(request, asyncio.get_running_loop().create_future(), holds)
+        waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
         entry = Entry(request.tenant, request.session, waiter, request.urgency)
         assignment = await self._wait(entry, timeout_seconds, wake_seconds)
         if assignment is None:
@@ -142,7 +142,9 @@ class Admission:
             if waiter.assignment.done():  # cancelled, and about to leave the queue
                 continue
             assignment = _take(waiter.request)
-            if assignment is None and ((waiter.holds and self.holding) or _usable(waiter.request)):
+            if assignment is None and (
+                (waiter.waits_until_ready and self.holding) or _usable(waiter.request)
+            ):
                 continue
             self._leave(entry, served=assignment is not None)
             waiter.assignment.set_result(assignment)
