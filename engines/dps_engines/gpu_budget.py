@@ -19,17 +19,20 @@ Demand = Mapping[PoolName, float]
 """Requests in flight and waiting of each pool, averaged over time."""
 
 
-def receiver(counts: Counts, demand: Demand) -> PoolName | None:
+def receiver(counts: Counts, demand: Demand, load_ratio: float = 1.0) -> PoolName | None:
     """The pool that should receive a replica of the other one; None if none should move.
 
     A move lowers the higher load per replica, and each pool keeps a replica. At constant demand, no move is undone.
+    load_ratio: how many times the load of a greedy replica a speculative one should have; `dps calibrate` finds it.
     """
+    weights: dict[PoolName, float] = {"speculative": load_ratio, "greedy": 1.0}
     for pool, donor in (POOLS, POOLS[::-1]):
         if counts[donor] < 2:
             continue
-        relieved = demand[pool] / counts[pool]
-        left_behind = demand[donor] / (counts[donor] - 1)
-        if relieved >= MIN_LOAD and relieved > HYSTERESIS * left_behind:
+        load = demand[pool] / counts[pool]
+        relieved = load / weights[pool]
+        left_behind = demand[donor] / (counts[donor] - 1) / weights[donor]
+        if load >= MIN_LOAD and relieved > HYSTERESIS * left_behind:
             return pool
     return None
 

@@ -21,7 +21,7 @@ from dps_operator.errors import (
     RejectedError,
     SpecError,
 )
-from dps_operator.gpu_budget.allocation import Allocation, granted, with_replicas
+from dps_operator.gpu_budget.allocation import Allocation, calibrated_ratio, granted, with_replicas
 from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import kind_of
 from dps_operator.observe import Child, Key, Observations
@@ -134,6 +134,7 @@ class Reconciler:
             waiting_pool=outcome.waiting_pool,
             kept=outcome.kept,
             allocation=allocation,
+            load_ratio=calibrated_ratio(spec, before),
             recommended=recommendation(spec, self._observations.pods(key), before),
             unmeasured=(self._idle_pools if pools_with_zero(spec) else self._allocations).unmeasured.get(key),
             scaled_to_zero=scaled_to_zero,

@@ -61,6 +61,24 @@ def test_the_recommendation_fits_into_a_termination_message(trace_file: Path, tm
     assert (written["objective"], written["seconds"] > 0) == ("ttft", True)
 
 
+def test_the_recommendation_for_a_budget_has_a_split_with_both_pools_and_the_ratio_of_their_loads(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recommendation.json"
+    options = ["--workload", str(trace_file), "--budget", "3", "--cooldown", "1", "--json"]
+    assert main([*options, "--recommendation", str(path)]) == 0
+    found = json.loads(path.read_text())["gpuBudget"]
+    assert found["speculativeReplicas"] + found["greedyReplicas"] == 3
+    assert min(found["speculativeReplicas"], found["greedyReplicas"]) >= 1
+    assert found["loadRatio"] == json.loads(capsys.readouterr().out)["budget"]["load_ratio"]
+
+
+def test_a_budget_of_one_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--budget", "1"])
+    assert "at least 2" in capsys.readouterr().err
+
+
 def test_nothing_is_recommended_if_no_set_up_meets_the_limits(trace_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "recommendation.json"
     options = ["--workload", str(trace_file), "--max-tpot", "0.000001"]

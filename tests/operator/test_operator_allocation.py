@@ -15,6 +15,7 @@ BUDGET: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4}}
 NOW = "2026-01-01T00:00:00Z"
 
 counts = st.integers(1, 50)
+ratios = st.floats(0.1, 10)
 demands = st.fixed_dictionaries({pool: st.floats(0, 10_000) for pool in POOLS})
 
 
@@ -42,24 +43,33 @@ def test_a_replica_moves_to_the_pool_with_the_higher_load(
     assert result == (Allocation(*after, moved_at=NOW) if after else None)
 
 
-@given(counts, counts, demands)
+@pytest.mark.parametrize(("ratio", "after"), [(0.25, (3, 1)), (1.0, None), (4.0, (1, 3))])
+def test_replicas_move_towards_the_calibrated_ratio_of_the_loads(
+    ratio: float, after: tuple[int, int] | None
+) -> None:
+    result = moved(Allocation(2, 2), {"speculative": 12, "greedy": 12}, NOW, ratio)
+    assert result is None if after is None else result == Allocation(*after, moved_at=NOW)
+
+
+@given(counts, counts, demands, ratios)
 def test_a_move_keeps_the_budget_and_both_pools_and_lowers_the_highest_load(
-    speculative: int, greedy: int, demand: dict[Any, float]
+    speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
     before = Allocation(speculative, greedy)
-    after = moved(before, demand, NOW)
+    after = moved(before, demand, NOW, ratio)
+    weighted = {**demand, "speculative": demand["speculative"] / ratio}
     if after is not None:
         assert sum(after.counts.values()) == speculative + greedy
         assert min(after.counts.values()) >= 1
-        assert highest_load(after, demand) < highest_load(before, demand)
+        assert highest_load(after, weighted) < highest_load(before, weighted)
 
 
-@given(counts, counts, demands)
+@given(counts, counts, demands, ratios)
 def test_at_constant_demand_no_move_is_undone(
-    speculative: int, greedy: int, demand: dict[Any, float]
+    speculative: int, greedy: int, demand: dict[Any, float], ratio: float
 ) -> None:
     seen = [Allocation(speculative, greedy)]
-    while (after := moved(seen[-1], demand, NOW)) is not None:
+    while (after := moved(seen[-1], demand, NOW, ratio)) is not None:
         assert after.counts not in [one.counts for one in seen]
         seen.append(after)
 

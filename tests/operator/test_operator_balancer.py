@@ -103,9 +103,13 @@ class BalancerHarness:
         found: dict[str, Any] = self.cluster.objects["DPSRouter", *KEY]["status"]
         return found
 
-    def measured(self) -> tuple[str, str]:
+    def condition(self) -> dict[str, str]:
+        found: dict[str, str]
         (found,) = [one for one in self.status()["conditions"] if one["type"] == "DemandMeasured"]
-        return found["status"], found["reason"]
+        return found
+
+    def measured(self) -> tuple[str, str]:
+        return self.condition()["status"], self.condition()["reason"]
 
 
 async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -> None:
@@ -119,13 +123,59 @@ async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -
     assert await harness.settle() == {"speculative": 1, "greedy": 3}
     assert harness.gateways.asked == ["10.0.0.1"]
     moved_at = "2026-01-01T00:01:50Z"
-    expected = {"speculativeReplicas": 1, "greedyReplicas": 3, "lastMoveTime": moved_at}
+    expected = {
+        "speculativeReplicas": 1,
+        "greedyReplicas": 3,
+        "lastMoveTime": moved_at,
+        "rule": "EqualLoad",
+    }
     assert harness.status()["gpuBudget"] == expected
     harness.gateways.demand = {"speculative": 30.0, "greedy": 1.0}
     await harness.measure(90)
     assert await harness.settle() == {"speculative": 1, "greedy": 3}
     await harness.measure(10)
     assert await harness.settle() == {"speculative": 2, "greedy": 2}
+
+
+RECOMMENDED: dict[str, Any] = {
+    "policy": "DeltaPrefill",
+    "thresholdTokens": 128,
+    "objective": "session",
+    "seconds": 1.25,
+    "verdict": "Two pools are the right answer.",
+    "gpuBudget": {"speculativeReplicas": 3, "greedyReplicas": 1, "loadRatio": 0.25},
+    "time": "2026-01-01T00:00:00Z",
+}
+BUDGETS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "applied": ({"apply": True}, RECOMMENDED, "Calibrated"),
+    "only reported": ({}, RECOMMENDED, "EqualLoad"),
+    "of another budget": (
+        {"apply": True},
+        {**RECOMMENDED, "gpuBudget": {**RECOMMENDED["gpuBudget"], "greedyReplicas": 4}},
+        "EqualLoad",
+    ),
+    "of another release": (
+        {"apply": True},
+        {name: value for name, value in RECOMMENDED.items() if name != "gpuBudget"},
+        "EqualLoad",
+    ),
+}
+
+
+@pytest.mark.parametrize(("calibration", "recommended", "rule"), BUDGETS.values(), ids=BUDGETS.keys())
+async def test_replicas_move_by_the_calibrated_rule_if_it_is_applied_and_of_this_budget(
+    calibration: dict[str, Any], recommended: dict[str, Any], rule: str
+) -> None:
+    harness = BalancerHarness({**SPEC, "routing": {"calibration": calibration}})
+    harness.gateways.demand = {"speculative": 12.0, "greedy": 12.0}
+    harness.seen.routers[KEY]["status"] = {"routing": {"recommended": recommended}}
+    await harness.settle()
+    await harness.measure(110)
+    calibrated = rule == "Calibrated"
+    assert await harness.settle() == {"speculative": 3 if calibrated else 2, "greedy": 1 if calibrated else 2}
+    assert harness.status()["gpuBudget"]["rule"] == rule
+    assert ("towards 0.25 times as many requests" in harness.condition()["message"]) == calibrated
+    assert ("the same number of requests per replica" in harness.condition()["message"]) != calibrated
 
 
 async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:

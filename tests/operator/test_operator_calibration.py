@@ -83,12 +83,17 @@ def test_the_cron_job_calibrates_the_fleet_on_the_logs_of_all_gateways() -> None
             {"--algorithm": "NGRAM", "--fleet": "speculative=3,greedy=2"},
             id="pools",
         ),
+        pytest.param(
+            {"engine": {"version": "0.5.23", "tensorParallel": 2}, "gpuBudget": {"gpus": 9}},
+            {"--budget": "4", "--cooldown": "600"},
+            id="budget",
+        ),
     ],
 )
 def test_the_simulated_fleet_is_that_of_the_spec(spec: dict[str, Any], expected: dict[str, str]) -> None:
-    engine = {"engine": {"version": "0.5.23"}}
-    found = arguments(calibrated({}, **engine, **spec))
+    found = arguments(calibrated({}, **{"engine": {"version": "0.5.23"}, **spec}))
     assert {name: found[name] for name in expected} == expected
+    assert ("--fleet" in found) != ("--budget" in found)
 
 
 def test_suspended_engines_are_not_calibrated() -> None:

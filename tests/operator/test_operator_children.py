@@ -60,6 +60,7 @@ def test_gateway_configuration_matches_the_contract() -> None:
             "ttlSeconds": 600,
             "redisTimeoutSeconds": 0.25,
             "peers": {"service": {"name": "qwen-metrics", "namespace": "serving", "port": 9090}},
+            "mirrorRecords": 100_000,
             "keys": ["header:x-session-id"],
         },
         "timeouts": {"drainSeconds": 300},
@@ -69,6 +70,7 @@ def test_gateway_configuration_matches_the_contract() -> None:
             "protocol": "grpc",
             "sampleRatio": 0.25,
             "serviceName": "qwen-gateway",
+            "accessLog": "/dev/stdout",
         },
     }
 
@@ -163,9 +165,18 @@ def test_routing_change_updates_the_config_map_but_not_the_pod_template() -> Non
     assert gateway_config_map(router(changed)) != gateway_config_map(router(SMALLEST))
 
 
-def test_change_of_a_startup_section_changes_the_pod_template() -> None:
-    changed = {**SMALLEST, "telemetry": {"otlpEndpoint": "http://collector:4317"}}
-    assert gateway_template(changed) != gateway_template(SMALLEST)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"telemetry": {"otlpEndpoint": "http://collector:4317"}},
+        {"telemetry": {"accessLog": True}},
+        {"sessionStore": {"timeoutSeconds": 1.0}},
+        {"sessionStore": {"mirrorRecords": 1000}},
+    ],
+    ids=str,
+)
+def test_change_of_a_setting_that_is_read_at_start_changes_the_pod_template(change: dict[str, Any]) -> None:
+    assert gateway_template({**SMALLEST, **change}) != gateway_template(SMALLEST)
 
 
 def test_new_password_restarts_redis_and_gateway() -> None:

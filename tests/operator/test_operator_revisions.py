@@ -166,6 +166,7 @@ SAME: dict[str, dict[str, Any]] = {
     "policy of upgrades": {"engine": {"upgradePolicy": "Automatic"}},
     "an explicit default": {"nodePool": {"profile": "A100-80GB"}},
     "monitoring": {"telemetry": {"serviceMonitor": {}}},
+    "access log": {"telemetry": {"accessLog": True}},
     "session store": {"sessionStore": EVERYTHING["sessionStore"]},
 }
 OTHER: dict[str, dict[str, Any]] = {

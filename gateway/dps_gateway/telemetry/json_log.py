@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ MAX_PENDING: Final = 10_000
 """Maximum number of entries in memory. Entries beyond it are dropped: a slow disk must not use up the memory."""
 
 MAX_FILE_BYTES: Final = 128 * 1024 * 1024
-"""A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`."""
+"""A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`. Files in /dev, such
+as /dev/stdout, are not renamed."""
 
 _READ_BYTES: Final = 256 * 1024
 
@@ -43,7 +45,7 @@ class JsonLog:
         self._name = name
         self._on_dropped = on_dropped
         self._max_pending = max_pending
-        self._max_file_bytes = max_file_bytes
+        self._max_file_bytes = max_file_bytes if path.parent != Path("/dev") else sys.maxsize
         self._pending: list[Mapping[str, Any]] = []
         self._writable = True
 

@@ -10,6 +10,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from dps_gateway.config import ConfigError, parse_config, read_text
+from dps_lab.calibrate.budget import Rule
 from dps_lab.calibrate.result import Calibration
 from dps_lab.calibrate.setup import Setup
 
@@ -76,17 +77,24 @@ def patch(setup: Setup) -> str:
     )
 
 
-def recommendation(result: Calibration) -> str:
+def recommendation(result: Calibration, rule: Rule | None = None) -> str:
     """The choice as one JSON object, which fits into the termination message of a container (4,096 bytes).
 
     The operator reads it and adds the time (`status.routing.recommended`). `seconds`: the figure that was minimised.
+    rule: that of the GPU budget; None without one.
     """
-    document = {
+    document: dict[str, Any] = {
         **routing_of(result.choice),
         "objective": result.goal.objective,
         "seconds": round(result.goal.value(result.figures), 3),
         "verdict": result.verdict(),
     }
+    if rule is not None:
+        document["gpuBudget"] = {
+            "speculativeReplicas": result.choice.speculative,
+            "greedyReplicas": result.choice.greedy,
+            "loadRatio": rule.load_ratio,
+        }
     return json.dumps(document)
 
 

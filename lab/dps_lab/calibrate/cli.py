@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from dps_gateway.config import ConfigError
 from dps_gateway.pool import Pool
 from dps_lab.calibrate.apply import apply, patch, recommendation
+from dps_lab.calibrate.budget import Rule, find_rule
 from dps_lab.calibrate.goal import OBJECTIVES, Goal
 from dps_lab.calibrate.live import LIMIT_SECONDS, measure_engines
 from dps_lab.calibrate.measure import EngineMeasurement, MeasurementError, Plan, measured_fleet
@@ -23,7 +24,7 @@ from dps_lab.calibrate.report import print_calibration, print_measurements
 from dps_lab.calibrate.result import Calibration, conclude
 from dps_lab.calibrate.search import Search, Thresholds
 from dps_lab.calibrate.setup import Conditions
-from dps_lab.simulate.fleet import FleetError, parse_fleet
+from dps_lab.simulate.fleet import Budget, FleetError, parse_fleet
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.options import (
     add_engine_options,
@@ -40,6 +41,8 @@ from dps_lab.simulate.workloads import load_workload
 from dps_local.running_engines import base_url
 
 DEFAULT_SESSIONS: Final = 120
+BUDGET_SESSIONS: Final = 2000
+"""How many sessions are simulated to find the rule of a GPU budget, which needs a longer time than a fixed split."""
 SEEDS: Final = 3
 EXHAUSTIVE_THRESHOLDS: Final = 64
 
@@ -49,19 +52,20 @@ def main(argv: list[str]) -> int:
     options = command_line().parse_args(argv)
     try:
         measured = _measure(options)
-        result, search = _calibrate(options, measured)
+        result, search, rule = _calibrate(options, measured)
         if options.plot is not None:
             draw_calibration(result, search.explored, options.workload, options.plot)
         if options.apply is not None and not result.excess:
             apply(result.choice, options.apply)
         if options.recommendation is not None and not result.excess:
-            options.recommendation.write_text(recommendation(result), encoding="utf-8")
+            options.recommendation.write_text(recommendation(result, rule), encoding="utf-8")
     except (ValueError, FleetError, ConfigError, MeasurementError, OSError) as error:
         print(f"dps calibrate: {error}", file=sys.stderr)
         return 2
+    budget = {} if rule is None else {"budget": asdict(rule)}
     if options.json:
         engines = {} if measured is None else {"engines": {pool: asdict(measured[pool]) for pool in measured}}
-        print(json.dumps({**result.as_json(), **engines}))
+        print(json.dumps({**result.as_json(), **budget, **engines}))
     elif options.patch:
         print(patch(result.choice), end="")
     else:
@@ -69,6 +73,10 @@ def main(argv: list[str]) -> int:
         if measured is not None:
             print_measurements(measured, console)
         print_calibration(result, _title(options), console)
+        if rule is not None:
+            console.print(
+                f"Rule of the budget: load ratio {rule.load_ratio:g}, {rule.gain:.1%} better than with equal loads."
+            )
     if result.excess:
         print("dps calibrate: no set-up meets the limits; nothing was applied", file=sys.stderr)
         return 1
@@ -92,6 +100,19 @@ def command_line() -> argparse.ArgumentParser:
         "--gpus", type=positive_int, default=2, metavar="N", help="number of GPUs to split (default: 2)"
     )
     fleet.add_argument("--fleet", metavar="speculative=N,greedy=M", help="keep this split")
+    fleet.add_argument(
+        "--budget",
+        type=_budget,
+        metavar="N",
+        help="number of engines, of which both pools have at least one, as with spec.gpuBudget of a DPSRouter",
+    )
+    parser.add_argument(
+        "--cooldown",
+        type=positive_float,
+        default=Budget().cooldown_seconds,
+        metavar="SECONDS",
+        help=f"with --budget: time between two moves (default: {Budget().cooldown_seconds:g})",
+    )
     add_load_options(parser)
     live = parser.add_argument_group(
         "running engines",
@@ -179,7 +200,7 @@ def _measure(options: argparse.Namespace) -> dict[Pool, EngineMeasurement] | Non
 
 def _calibrate(
     options: argparse.Namespace, measured: Mapping[Pool, EngineMeasurement] | None
-) -> tuple[Calibration, Search]:
+) -> tuple[Calibration, Search, Rule | None]:
     workload = load_workload(options.workload)
     load = load_of(options, workload)
     sessions = sample(workload, options.sessions, load, options.seed)
@@ -197,7 +218,11 @@ def _calibrate(
         if options.exhaustive
         else search.run(splits, engines)
     )
-    return conclude(search, goal, finalists), search
+    result = conclude(search, goal, finalists)
+    if options.budget is None:
+        return result, search, None
+    moving = replace(conditions, sessions=sample(workload, BUDGET_SESSIONS, load, options.seed))
+    return result, search, find_rule(moving, result.choice, options.cooldown, goal, seeds)
 
 
 def sample(
@@ -221,6 +246,8 @@ def _splits(options: argparse.Namespace) -> tuple[list[int], int]:
                 "adaptive engines are not searched; compare fleets that have them with dps simulate"
             )
         return [engines[Pool.SPECULATIVE]], sum(engines.values())
+    if options.budget is not None:
+        return list(range(1, options.budget)), options.budget
     each = HARDWARE[options.hardware].tensor_parallel
     if options.gpus % each:
         raise ValueError(
@@ -238,6 +265,13 @@ def _title(options: argparse.Namespace) -> str:
     else:
         load = "sessions as recorded"
     return f"{options.workload}, {load}"
+
+
+def _budget(text: str) -> int:
+    engines = positive_int(text)
+    if engines < 2:
+        raise argparse.ArgumentTypeError("must be at least 2, because each pool has an engine")
+    return engines
 
 
 def _sessions(text: str) -> int | None:

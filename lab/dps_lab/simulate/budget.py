@@ -47,7 +47,7 @@ class Balancer:
     def _decide(self, now: float) -> None:
         engines = self._gateway.engines
         counts = {pool: sum(engine.pool == pool for engine in engines) for pool in POOLS}
-        chosen = receiver(counts, self._average)
+        chosen = receiver(counts, self._average, self._budget.load_ratio)
         if chosen is not None:
             donors = [engine for engine in engines if engine.pool is Pool(chosen).other]
             self._stopping = min(donors, key=lambda engine: engine.load.running)

@@ -1,7 +1,8 @@
 """`python -m dps_lab.simulate.budget_day`: a GPU budget against fixed splits, on a day whose mix of sessions changes.
 
 Sessions with short turns, which are decoded speculatively, arrive mostly by day; sessions with long turns, which are
-not, mostly by night. docs/simulate.md has the results.
+not, mostly by night. The rule of the budget is to keep one of the load ratios that `dps calibrate` compares.
+docs/simulate.md has the results.
 """
 
 import argparse
@@ -9,7 +10,6 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 from rich import box
@@ -18,9 +18,10 @@ from rich.table import Table
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import DeltaPrefill
+from dps_lab.calibrate.budget import LOAD_RATIOS
+from dps_lab.calibrate.setup import Measurement
 from dps_lab.simulate.arrivals import DAILY_SWING
 from dps_lab.simulate.fleet import Budget, FleetSpec
-from dps_lab.simulate.report import Spread, session_seconds
 from dps_lab.simulate.run import Load, Scenario, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import load_workload
@@ -61,13 +62,9 @@ def _arrivals(rate: float, sign: int, seconds: float, rng: random.Random) -> Ite
         now += rng.expovariate(highest)
 
 
-def fleets() -> Iterator[tuple[str, FleetSpec]]:
-    """Each fixed split of the GPUs, and the budget, which begins with an equal split."""
-    for speculative in range(1, GPUS):
-        engines = {Pool.SPECULATIVE: speculative, Pool.GREEDY: GPUS - speculative}
-        yield f"{speculative} + {GPUS - speculative}", FleetSpec(engines)
-    half = {Pool.SPECULATIVE: GPUS // 2, Pool.GREEDY: GPUS - GPUS // 2}
-    yield "budget", FleetSpec(half, budget=BUDGET)
+def split(speculative: int, budget: Budget | None = None) -> FleetSpec:
+    """A fleet with a number of speculative engines, and greedy ones on the other GPUs."""
+    return FleetSpec({Pool.SPECULATIVE: speculative, Pool.GREEDY: GPUS - speculative}, budget=budget)
 
 
 def run(sessions: Sequence[SessionTrace], fleet: FleetSpec) -> list[TurnResult]:
@@ -94,15 +91,17 @@ def main(argv: list[str]) -> int:
     for column in ("speculative + greedy", "session, median", "p95", "first token, median", "p95"):
         table.add_column(column, justify="right")
     scale = options.seconds / 3600.0
-    for name, fleet in fleets():
-        if fleet.budget is not None:
-            budget = Budget(scale * BUDGET.cooldown_seconds, scale * BUDGET.start_seconds)
-            fleet = replace(fleet, budget=budget)
-        results = run(sessions, fleet)
-        latencies = Spread.of(session_seconds(results))
-        first = Spread.of(result.first_token - result.sent for result in results)
-        values = (latencies.median, latencies.p95, first.median, first.p95)
+
+    def measure(name: str, fleet: FleetSpec) -> None:
+        found = Measurement.of(run(sessions, fleet))
+        values = (found.session_median, found.session_p95, found.ttft_median, found.ttft_p95)
         table.add_row(name, *(f"{value:.2f} s" for value in values))
+
+    for count in range(1, GPUS):
+        measure(f"{count} + {GPUS - count}", split(count))
+    for ratio in LOAD_RATIOS:
+        budget = Budget(scale * BUDGET.cooldown_seconds, scale * BUDGET.start_seconds, ratio)
+        measure(f"budget, load ratio {ratio:g}", split(GPUS // 2, budget))
     Console().print(table)
     return 0
 

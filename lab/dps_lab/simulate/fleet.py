@@ -28,11 +28,13 @@ class FleetError(ValueError):
 class Budget:
     """Replicas move between the pools by their demand, as with the operator's `spec.gpuBudget`. Times are in seconds.
 
-    start_seconds: from the end of the last request of the engine that stops until the new one serves.
+    start_seconds: from the end of the last request of the engine that stops until the new one serves. load_ratio: see
+    `dps_engines.gpu_budget.receiver`.
     """
 
     cooldown_seconds: float = 600.0
     start_seconds: float = 120.0
+    load_ratio: float = 1.0
 
 
 @dataclass(frozen=True)

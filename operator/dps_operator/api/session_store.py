@@ -99,6 +99,13 @@ class SessionStore(APIObject):
         description="Time limit of a gateway for a request to Redis, in seconds; more than 0, and 0.25 if unset. "
         "Afterwards, the gateway uses its copy of the session.",
     )
+    mirror_records: int | None = Field(
+        default=None,
+        ge=0,
+        le=100_000_000,
+        description="Maximum number of records that each gateway process keeps in memory for use while Redis is "
+        "unavailable; 50,000 if unset. A change restarts the gateways.",
+    )
     ca_secret_ref: SecretKeyRef | None = Field(
         default=None,
         description="Secret key with the certificate authorities of your own Redis. Add "

@@ -96,6 +96,19 @@ class GatewayStatus(APIObject):
     selector: str = Field(description="Label selector of the gateway's pods.")
 
 
+class RecommendedBudget(APIObject):
+    """The best split of the GPU budget, and the best rule for moves, in the simulation."""
+
+    speculative_replicas: int = Field(ge=1, description="Replicas of the speculative pool.")
+    greedy_replicas: int = Field(ge=1, description="Replicas of the greedy pool.")
+    load_ratio: float = Field(
+        ge=0.001,
+        le=1000,
+        description="Requests per replica of the speculative pool, divided by those of the greedy pool, towards which "
+        "replicas should move.",
+    )
+
+
 class RecommendedRouting(APIObject):
     """The result of the last calibration that has found one."""
 
@@ -106,6 +119,9 @@ class RecommendedRouting(APIObject):
     objective: str = Field(description="What was minimised.")
     seconds: float = Field(description="The minimised figure in the simulation, in seconds.")
     verdict: str = Field(description="Whether two pools are the right answer for the simulated sessions.")
+    gpu_budget: RecommendedBudget | None = Field(
+        default=None, description="The best split and rule for spec.gpuBudget; unset without one."
+    )
     time: str = Field(
         description="Time when the calibration finished.", json_schema_extra={"format": "date-time"}
     )
@@ -128,6 +144,11 @@ class GPUBudgetStatus(APIObject):
 
     speculative_replicas: int = Field(description="Replicas of the speculative pool.")
     greedy_replicas: int = Field(description="Replicas of the greedy pool.")
+    rule: Literal["EqualLoad", "Calibrated"] = Field(
+        default="EqualLoad",
+        description="How replicas move. EqualLoad: towards the same number of requests per replica in both pools. "
+        "Calibrated: towards status.routing.recommended.gpuBudget.loadRatio.",
+    )
     last_move_time: str | None = Field(
         default=None,
         description="Time of the last move of a replica; unset if there was none.",

@@ -1,4 +1,4 @@
-"""`spec.telemetry`: traces and metrics."""
+"""`spec.telemetry`: traces, metrics and the access log."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ class ServiceMonitor(APIObject):
 
 
 class Telemetry(APIObject):
-    """Traces and metrics."""
+    """Traces, metrics and the access log."""
 
     otlp_endpoint: str | None = Field(
         default=None,
@@ -35,6 +35,11 @@ class Telemetry(APIObject):
         le=1,
         description="Sampling ratio of the traces that start at the gateway; a request with a trace context keeps its "
         "caller's decision.",
+    )
+    access_log: bool = Field(
+        default=False,
+        description="Whether the gateways write one line of JSON per request, without prompts and keys, to their "
+        "standard output. A change restarts the gateways.",
     )
     service_monitor: ServiceMonitor | None = Field(
         default=None, description="Create a ServiceMonitor if set. Requires the Prometheus operator's CRDs."

@@ -10,6 +10,7 @@ from dps_operator.builders.pods import pod_template, pull_secrets, restricted
 from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.scaling import min_replicas
 from dps_operator.errors import SpecError
+from dps_operator.gpu_budget.allocation import total_replicas
 from dps_operator.resources import Manifest, Router, child, child_name
 from dps_operator.settings import Settings
 
@@ -81,10 +82,14 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
     """The options of `dps calibrate` for the present fleet."""
     spec = router.spec
     host = f"{child_name(router, 'metrics')}.{router.namespace}.svc"
-    fleet = f"speculative={min_replicas(router, 'speculative')},greedy={min_replicas(router, 'greedy')}"
+    speculative, greedy = min_replicas(router, "speculative"), min_replicas(router, "greedy")
+    if spec.gpu_budget is not None:
+        fleet = {"budget": str(total_replicas(spec)), "cooldown": str(spec.gpu_budget.cooldown_seconds)}
+    else:
+        fleet = {"fleet": f"speculative={speculative},greedy={greedy}"}
     options = {
         "workload": f"http://{host}:{ADMIN_PORT}/decisions",
-        "fleet": fleet,
+        **fleet,
         "replicas": str(min_replicas(router, "gateway")),
         "cache": "separate" if shared(spec) is None else "common",
         "hardware": calibration.hardware,

@@ -206,7 +206,7 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
         "model": spec.model,
         "engine": engine_of(spec, name).model_copy(update={"upgrade_policy": "Manual"}),
         "nodePool": spec.node_pool,
-        "telemetry": spec.telemetry.model_copy(update={"service_monitor": None}),
+        "telemetry": spec.telemetry.model_copy(update={"service_monitor": None, "access_log": False}),
         "pool": pool_of(spec, name).model_copy(update=NOT_IN_THE_TEMPLATE),
     }
     if spec.placement == "SharedGPU":

@@ -25,6 +25,7 @@ ENGINE_KEY_FILE = "/etc/dps-engine-key/key"
 REDIS_URL_FILE = "/etc/dps-redis-url/url"
 ADMIN_TOKEN_FILE = "/etc/dps-admin-token/token"
 CACHE_DIR = "/var/cache/dps"
+ACCESS_LOG = "/dev/stdout"
 DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
 WAKE_SECONDS = 600
 """Time that a request waits for an engine to start, if a pool may be scaled to zero. OpenAI's clients wait as long."""
@@ -33,6 +34,8 @@ REDIS_TIMEOUT_SECONDS = 0.25
 little CPU time do not count as a Redis outage."""
 READ_AT_START = ("listen", "model", "telemetry")
 """Sections that a gateway reads only at startup."""
+SESSION_READ_AT_START = ("redisTimeoutSeconds", "mirrorRecords")
+"""Keys of the section `session` that a gateway reads only at startup, and that may change."""
 
 
 def tokenizer_source(model: ServedModel) -> ModelSource | None:
@@ -130,8 +133,25 @@ def _session(router: Router) -> dict[str, Any]:
         section["redisUrlFile"] = REDIS_URL_FILE
         # Other routers may use the same Redis.
         section["scope"] = f"{router.namespace}/{router.name}"
+    if spec.session_store.mirror_records is not None:
+        section["mirrorRecords"] = spec.session_store.mirror_records
     if spec.routing.session_keys:
         section["keys"] = list(spec.routing.session_keys)
+    return section
+
+
+def _telemetry(router: Router) -> dict[str, Any]:
+    telemetry = router.spec.telemetry
+    section: dict[str, Any] = {}
+    if telemetry.otlp_endpoint is not None:
+        section = {
+            "otlpEndpoint": telemetry.otlp_endpoint,
+            "protocol": telemetry.protocol,
+            "sampleRatio": telemetry.sample_ratio,
+            "serviceName": child_name(router, "gateway"),
+        }
+    if telemetry.access_log:
+        section["accessLog"] = ACCESS_LOG
     return section
 
 
@@ -159,19 +179,15 @@ def gateway_config(router: Router) -> dict[str, Any]:
         config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
         if not spec.gateway.auth.isolate_cache:
             config["auth"]["isolateCache"] = False
-    if spec.telemetry.otlp_endpoint is not None:
-        config["telemetry"] = {
-            "otlpEndpoint": spec.telemetry.otlp_endpoint,
-            "protocol": spec.telemetry.protocol,
-            "sampleRatio": spec.telemetry.sample_ratio,
-            "serviceName": name,
-        }
+    if telemetry := _telemetry(router):
+        config["telemetry"] = telemetry
     return config
 
 
 def read_at_start(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that a gateway reads only at startup; it hot-reloads everything else."""
     fixed = {section: value for section, value in config.items() if section in READ_AT_START}
+    fixed |= {key: value for key, value in config["session"].items() if key in SESSION_READ_AT_START}
     if "decisionLog" in config["routing"]:
         fixed["decisionLog"] = config["routing"]["decisionLog"]
     return fixed

@@ -8,6 +8,7 @@ from dps_engines.gpu_budget import Counts, Demand, receiver
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
+from dps_operator.calibration import recommendation
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,24 @@ def current_allocation(spec: Spec, status: Mapping[str, Any]) -> Allocation | No
     return Allocation(speculative, total - speculative, known.get("lastMoveTime"))
 
 
-def moved(current: Allocation, demand: Demand, now: str) -> Allocation | None:
-    """The allocation after moving one replica to the pool with the higher load; None if none should be moved."""
+def calibrated_ratio(spec: Spec, status: Mapping[str, Any]) -> float | None:
+    """The load ratio that the last calibration has found; None if it is not to be applied, or is for another budget."""
+    calibration, recommended = spec.routing.calibration, recommendation(spec, (), status)
+    if calibration is None or not calibration.apply or recommended is None:
+        return None
+    found = recommended.gpu_budget
+    if found is None or found.speculative_replicas + found.greedy_replicas != total_replicas(spec):
+        return None
+    return found.load_ratio
+
+
+def moved(current: Allocation, demand: Demand, now: str, load_ratio: float = 1.0) -> Allocation | None:
+    """The allocation after moving one replica to the pool with the higher load; None if none should be moved.
+
+    load_ratio: see `dps_engines.gpu_budget.receiver`.
+    """
     counts = current.counts
-    pool = receiver(counts, demand)
+    pool = receiver(counts, demand, load_ratio)
     if pool is None:
         return None
     counts[pool] += 1

@@ -11,7 +11,7 @@ from dps_engines.gpu_budget import Demand, averaged
 from dps_engines.pools import PoolName
 from dps_operator.api.spec import Spec
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
-from dps_operator.gpu_budget.allocation import Allocation, current_allocation, moved
+from dps_operator.gpu_budget.allocation import Allocation, calibrated_ratio, current_allocation, moved
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
 
@@ -107,7 +107,8 @@ class Balancer:
         current = self._allocations.allocation(key, spec, body["status"])
         if current is None or not self._serves_as_allocated(key, current) or self._cooling(current, cooldown):
             return
-        after = moved(current, average.demand, self._now())
+        ratio = calibrated_ratio(spec, body["status"]) or 1.0
+        after = moved(current, average.demand, self._now(), ratio)
         if after is not None:
             log.info("%s/%s: moving a replica: %s, then %s", *key, current.counts, after.counts)
             self._allocations.decided[key] = after

@@ -28,7 +28,8 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
         "gateway": {**_counts(observed.replicas(router, "gateway")), "selector": labels},
     }
     if observed.allocation is not None:
-        result["gpuBudget"] = observed.allocation.to_status()
+        rule = "EqualLoad" if observed.load_ratio is None else "Calibrated"
+        result["gpuBudget"] = {**observed.allocation.to_status(), "rule": rule}
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}

@@ -58,7 +58,15 @@ def demand_measured(router: Router, observed: Observed) -> list[Condition]:
     if observed.unmeasured:
         message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
         return [Condition("DemandMeasured", "False", "GatewaysUnreachable", message)]
-    return [Condition("DemandMeasured", "True", "Measured", f"{effect} by their demand")]
+    message = f"{effect} by their demand"
+    if moves and observed.load_ratio is not None:
+        message += (
+            f", towards {observed.load_ratio:g} times as many requests per speculative replica as per greedy one, "
+            "which the last calibration has found"
+        )
+    elif moves:
+        message += ", towards the same number of requests per replica"
+    return [Condition("DemandMeasured", "True", "Measured", message)]
 
 
 def routing_calibrated(router: Router, observed: Observed) -> list[Condition]:

@@ -39,6 +39,8 @@ class Observed:
     """The pools that keep the pod template of another operator release."""
     allocation: Allocation | None = None
     """How the pools share the GPU budget; None without one."""
+    load_ratio: float | None = None
+    """The calibrated ratio of the pools' loads, which the GPU budget keeps; None if they are kept equal."""
     recommended: RecommendedRouting | None = None
     """The result of the last calibration that has found one; None without calibrations."""
     unmeasured: str | None = None

@@ -81,10 +81,14 @@ EVERYTHING: dict[str, Any] = {
             "apply": True,
         },
     },
-    "sessionStore": {"managed": {"size": "4Gi", "storageClassName": "ssd", "image": "valkey:8"}},
+    "sessionStore": {
+        "managed": {"size": "4Gi", "storageClassName": "ssd", "image": "valkey:8"},
+        "mirrorRecords": 100_000,
+    },
     "telemetry": {
         "otlpEndpoint": "http://collector:4317",
         "sampleRatio": 0.25,
+        "accessLog": True,
         "serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}},
     },
     "networkPolicy": {"monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},

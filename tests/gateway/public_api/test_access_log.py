@@ -1,6 +1,8 @@
 """The access log."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -43,3 +45,12 @@ async def test_access_log_has_one_line_per_request_without_prompts_and_keys(
     }
     assert entries == [chat_entry, refused]
     assert not any(word in content for word in ("private", "sk-", "secret", digest_of("sk-secret").hex()[:8]))
+
+
+def test_access_log_can_be_standard_output() -> None:
+    program = (
+        "import asyncio, pathlib; from dps_gateway.telemetry.json_log import JsonLog;"
+        "log = JsonLog(pathlib.Path('/dev/stdout'), max_file_bytes=1); log.add({'a': 1}); asyncio.run(log.flush())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('{"a":1}\n', "")
