@@ -29,7 +29,7 @@ SPECS: Final[tuple[dict[str, Any], ...]] = (
             "workers": 2,
             "tls": {"secretName": "tls"},
             "modelAliases": ["gpt-4o"],
-            "strictModel": True,
+            "strictModel": False,
             "limits": values_for(GatewayLimits),
             "timeouts": values_for(GatewayTimeouts),
         },
