@@ -23,6 +23,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 from dps_sglang import identity
 from dps_sglang.mooncake import tagged
+from dps_sglang.sharing import not_shared
 
 LAYOUTS = {
     "layer_first": (2, 4, 128, 2, 32),
@@ -97,10 +98,10 @@ def model(folder: Path, name: str, weights: bytes) -> Path:
     return made
 
 
-def mooncake_store(host: Any, model: Path, **arguments: Any) -> Any:
+def mooncake_store(host: Any, model: Path, hook: Any = tagged, **arguments: Any) -> Any:
     """A store without a master, whose `config_prefix` precedes the names of an engine's pages in Mooncake.
 
-    The operator's tag is `router`.
+    The operator's tag is `router`. hook: wraps the constructor.
     """
 
     def init(store: Any, config: HiCacheStorageConfig, _pool: Any) -> None:
@@ -109,7 +110,7 @@ def mooncake_store(host: Any, model: Path, **arguments: Any) -> Any:
 
     store = SimpleNamespace()
     with engine_arguments(model_path=str(model), **arguments):
-        tagged(init, store, storage_config({"extra_backend_tag": "router"}), host)
+        hook(init, store, storage_config({"extra_backend_tag": "router"}), host)
     return store
 
 
@@ -171,6 +172,7 @@ def main() -> None:
         "other weights": equal(model(folder, "tuned", b"wEights")),
         "other data type of the KV cache": equal(first, kv_cache_dtype="fp8_e5m2"),
         "unknown weights": equal(folder),
+        "unsupported version": equal(first, hook=not_shared("this version is not supported")),
     }
     replace_weights()
     result["pages found after the weights were replaced"] = reader.batch_exists(KEYS)
