@@ -179,6 +179,26 @@ def test_change_of_a_setting_that_is_read_at_start_changes_the_pod_template(chan
     assert gateway_template({**SMALLEST, **change}) != gateway_template(SMALLEST)
 
 
+def test_pods_that_are_not_ready_do_not_block_a_drain() -> None:
+    budgets = [
+        one for one in children(router(EVERYTHING), SETTINGS, "a") if one["kind"] == "PodDisruptionBudget"
+    ]
+    assert [one["metadata"]["name"] for one in budgets] == ["qwen-speculative", "qwen-greedy", "qwen-gateway"]
+    assert {one["spec"].get("unhealthyPodEvictionPolicy") for one in budgets} == {"AlwaysAllow"}
+
+
+def test_replicas_of_engines_and_gateways_prefer_different_zones_and_nodes() -> None:
+    keys = {
+        one["metadata"]["name"]: [
+            spread["topologyKey"] for spread in one["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        ]
+        for one in children(router(EVERYTHING), SETTINGS, "a")
+        if one["kind"] == "Deployment"
+    }
+    both = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    assert keys == dict.fromkeys(("qwen-speculative", "qwen-greedy", "qwen-gateway"), both)
+
+
 def test_new_password_restarts_redis_and_gateway() -> None:
     first = children(router(SMALLEST), SETTINGS, "a")
     second = children(router(SMALLEST), SETTINGS, "b")
