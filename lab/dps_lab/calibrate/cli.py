@@ -74,9 +74,8 @@ def main(argv: list[str]) -> int:
             print_measurements(measured, console)
         print_calibration(result, _title(options), console)
         if rule is not None:
-            console.print(
-                f"Rule of the budget: load ratio {rule.load_ratio:g}, {rule.gain:.1%} better than with equal loads."
-            )
+            gain = f"load ratio {rule.load_ratio:g}, {rule.gain:.1%} better than with equal loads"
+            console.print(f"Rule of the budget: {gain if rule.load_ratio != 1 else 'equal loads'}.")
     if result.excess:
         print("dps calibrate: no set-up meets the limits; nothing was applied", file=sys.stderr)
         return 1
