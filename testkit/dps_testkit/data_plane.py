@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from dps_local.stack import MODEL
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
@@ -21,7 +22,7 @@ MAX_BODY_BYTES = 100_000
 def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
     """A chat request whose answer has exactly `tokens` tokens."""
     return {
-        "model": "any",
+        "model": MODEL,
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": tokens,
         "ignore_eos": True,

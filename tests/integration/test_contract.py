@@ -91,7 +91,7 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
         pytest.param("/v1/completions", {"prompt": "once", "max_tokens": 2}, 200, id="completions"),
         pytest.param(
             "/v1/messages",
-            {"model": "m", "messages": [{"role": "user", "content": "once"}], "max_tokens": 2},
+            {"model": MODEL, "messages": [{"role": "user", "content": "once"}], "max_tokens": 2},
             200,
             id="messages",
         ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dps_local.stack import MODEL
 from dps_testkit.data_plane import (
     CHAT,
     ENDLESS,
@@ -43,10 +44,10 @@ def without_ids_and_times(answer: bytes) -> bytes:
         pytest.param(CHAT, chat(12, stream=True, **WITH_USAGE), id="chat-with-usage"),
         pytest.param(CHAT, chat(12, stream=True, stream_options=None), id="chat-with-null-options"),
         pytest.param(CHAT, chat(12), id="chat-whole"),
-        pytest.param("/v1/completions", {"model": "any", "prompt": "Once", "stream": True}, id="completions"),
+        pytest.param("/v1/completions", {"model": MODEL, "prompt": "Once", "stream": True}, id="completions"),
         pytest.param(
             "/v1/completions",
-            {"model": "any", "prompt": [1, 2, 3], "stream": True, **WITH_USAGE},
+            {"model": MODEL, "prompt": [1, 2, 3], "stream": True, **WITH_USAGE},
             id="completions-with-usage",
         ),
         pytest.param(

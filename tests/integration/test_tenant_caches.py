@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from dps_local.stack import MODEL
 from dps_testkit.data_plane import common_cache
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
@@ -44,7 +45,7 @@ async def cached_tokens(url: str, kind: str, key: str = "", **fields: Any) -> tu
     headers = {"Authorization": f"Bearer {key}"}
     async with (
         aiohttp.ClientSession(raise_for_status=True) as http,
-        http.post(url + path, json={"model": "any", **body, **fields}, headers=headers) as response,
+        http.post(url + path, json={"model": MODEL, **body, **fields}, headers=headers) as response,
     ):
         answer = await response.json()
     if kind == "generate":
