@@ -78,6 +78,7 @@ async def serve(
                 reuse_port=reuse_port,
                 tls=tls,
                 burst=lambda: runtime.clients.burst,
+                idle_seconds=lambda: runtime.config.timeouts.idle_seconds,
             ).start()
             log.info(
                 "listening on %s:%d, admin on %s:%d", listen.host, listen.port, admin_host, listen.admin_port

@@ -123,8 +123,14 @@ class Keys:
         return found
 
     def secret(self, tenant: str) -> bytes:
-        """32 bytes that only the gateways and the tenant can compute. They change only with the tenant's first key."""
-        return hashlib.blake2b(tenant.encode(), key=self._first[tenant], digest_size=32).digest()
+        """32 bytes that only the gateways and the tenant can compute. They change only with the tenant's first key.
+
+        Raises Unauthorized if the tenant has no key any more.
+        """
+        first = self._first.get(tenant)
+        if first is None:
+            raise Unauthorized("the API key has been revoked")
+        return hashlib.blake2b(tenant.encode(), key=first, digest_size=32).digest()
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of the API key in the request's headers. Raises Unauthorized."""

@@ -56,6 +56,10 @@ async def supervise(
         try:
             await task()
             log.error("background task '%s' ended; restarting it", name)
+        except asyncio.CancelledError:
+            if (own := asyncio.current_task()) is not None and own.cancelling():
+                raise
+            log.error("background task '%s' was cancelled; restarting it", name)
         except Exception:
             log.exception("background task '%s' failed; restarting it", name)
         metrics.background_failures.labels(name).inc()

@@ -4,7 +4,7 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -114,6 +114,7 @@ class Runtime:
                 self.admission,
                 loaded.engine_keys[pool],
                 loaded.trust[pool],
+                partial(self._is_ready, pool.other),
             )
             for pool in Pool
         }
@@ -248,6 +249,10 @@ class Runtime:
                 pool.set_endpoints(endpoints)
         if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
             self.peers.set_endpoints(config.session.peers.endpoints)
+
+    def _is_ready(self, pool: Pool) -> bool:
+        """Whether a replica of the pool may receive requests."""
+        return bool(self.pools[pool].ready)
 
     def _max_connections(self) -> int:
         share = worker_share(self.config.limits.max_connections, self.config.listen.workers)

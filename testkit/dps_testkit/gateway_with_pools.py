@@ -14,11 +14,12 @@ ANSWER = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
 
 
 class FixedStatusEngine:
-    """Answers every request with `status`, after `delay` seconds."""
+    """Answers every request with `status`, after `delay` seconds. If `truncated`, its answers are incomplete."""
 
-    def __init__(self, status: int = 200, delay: float = 0.0) -> None:
+    def __init__(self, status: int = 200, delay: float = 0.0, truncated: bool = False) -> None:
         self.status = status
         self.delay = delay
+        self.truncated = truncated
         self.requests = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -26,6 +27,14 @@ class FixedStatusEngine:
         await asyncio.sleep(self.delay)
         if self.status != 200:
             return web.json_response({"error": {"message": "scripted"}}, status=self.status)
+        if self.truncated:
+            response = web.StreamResponse(headers={"Content-Length": "100"})
+            await response.prepare(request)
+            await response.write(b"{")
+            await asyncio.sleep(0.05)
+            assert request.transport is not None
+            request.transport.abort()
+            return response
         if (await request.json()).get("stream"):
             return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
         return web.json_response(ANSWER)
@@ -61,6 +70,8 @@ Start = Callable[..., Awaitable[GatewayWithPools]]
 """Starts a gateway with these speculative and greedy engines (fixture `start` in tests/gateway/dispatch)."""
 
 
-def engines(count: int, status: int = 200, delay: float = 0.0) -> list[FixedStatusEngine]:
+def engines(
+    count: int, status: int = 200, delay: float = 0.0, truncated: bool = False
+) -> list[FixedStatusEngine]:
     """Engines of one pool, which all answer alike."""
-    return [FixedStatusEngine(status, delay) for _ in range(count)]
+    return [FixedStatusEngine(status, delay, truncated) for _ in range(count)]

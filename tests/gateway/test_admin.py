@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dps_gateway.api.admin import admin_app, worker_app
+from dps_gateway.api.admin import admin_app, redacted, worker_app
 from dps_gateway.config import GatewayConfig, Listen
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
@@ -203,3 +203,20 @@ async def test_workers_of_one_replica_answer_for_each_other(runtime: Runtime, tm
         assert await response.json() == {RECORD_KEY: RECORD, POINTER_KEY: POINTER}
     await runner.cleanup()
     await sibling.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://redis:6379/0", "redis://redis:6379/0"),
+        ("redis://user:secret@redis/0", "redis://user:***@redis/0"),
+        ("redis://redis/0?password=secret", "redis://redis/0?password=***"),
+        (
+            "redis+sentinel://:secret@a,b/0?service=main&sentinel_password=secret",
+            "redis+sentinel://:***@a,b/0?service=***&sentinel_password=***",
+        ),
+        (None, None),
+    ],
+)
+def test_shown_redis_url_contains_no_password(url: str | None, shown: str | None) -> None:
+    assert redacted(url) == shown

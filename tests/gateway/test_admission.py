@@ -1,6 +1,7 @@
 """The queue that both pools share: which slot a waiting request takes, and its place by priority."""
 
 import asyncio
+import time
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -162,3 +163,18 @@ def test_urgency_is_that_of_the_header_as_far_as_the_key_permits(
     headers = CIMultiDict([("Priority", value) for value in sent])
     key = None if permitted is None else Key("team", b"digest", urgency=permitted)
     assert urgency_of(make_mocked_request("POST", "/", headers=headers), key) == urgency
+
+
+async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limit_together() -> None:
+    queue = SharedQueue()
+    pool = queue.pools[Pool.GREEDY]
+    pool.set_endpoints([])
+    request, limit = ReplicaRequest([Choice(pool)], None), 0.5
+    first, second = (asyncio.create_task(queue.admission.acquire(request, limit, limit, limit)) for _ in "12")
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    pool.set_endpoints(["http://first"])
+    await first
+    with pytest.raises(PoolFull, match="the greedy pool was busy"):
+        await second
+    assert time.monotonic() - started < 1.9 * limit

@@ -160,3 +160,8 @@ async def test_workers_of_a_gateway_divide_the_limit_of_a_key() -> None:
     with pytest.raises(KeyBusy):
         runtime.key_load.enter(key)
     await runtime.close()
+
+
+def test_tenant_whose_last_key_was_revoked_is_not_authorized() -> None:
+    with pytest.raises(Unauthorized, match="revoked"):
+        Keys().secret("team")

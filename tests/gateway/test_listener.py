@@ -2,16 +2,20 @@
 
 import asyncio
 import errno
+import os
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
 from dps_gateway.api import listener
-from dps_gateway.api.listener import Listener
+from dps_gateway.api.listener import MIN_HANDSHAKES, Listener
+from dps_testkit.certificates import certify
 
 CONNECTIONS = 40
 
@@ -146,7 +150,7 @@ def test_connection_that_could_not_be_accepted_is_accepted_later(
         full.bind(("127.0.0.1", 0))
         full.listen()
         full.setblocking(False)
-        listening = Listener([full], clients, None, lambda: 1)
+        listening = Listener([full], clients, None, lambda: 1, lambda: 60.0)
         connect(opened, listening)
         async with asyncio.timeout(30):
             await clients.connected.wait()
@@ -157,3 +161,51 @@ def test_connection_that_could_not_be_accepted_is_accepted_later(
     assert [each.getMessage() for each in caplog.records if each.name == listener.__name__] == [
         f"no connection can be accepted for 0.01 s: [Errno {errno.ENFILE}] too many open files in system"
     ]
+
+
+def test_clients_that_disappear_are_detected(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
+) -> None:
+    async def accept() -> None:
+        clients = Clients()
+        listening = await Listener.listen(clients, "127.0.0.1", 0, backlog=1, idle_seconds=lambda: 7.0)
+        connect(opened, listening)
+        await until(lambda: len(clients.transports) == 1, iterations=100)
+        connection = clients.transports[0].get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+        listening.close()
+        clients.close()
+
+    run(accept())
+
+
+def test_handshakes_that_do_not_end_are_abandoned_in_favour_of_new_ones(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack, tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certify(certificate, key)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+
+    async def accept() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        clients = Clients()
+        listening = await Listener.listen(
+            clients, "127.0.0.1", 0, backlog=CONNECTIONS, tls=tls, burst=lambda: 1
+        )
+        connect(opened, listening, CONNECTIONS)
+        await asyncio.sleep(0.5)
+        held = len(os.listdir("/proc/self/fd")) - before - CONNECTIONS
+        assert held < MIN_HANDSHAKES + 8
+        port = listening.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting, server_hostname="localhost"
+        )
+        assert len(clients.transports) == 1
+        writer.close()
+        listening.close()
+        clients.close()
+
+    run(accept())

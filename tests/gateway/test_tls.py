@@ -160,6 +160,11 @@ def test_sentinel_url_can_name_an_authority() -> None:
     assert client.connection_pool.connection_kwargs["ssl_ca_certs"] == "/ca.pem"  # type: ignore[union-attr]
 
 
+def test_unknown_option_of_a_sentinel_url_is_named_without_its_value() -> None:
+    with pytest.raises(ValueError, match=r"unknown option sentinel_pasword$"):
+        connect("redis+sentinel://a/0?service=main&sentinel_pasword=secret", 1.0)
+
+
 async def test_ports_listen_on_their_own_addresses(certificate: Path) -> None:
     port, admin_port = unused_port(), unused_port()
     listen = configuration(certificate).listen.model_dump(by_alias=True)

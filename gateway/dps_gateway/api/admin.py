@@ -4,7 +4,7 @@ Responses contain no prompts and no secrets.
 """
 
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import orjson
 from aiohttp import web
@@ -45,13 +45,14 @@ def worker_app(runtime: Runtime) -> web.Application:
 
 
 def redacted(url: str | None) -> str | None:
-    """A URL without its password."""
+    """A URL without its password and the values of its options, which may be passwords as well."""
     if url is None:
         return None
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{hosts}" if at else hosts))
+    options = "&".join(f"{name}=***" for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{hosts}" if at else hosts, query=options))
 
 
 def _json(document: Any, status: int = 200) -> web.Response:

@@ -18,7 +18,7 @@ from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaR
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import Replica, ReplicaLost
 from dps_gateway.upstream.retries import Retries
 
 ATTEMPTS_PER_POOL: Final = 3
@@ -64,11 +64,14 @@ class Placed:
     """The complete body of an answer that was buffered; empty if it was not."""
     retried: bool
     """Whether earlier attempts failed."""
+    _closed: bool = False
 
     def close(self) -> None:
-        """Release the upstream connection and the replica's slot."""
-        self.answer.close()
-        self.pool.release(self.replica)
+        """Release the upstream connection and the replica's slot. Has no effect the second time."""
+        if not self._closed:
+            self._closed = True
+            self.answer.close()
+            self.pool.release(self.replica)
 
 
 def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
@@ -173,7 +176,9 @@ class _Dispatch:
         held = outbound.prompt.held if outbound.prompt is not None else {}
         request = ReplicaRequest(choices, outbound.session, outbound.tenant, outbound.urgency, held)
         try:
-            chosen, replica = await runtime.admission.acquire(request, patience, wake_seconds)
+            chosen, replica = await runtime.admission.acquire(
+                request, patience, wake_seconds, self._deadline.left_seconds
+            )
         except PoolEmpty as error:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
@@ -253,17 +258,20 @@ class _Dispatch:
         prefill_tokens = _prefill_tokens(outbound, replica)
         replica.prefill_tokens += prefill_tokens
         try:
-            answer = await self._runtime.upstream.send(
-                replica.url,
-                outbound.path,
-                outbound.body,
-                outbound.headers(pool.api_key),
-                outbound.method,
-                deadline=self._deadline,
-                streamed=outbound.streamed,
-                fresh_connection=self._retries.fresh_connection,
-                trust=pool.trust,
-            )
+            async with replica.unanswered():
+                answer = await self._runtime.upstream.send(
+                    replica.url,
+                    outbound.path,
+                    outbound.body,
+                    outbound.headers(pool.api_key),
+                    outbound.method,
+                    deadline=self._deadline,
+                    streamed=outbound.streamed,
+                    fresh_connection=self._retries.fresh_connection,
+                    trust=pool.trust,
+                )
+        except ReplicaLost as error:
+            raise UpstreamFailed("lost", str(error)) from error
         finally:
             replica.prefill_tokens -= prefill_tokens
         if answer.streams or not outbound.buffered:

@@ -19,8 +19,21 @@ log = logging.getLogger(__name__)
 MAX_ACCEPTED: Final = 64
 """Connections that are accepted in one iteration of the event loop, which takes about 10 ms."""
 
+HANDSHAKE_SECONDS: Final = 10.0
+"""Time in which the TLS handshake of a new connection must be complete."""
+
+MIN_HANDSHAKES: Final = 16
+"""Handshakes that may be in progress at the same time even if the server accepts very few connections."""
+
 PAUSE_SECONDS: Final = 1.0
 """Time until the next attempt after a connection could not be accepted, for example because there is no memory."""
+
+IDLE_SECONDS: Final = 120.0
+"""The default of timeouts.idleSeconds."""
+
+_PROBES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A connection on which nothing is sent is closed if the client acknowledges neither a probe after 30 s nor three more,
+sent every 10 s."""
 
 Protocols = Callable[[], asyncio.BaseProtocol]
 
@@ -34,13 +47,16 @@ class Listener:
         protocols: Protocols,
         tls: ssl.SSLContext | None,
         burst: Callable[[], int],
+        idle_seconds: Callable[[], float],
     ) -> None:
         self.sockets = sockets
         self._protocols = protocols
         self._tls = tls
         self._burst = burst
+        self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """The connections that are being accepted, oldest first."""
         for each in sockets:
             self._watch(each)
 
@@ -55,10 +71,12 @@ class Listener:
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         burst: Callable[[], int] = lambda: MAX_ACCEPTED,
+        idle_seconds: Callable[[], float] = lambda: IDLE_SECONDS,
     ) -> Self:
         """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError.
 
         burst: the connections that the server can take at the same time, of which at most MAX_ACCEPTED are accepted.
+        idle_seconds: the time after which a client is lost that acknowledges nothing.
         """
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -73,7 +91,7 @@ class Listener:
                 listening.setblocking(False)
                 sockets.append(listening)
             opened.pop_all()
-        return cls(sockets, protocols, tls, burst)
+        return cls(sockets, protocols, tls, burst, idle_seconds)
 
     def close(self) -> None:
         """Stop listening. Connections that have been accepted stay open."""
@@ -99,15 +117,46 @@ class Listener:
                 self._loop.call_later(PAUSE_SECONDS, self._watch, listening)
                 return
             connection.setblocking(False)
+            _detect_lost_clients(connection, self._idle_seconds())
             task = self._loop.create_task(self._connect(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._limit_handshakes()
+
+    def _limit_handshakes(self) -> None:
+        """Abandon the oldest TLS handshakes. The server counts a connection only once its handshake is complete."""
+        if self._tls is not None:
+            while len(self._tasks) > max(MIN_HANDSHAKES, self._burst()):
+                oldest = next(iter(self._tasks))
+                del self._tasks[oldest]
+                oldest.cancel()
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocols, connection, ssl=self._tls)
+            await self._loop.connect_accepted_socket(
+                self._protocols,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
+            )
         except OSError as error:  # includes failures of the TLS handshake
             log.debug("a new connection failed: %s", error)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+
+def _detect_lost_clients(connection: socket.socket, idle_seconds: float) -> None:
+    """Have the system close the connection of a client that has disappeared without closing it.
+
+    Otherwise an engine would go on generating for it, until the buffers of the connection are full or, on Linux, for a
+    quarter of an hour.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {**_PROBES, "TCP_USER_TIMEOUT": round(1000 * idle_seconds)}
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Site(web.BaseSite):
@@ -123,12 +172,14 @@ class Site(web.BaseSite):
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         burst: Callable[[], int] = lambda: MAX_ACCEPTED,
+        idle_seconds: Callable[[], float] = lambda: IDLE_SECONDS,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
         self._burst = burst
+        self._idle_seconds = idle_seconds
 
     @property
     def name(self) -> str:
@@ -146,6 +197,7 @@ class Site(web.BaseSite):
             reuse_port=self._reuse_port,
             tls=self._ssl_context,
             burst=self._burst,
+            idle_seconds=self._idle_seconds,
         )
         # A cast, because the base class uses only `close` and `sockets` of a server.
         self._server = cast(asyncio.AbstractServer, listener)

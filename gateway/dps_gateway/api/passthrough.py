@@ -1,21 +1,23 @@
 """The rest of the engines' API: forwarded unchanged and without a session to the less loaded pool."""
 
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
+from dps_gateway.api import server_info
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
-from dps_gateway.api.errors import BadRequest, error_event
+from dps_gateway.api.errors import BadRequest, NotFound, error_event
 from dps_gateway.api.model_names import resolve_model
 from dps_gateway.api.request import parse_object, read_body, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
-from dps_gateway.upstream.exchange import UpstreamBroken, forwarded_headers
+from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed, forwarded_headers
 
 ROUTE: Final = "/v1/*"
 
@@ -33,11 +35,17 @@ RELAYED_POST: Final = (
 )
 """The endpoints of SGLang and vLLM outside /v1 that neither generate text nor change the engine."""
 
+_ADMINISTRATIVE: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""vLLM's endpoints below /v1 that change the engine for all clients."""
+
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
 
 
 def checked_target(raw_path: str, raw_path_and_query: str) -> str:
-    """The request target to forward. Raises BadRequest for a path that an engine could resolve to another one.
+    """The request target to forward.
+
+    Raises BadRequest for a path that an engine could resolve to another one, and NotFound for one that changes the
+    engine.
 
     Without this check `/v1/../flush_cache` would reach the engine's administrative endpoints with the gateway's key,
     and `/v1/chat%2Fcompletions` would reach a routed endpoint while bypassing routing.
@@ -48,6 +56,8 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
         raise BadRequest("the path must not contain backslashes, empty segments or dot segments")
     if path in _ROUTED and path != raw_path:
         raise BadRequest(f"write the path as {path}")
+    if path.rstrip("/") in _ADMINISTRATIVE:
+        raise NotFound(f"there is no endpoint {path}")
     return raw_path_and_query
 
 
@@ -108,8 +118,10 @@ def _checked_model(call: Call, body: bytes) -> bytes:
 
 async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
     answer = placed.answer
+    if call.request.path == server_info.PATH and answer.status < 400:
+        return await send_complete(call, answer, _public_info(await _body(answer)))
     if answer.status >= 400 and not answer.streams:
-        return await send_complete(call, answer, await answer.body())
+        return await send_complete(call, answer, await _body(answer))
     response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
     await call.start(response)
     await call.write(answer.first)
@@ -117,12 +129,30 @@ async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
         async for chunk in answer.rest():
             await call.write(chunk)
     except UpstreamBroken as error:
+        call.runtime.metrics.upstream_failures.labels(placed.pool.name.value, "broken").inc()
         if not answer.streams:
+            call.status = HTTPStatus.BAD_GATEWAY
             # Closes the connection, so that the client cannot mistake the body for a complete one.
             raise ConnectionResetError(str(error)) from error
         await call.write(error_event(error, call.errors))
     await call.finish()
     return response
+
+
+async def _body(answer: Answer) -> bytes:
+    """The complete body. Raises UpstreamFailed."""
+    try:
+        return await answer.body()
+    except UpstreamBroken as error:
+        raise UpstreamFailed("timeout" if error.timed_out else "broken", str(error)) from error
+
+
+def _public_info(content: bytes) -> bytes:
+    """Raises UpstreamFailed."""
+    try:
+        return server_info.public_info(content)
+    except ValueError as error:
+        raise UpstreamFailed("broken", "the engine's information cannot be read") from error
 
 
 pass_through: Final = handler(ROUTE, "relayed", _forward)

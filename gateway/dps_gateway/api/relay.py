@@ -62,6 +62,8 @@ class Relay:
             await self._commit()
             await self._account(read_usage(content, self._job.route.answers))
             content = without_sources(content) if self._asked.sources else content
+        # The engine has finished. A client that reads slowly does not occupy its slot.
+        self._placed.close()
         return await send_complete(self._call, self._answer, content)
 
     async def _send_stream(self) -> web.StreamResponse:

@@ -17,6 +17,10 @@ MAX_REQUEST_ID_CHARS: Final = 255
 
 REQUEST_ID_BYTES: Final = 16
 
+MAX_VALUES: Final = 2_000_000
+"""Approximate maximum number of values in a JSON body, among them token ids. A value that takes three bytes in the body
+can take a hundred in memory, and parsing blocks the event loop."""
+
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
 """Limits the duration of a request including its retries, as in Envoy."""
 
@@ -94,7 +98,9 @@ async def _read(request: web.Request, max_bytes: int) -> bytes:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The request's JSON object. Raises BadRequest if the body is anything else."""
+    """The request's JSON object. Raises BadRequest if the body is anything else, or has more than MAX_VALUES values."""
+    if len(raw) > MAX_VALUES and sum(map(raw.count, (b",", b"{", b"["))) > MAX_VALUES:
+        raise BadRequest(f"the body has more than {MAX_VALUES} values")
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from hiredis import pack_command
 from redis.asyncio import Redis, RedisCluster, Sentinel, SentinelConnectionPool
@@ -103,7 +103,8 @@ def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options:
     sentinel_password = query.pop("sentinel_password", None)
     authorities = {name: query.pop(name) for name in ("ssl_ca_certs",) if name in query}
     if query:
-        raise ValueError(f"session.redisUrl: unknown option {urlencode(query)}")
+        # The values may be passwords.
+        raise ValueError(f"session.redisUrl: unknown option {', '.join(sorted(query))}")
     sentinel: Any = Sentinel  # the library leaves its constructor untyped
     manager = sentinel(nodes, sentinel_kwargs={"password": sentinel_password, **timeouts})
     master: Redis = manager.master_for(

@@ -5,6 +5,8 @@ takes a free replica from a queued one that could use it, and no wake-up is lost
 """
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,9 +102,15 @@ class Admission:
         return self._preferred[pool]
 
     async def acquire(
-        self, request: ReplicaRequest, timeout_seconds: float, wake_seconds: float = 0.0
+        self,
+        request: ReplicaRequest,
+        timeout_seconds: float,
+        wake_seconds: float = 0.0,
+        left_seconds: float = math.inf,
     ) -> Assignment:
         """A replica, which the caller must release. Waits in the queue while all are busy.
+
+        `left_seconds` bounds both waits together.
 
         Raises PoolEmpty if none becomes ready within `wake_seconds`, and PoolFull if the queue is full or the wait for
         a busy one exceeds `timeout_seconds`. If the queue is full, a request of the lowest priority is removed, if the
@@ -119,7 +127,7 @@ class Admission:
             self._make_room(request)
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
         entry = Entry(request.tenant, request.session, waiter, request.urgency)
-        assignment = await self._wait(entry, timeout_seconds, wake_seconds)
+        assignment = await self._wait(entry, timeout_seconds, wake_seconds, left_seconds)
         if assignment is None:
             raise _empty(request)
         return assignment
@@ -152,16 +160,18 @@ class Admission:
         return False
 
     async def _wait(
-        self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float
+        self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float, left_seconds: float
     ) -> Assignment | None:
         request, assignment = entry.item.request, entry.item.assignment
+        ends = time.monotonic() + left_seconds
         self._join(entry)
         try:
             if not _usable(request):
                 await asyncio.wait([assignment], timeout=wake_seconds)
                 if not assignment.done() and not _usable(request):
                     raise _empty(request, wake_seconds)
-            await asyncio.wait([assignment], timeout=timeout_seconds)
+            patience = min(timeout_seconds, max(0.0, ends - time.monotonic()))
+            await asyncio.wait([assignment], timeout=patience)
             if assignment.done():
                 return assignment.result()
             if not _usable(request):

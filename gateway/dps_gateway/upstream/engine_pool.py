@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dps_gateway.pool import Pool
@@ -37,8 +37,11 @@ class EnginePool:
         admission: Admission,
         api_key: str | None = None,
         trust: ssl.SSLContext | bool = True,
+        replaceable: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`replaceable` returns whether the other pool could serve the requests of this one."""
         self.name = name
+        self._replaceable = replaceable
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.api_key = api_key
@@ -123,6 +126,8 @@ class EnginePool:
         replica.late_checks += 1
         if replica.late_checks >= LATE_CHECKS_TO_FAIL:
             self.mark_unavailable(replica)
+        if replica.lost:
+            replica.give_up()
 
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
@@ -133,6 +138,7 @@ class EnginePool:
     def mark_hung(self, replica: Replica) -> None:
         """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
         replica.hung = True
+        replica.give_up()
         self.admission.assign()
 
     def record_token(self, replica: Replica) -> None:
@@ -155,8 +161,7 @@ class EnginePool:
     def record_error(self, replica: Replica) -> None:
         """Record a 5xx answer or a timeout, and eject the replica after several of them."""
         replica.errored()
-        ejected = sum(each.ejected for each in self.replicas.values())
-        if not replica.failing or ejected + 1 > MAX_EJECTED_FRACTION * len(self.replicas):
+        if not (replica.failing and self._may_eject()):
             return
         backoff = replica.eject()
         log.warning(
@@ -167,6 +172,13 @@ class EnginePool:
         )
         asyncio.get_running_loop().call_later(backoff, self.admission.assign)
         self.admission.assign()
+
+    def _may_eject(self) -> bool:
+        """Whether the pool can do without one more replica. Its only one can be ejected while the other pool serves."""
+        if len(self.replicas) == 1:
+            return self._replaceable()
+        ejected = sum(each.ejected for each in self.replicas.values())
+        return ejected + 1 <= MAX_EJECTED_FRACTION * len(self.replicas)
 
     def observe(self, first_token_seconds: float | None, per_token_seconds: float | None) -> None:
         """Add an answer's speed to the running means."""

@@ -20,6 +20,9 @@ from dps_gateway.upstream.deadline import Deadline
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 """The engine, or a proxy in front of it, rejected the request without executing it."""
 
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""The longest answer that is held in memory. Longer ones, such as an endless body, count as broken."""
+
 # fmt: off
 _HOP_BY_HOP: Final = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -132,10 +135,16 @@ class Answer:
         return UpstreamBroken(f"the answer took longer than {self._deadline.seconds:g} s", timed_out=True)
 
     async def body(self) -> bytes:
-        """The complete body. Raises UpstreamBroken."""
+        """The complete body. Raises UpstreamBroken, also if the body is longer than MAX_ANSWER_BYTES."""
         if self._response.content.at_eof():
             return self.first
-        return b"".join([self.first, *[chunk async for chunk in self.rest()]])
+        chunks, size = [self.first], len(self.first)
+        async for chunk in self.rest():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise UpstreamBroken(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        return b"".join(chunks)
 
     def close(self) -> None:
         """Release the connection if the answer is complete; otherwise close it, which aborts the generation."""

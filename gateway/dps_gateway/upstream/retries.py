@@ -6,9 +6,9 @@ from typing import Final
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.exchange import UpstreamFailed
 
-MAX_DISCONNECTED: Final = 2
-"""The number of replicas that may close the connection on a request before the request fails. Some requests crash
-SGLang (an assertion fails); without this limit, one such request could crash every replica."""
+MAX_FATAL: Final = 2
+"""The number of replicas that may crash, break off their answer or stop responding on a request before it fails. Some
+requests crash SGLang (an assertion fails); without this limit, one such request could crash every replica."""
 
 MAX_REJECTED_PER_POOL: Final = 2
 MAX_REJECTED: Final = 3
@@ -19,7 +19,7 @@ RETRY_BURST: Final = 10.0
 
 
 class RetryBudget:
-    """Bounds the retries of rejected requests to a fraction of all requests, as in Finagle and Linkerd.
+    """Bounds retries to a fraction of all requests, as in Finagle and Linkerd.
 
     Overloaded engines reject many requests. Sending each of them again would multiply the load.
     """
@@ -43,9 +43,10 @@ class Retries:
     """The failed attempts of one request.
 
     A replica that cannot be reached, or that has crashed, has not answered; the request is sent to another one. A
-    replica that has rejected the request may be overloaded; retries are few, and limited by the retry budget. After
-    a timeout the replica may still be executing the request. A streaming request is sent once more. A non-streaming
-    request may legitimately take long, so it is not executed a second time.
+    replica that has rejected the request may be overloaded; retries are few, and limited by the retry budget. So are
+    those after a replica that broke off its answer, or stopped responding before it answered ("lost"). After a timeout
+    the replica may still be executing the request. A streaming request is sent once more. A non-streaming request may
+    legitimately take long, so it is not executed a second time.
     """
 
     def __init__(self, budget: RetryBudget, *, streamed: bool) -> None:
@@ -53,6 +54,8 @@ class Retries:
         self._streamed = streamed
         self._failed: defaultdict[Pool, set[str]] = defaultdict(set)
         self._disconnected: set[str] = set()
+        self._fatal: set[str] = set()
+        """The replicas that have crashed, broken off their answer or stopped responding."""
         self._rejected: defaultdict[Pool, int] = defaultdict(int)
         self._timed_out = 0
         budget.deposit()
@@ -76,9 +79,11 @@ class Retries:
         The first disconnect of a replica may only mean that the engine closed an idle connection, so the same replica
         is tried once more, on a fresh connection.
         """
+        if failure.kind in ("disconnect", "broken", "lost"):
+            self._fatal.add(url)
         if failure.kind == "disconnect" and url not in self._disconnected:
             self._disconnected.add(url)
-            return len(self._disconnected) >= MAX_DISCONNECTED
+            return len(self._disconnected) >= MAX_FATAL
         self._failed[pool].add(url)
         if failure.rejected:
             self._rejected[pool] += 1
@@ -92,4 +97,6 @@ class Retries:
             return sum(self._rejected.values()) < MAX_REJECTED and self._budget.withdraw()
         if failure.kind == "timeout":
             return self._streamed and self._timed_out == 1 and self._budget.withdraw()
-        return failure.kind != "disconnect" or len(self._disconnected) < MAX_DISCONNECTED
+        if failure.kind in ("broken", "lost"):
+            return len(self._fatal) < MAX_FATAL and self._budget.withdraw()
+        return failure.kind != "disconnect" or len(self._fatal) < MAX_FATAL

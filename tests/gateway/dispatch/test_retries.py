@@ -1,14 +1,17 @@
 """Requests that an engine does not answer: retries, failover, time limits and ejected replicas."""
 
+import asyncio
 import time
 
 import pytest
 
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.replica import ERRORS_TO_EJECT
+from dps_gateway.upstream import replica as replica_module
+from dps_gateway.upstream.replica import ERRORS_TO_EJECT, LATE_CHECKS_TO_FAIL
 from dps_gateway.upstream.retries import RETRY_BURST, RETRY_RATIO
 from dps_testkit.gateway_with_pools import FixedStatusEngine, Start, engines
+from dps_testkit.waiting import wait_until
 
 
 async def test_rejected_request_is_retried_in_both_pools(start: Start) -> None:
@@ -123,3 +126,66 @@ async def test_pool_whose_replicas_all_fail_keeps_serving(start: Start) -> None:
     for number in range(40):
         await gateway.post(number)
     assert len(gateway.runtime.pools[Pool.SPECULATIVE].ready) == 1
+
+
+@pytest.mark.parametrize("broken", [Pool.SPECULATIVE, Pool.GREEDY])
+async def test_only_replica_that_keeps_failing_is_ejected_while_the_other_pool_serves(
+    start: Start, broken: Pool
+) -> None:
+    failing, healthy = FixedStatusEngine(status=500), FixedStatusEngine()
+    pools = [[failing], [healthy]] if broken is Pool.SPECULATIVE else [[healthy], [failing]]
+    policy = "AlwaysSpeculative" if broken is Pool.SPECULATIVE else "AlwaysGreedy"
+    gateway = await start(*pools, policy=policy)
+    statuses = [(await gateway.post(number)).status for number in range(20)]
+    assert statuses == [500] * ERRORS_TO_EJECT + [200] * (20 - ERRORS_TO_EJECT)
+    assert not gateway.runtime.pools[broken].ready
+
+
+async def test_last_replica_of_both_pools_is_not_ejected(start: Start) -> None:
+    gateway = await start(engines(1, status=500), engines(1, status=500))
+    for number in range(40):
+        await gateway.post(number)
+    assert sum(len(pool.ready) for pool in gateway.runtime.pools.values()) == 1
+
+
+async def test_request_whose_answer_breaks_off_is_attempted_twice(start: Start) -> None:
+    gateway = await start(engines(3, truncated=True), engines(3, truncated=True))
+    assert (await gateway.post()).status == 502
+    assert gateway.attempts == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("hung", [True, False], ids=["scheduler", "server"])
+async def test_request_on_a_replica_that_stops_responding_is_sent_to_another_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, stream: bool, hung: bool
+) -> None:
+    gateway = await start([FixedStatusEngine(delay=60.0)], engines(1))
+    pool = gateway.runtime.pools[Pool.SPECULATIVE]
+    (replica,) = pool.replicas.values()
+    waiting = asyncio.create_task(gateway.post(stream=stream))
+
+    async def sent() -> bool:
+        return gateway.attempts == 1
+
+    await wait_until(sent, "the replica has received the request")
+    if hung:
+        pool.mark_hung(replica)
+    else:
+        monkeypatch.setattr(replica_module, "LOST_SECONDS", 0.0)
+        for _ in range(LATE_CHECKS_TO_FAIL):
+            pool.record_late_check(replica)
+    response = await waiting
+    assert (response.status, response.headers["x-dps-pool"]) == (200, "greedy")
+    assert [pool.in_flight for pool in gateway.runtime.pools.values()] == [0, 0]
+
+
+async def test_request_on_a_busy_replica_is_not_given_up(start: Start) -> None:
+    gateway = await start([FixedStatusEngine(delay=0.5)], engines(1))
+    pool = gateway.runtime.pools[Pool.SPECULATIVE]
+    (replica,) = pool.replicas.values()
+    waiting = asyncio.create_task(gateway.post())
+    await asyncio.sleep(0.1)
+    for _ in range(LATE_CHECKS_TO_FAIL):
+        pool.record_late_check(replica)
+    response = await waiting
+    assert (response.status, response.headers["x-dps-pool"], gateway.attempts) == (200, "speculative", 1)

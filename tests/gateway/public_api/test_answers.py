@@ -9,6 +9,7 @@ from aiohttp import web
 
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.config import GatewayConfig
+from dps_gateway.upstream import exchange
 from dps_testkit.in_process_gateway import (
     CHAT,
     CHUNK,
@@ -186,6 +187,37 @@ async def test_client_that_stops_reading_is_disconnected(
     assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
     await asyncio.wait_for(aborted.wait(), PATIENCE_SECONDS)
     writer.transport.abort()
+
+
+async def test_client_that_reads_a_complete_answer_slowly_occupies_no_slot(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(text=json.dumps({"choices": ["x" * 40_000_000]}), content_type="application/json")
+    body = json.dumps(chat()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+    writer.write(head + body)
+    assert await reader.read(1) == b"H"
+    assert sum(pool.in_flight for pool in gateway.runtime.pools.values()) == 0
+    assert gateway.requests(200) == 0
+    writer.transport.abort()
+
+
+async def test_answer_without_an_end_is_not_kept_in_memory(
+    gateway: InProcessGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_ANSWER_BYTES", 1_000_000)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 100_000)
+            await asyncio.sleep(0)
+
+    engine.answer = endless
+    response, content = await gateway.post(json=chat())
+    assert (response.status, message_of(content)) == (502, "the answer is longer than 1000000 bytes")
 
 
 async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_over(

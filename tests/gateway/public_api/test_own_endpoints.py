@@ -1,8 +1,11 @@
 """The requests that the gateway answers itself, and those it relays for information about the model."""
 
+import asyncio
 import json
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from dps_gateway.api.passthrough import RELAYED_POST
 from dps_gateway.auth import Keys
@@ -25,7 +28,7 @@ async def test_version_is_reported(gateway: InProcessGateway) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/server_info", "/health_generate"],
+    ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/health_generate"],
 )
 async def test_information_about_the_model_and_its_health_comes_from_an_engine(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
@@ -33,6 +36,49 @@ async def test_information_about_the_model_and_its_health_comes_from_an_engine(
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     response = await gateway.raw(head.encode())
     assert (response.split()[1], engine.requests[0][0]) == (b"200", path)
+
+
+async def test_information_about_the_server_contains_no_secret(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    secrets = {
+        "api_key": "sk-engine",
+        "admin_api_key": "sk-admin",
+        "launch_command": "sglang --api-key sk-engine",
+    }
+    state = {"avg_spec_accept_length": 3.1, "last_gen_throughput": 9.5}
+    public = {"version": "0.5.23", "model_path": "m", "speculative_num_steps": 3}
+    info = secrets | public | {"internal_states": [secrets | state]}
+    engine.respond(text=json.dumps(info), content_type="application/json")
+    response, content = await gateway.send("GET", "/server_info")
+    assert response.status == 200
+    assert json.loads(content) == public | {"internal_states": [state]}
+
+
+async def test_unreadable_information_about_the_server_is_not_relayed(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(text="api_key=sk-engine")
+    response, content = await gateway.send("GET", "/server_info")
+    assert (response.status, b"sk-engine" in content) == (502, False)
+
+
+async def test_relayed_answer_that_breaks_off_counts_as_a_failure_of_the_engine(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    async def broken(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"{")
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    engine.answer = broken
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await gateway.post("/v1/embeddings", json={"input": "hello"})
+    assert (gateway.requests(502), gateway.requests(499)) == (1, 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/tokenize", *RELAYED_POST])
@@ -48,7 +94,16 @@ async def test_inference_without_generation_is_relayed(
 
 
 @pytest.mark.parametrize(
-    "path", ["/flush_cache", "/load_lora_adapter", "/abort_request", "/api/chat", "/invocations"]
+    "path",
+    [
+        "/flush_cache",
+        "/load_lora_adapter",
+        "/v1/load_lora_adapter",
+        "/v1/unload%5Flora_adapter",
+        "/abort_request",
+        "/api/chat",
+        "/invocations",
+    ],
 )
 async def test_other_endpoints_of_engines_are_not_reachable(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
