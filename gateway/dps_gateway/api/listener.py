@@ -25,6 +25,9 @@ HANDSHAKE_SECONDS: Final = 10.0
 MIN_HANDSHAKES: Final = 16
 """Handshakes that may be in progress at the same time even if the server accepts very few connections."""
 
+HANDSHAKES_PAUSE_SECONDS: Final = 0.1
+"""Time until the next attempt to accept a connection while too many handshakes are in progress."""
+
 PAUSE_SECONDS: Final = 1.0
 """Time until the next attempt after a connection could not be accepted, for example because there is no memory."""
 
@@ -55,8 +58,7 @@ class Listener:
         self._burst = burst
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """The connections that are being accepted, oldest first."""
+        self._tasks: set[asyncio.Task[None]] = set()
         for each in sockets:
             self._watch(each)
 
@@ -106,30 +108,38 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept the connections that wait, up to a limit."""
-        for _ in range(min(MAX_ACCEPTED, self._burst())):
+        room = self._room()
+        if room <= 0:
+            self._pause(listening, HANDSHAKES_PAUSE_SECONDS)
+            return
+        for _ in range(room):
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.error("no connection can be accepted for %g s: %s", PAUSE_SECONDS, error)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(PAUSE_SECONDS, self._watch, listening)
+                self._pause(listening, PAUSE_SECONDS)
                 return
             connection.setblocking(False)
             _detect_lost_clients(connection, self._idle_seconds())
             task = self._loop.create_task(self._connect(connection))
-            self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
-            self._limit_handshakes()
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _limit_handshakes(self) -> None:
-        """Abandon the oldest TLS handshakes. The server counts a connection only once its handshake is complete."""
-        if self._tls is not None:
-            while len(self._tasks) > max(MIN_HANDSHAKES, self._burst()):
-                oldest = next(iter(self._tasks))
-                del self._tasks[oldest]
-                oldest.cancel()
+    def _pause(self, listening: socket.socket, seconds: float) -> None:
+        self._loop.remove_reader(listening)
+        self._loop.call_later(seconds, self._watch, listening)
+
+    def _room(self) -> int:
+        """The connections that may be accepted now.
+
+        The server counts a connection only once its TLS handshake is complete, so handshakes are limited here.
+        """
+        burst = min(MAX_ACCEPTED, self._burst())
+        if self._tls is None:
+            return burst
+        return min(burst, max(MIN_HANDSHAKES, self._burst()) - len(self._tasks))
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
@@ -141,9 +151,6 @@ class Listener:
             )
         except OSError as error:  # includes failures of the TLS handshake
             log.debug("a new connection failed: %s", error)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
 
 def _detect_lost_clients(connection: socket.socket, idle_seconds: float) -> None:
