@@ -18,8 +18,9 @@ from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaR
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
-from dps_gateway.upstream.replica import Replica, ReplicaLost
+from dps_gateway.upstream.replica import Replica
 from dps_gateway.upstream.retries import Retries
+from dps_gateway.upstream.unanswered import ReplicaLost
 
 ATTEMPTS_PER_POOL: Final = 3
 
@@ -258,7 +259,7 @@ class _Dispatch:
         prefill_tokens = _prefill_tokens(outbound, replica)
         replica.prefill_tokens += prefill_tokens
         try:
-            async with replica.unanswered():
+            async with pool.unanswered.waiting(replica):
                 answer = await self._runtime.upstream.send(
                     replica.url,
                     outbound.path,

@@ -12,6 +12,7 @@ from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, SLOW_START_SECONDS, Replica
+from dps_gateway.upstream.unanswered import Unanswered
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class EnginePool:
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
+        self.unanswered = Unanswered()
         self.has_answered = False
         """Whether any replica has ever answered, even if it has been removed since."""
         self.time_to_first_token_seconds: float | None = None
@@ -127,7 +129,7 @@ class EnginePool:
         if replica.late_checks >= LATE_CHECKS_TO_FAIL:
             self.mark_unavailable(replica)
         if replica.lost:
-            replica.give_up()
+            self.unanswered.give_up(replica)
 
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
@@ -138,7 +140,7 @@ class EnginePool:
     def mark_hung(self, replica: Replica) -> None:
         """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
         replica.hung = True
-        replica.give_up()
+        self.unanswered.give_up(replica)
         self.admission.assign()
 
     def record_token(self, replica: Replica) -> None:

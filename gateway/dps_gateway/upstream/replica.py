@@ -7,11 +7,9 @@ for a backoff period, even if its health checks succeed; then a single request p
 grows slowly. Envoy's outlier detection and slow start are similar.
 """
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,10 +42,6 @@ SMALLEST_WEIGHT: Final = 0.1
 LOST_SECONDS: Final = 30.0
 """Time without an answer to a health check after which requests that the replica has not begun to answer are given up.
 An engine that is only busy answers within this time."""
-
-
-class ReplicaLost(Exception):
-    """The replica stopped responding before it began to answer a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +98,6 @@ class Replica:
         """Whether the engine answers health checks but generates nothing."""
         self._clock = clock
         self._answered_at = clock()
-        self._unanswered: set[asyncio.Timeout] = set()
-        """The time limits of the requests that it has not begun to answer."""
         self._token_at = clock()
         self._errors = 0
         self._recent: deque[bool] = deque(maxlen=RATE_WINDOW)
@@ -189,25 +181,6 @@ class Replica:
         return self.hung or (
             self.late_checks >= LATE_CHECKS_TO_FAIL and self._clock() - self._answered_at >= LOST_SECONDS
         )
-
-    @asynccontextmanager
-    async def unanswered(self) -> AsyncIterator[None]:
-        """The context in which a request waits for the beginning of its answer. Raises ReplicaLost after `give_up`."""
-        try:
-            async with asyncio.timeout(None) as limit:
-                self._unanswered.add(limit)
-                try:
-                    yield
-                finally:
-                    self._unanswered.discard(limit)
-        except TimeoutError as error:
-            raise ReplicaLost("the engine stopped responding before it answered") from error
-
-    def give_up(self) -> None:
-        """End the wait of all requests that the replica has not begun to answer."""
-        now = asyncio.get_running_loop().time()
-        while self._unanswered:
-            self._unanswered.pop().reschedule(now)
 
     def succeeded(self) -> None:
         """Record an answer that is not a server error."""
