@@ -226,7 +226,7 @@ async def test_anthropic_conversation_grows_by_the_tokens_that_sglang_counts(up:
     async with AsyncAnthropic(base_url=up.printed("gateway").removesuffix("/v1"), api_key="none") as client:
         for question in (SHORT, LONG):
             async with client.messages.stream(
-                model="m", messages=conversation, system="Be terse.", max_tokens=ANSWER_TOKENS
+                model="default", messages=conversation, system="Be terse.", max_tokens=ANSWER_TOKENS
             ) as stream:
                 answer = await stream.get_final_message()
                 headers.append(stream.response.headers)
