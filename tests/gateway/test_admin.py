@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.api.admin import admin_app, redacted, worker_app
+from dps_gateway.api.admin_auth import is_local
 from dps_gateway.config import GatewayConfig, Listen
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
@@ -126,6 +127,21 @@ async def test_without_a_token_other_hosts_cannot_access_sessions(runtime: Runti
             async with client.request(method, server.make_url(path), data=b"[]") as response:
                 statuses.add(response.status)
     assert statuses == {401}
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("127.0.0.6", False),
+        ("10.0.0.1", False),
+        (None, False),
+    ],
+)
+def test_forwarded_requests_do_not_count_as_local(address: str | None, local: bool) -> None:
+    assert is_local(address) is local
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tenants_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Gateway, Engine]]:
-    """A gateway, and the engine to which it sends all requests. The engines have the plugin."""
+    """A gateway, and the engine to which it sends all requests."""
     folder = tmp_path_factory.mktemp("tenants")
     (folder / "keys").write_text("team-a:sk-alpha\nteam-b:sk-beta\n")
     settings = {"auth": {"keysFile": str(folder / "keys")}, "routing": {"policy": "AlwaysGreedy"}}

@@ -27,6 +27,7 @@ DELIBERATE = (
     ),
     KnownDifference("*server_info.json.emulated", "identifies the server as emulated"),
     KnownDifference("*server_info.json.emulation", "the parameters of the emulation"),
+    KnownDifference("*server_info.json.dps_cache_salt_header", "SGLang with the plugin dps_sglang"),
     KnownDifference(
         "*server_info.json.context_length", "always reported; SGLang reports it only if the flag is set"
     ),

@@ -19,7 +19,7 @@ def protected(handler: Handler) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
         token = request.app[RUNTIME].admin_token
         if token is None:
-            if _is_local(request.remote):
+            if is_local(request.remote):
                 return await handler(request)
             return _unauthorized(
                 "set listen.adminTokenFile, and send its token, to use this from another host"
@@ -40,14 +40,18 @@ def _unauthorized(message: str) -> web.Response:
     )
 
 
-def _is_local(remote: str | None) -> bool:
-    """Whether a connection comes from this host. A container has the address of its pod, not of its node."""
+def is_local(remote: str | None) -> bool:
+    """Whether a connection comes from this host. A container has the address of its pod, not of its node.
+
+    Of the loopback addresses, only the usual ones count: service meshes forward requests of other pods from others,
+    such as 127.0.0.6 (Istio).
+    """
     try:
         address = ipaddress.ip_address(remote or "")
     except ValueError:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    return str(mapped or address) in ("127.0.0.1", "::1")
 
 
 def _matches(token: str, header: str) -> bool:

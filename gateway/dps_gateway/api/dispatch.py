@@ -137,9 +137,9 @@ class _Dispatch:
     def _choices(self) -> list[Choice]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
 
-        Overload does not change a FIXED decision: a baseline policy's pool must not change in an experiment, and for a
-        request without a session `least_loaded` has already compared the pools. The other pool is then used only if no
-        replica of the first is left, and if neither has one, the request waits for the first one of either pool.
+        Overload does not change a FIXED decision about a turn: a baseline policy's pool must not change in an
+        experiment. The other pool is then used only if no replica of the first is left, and if neither has one, the
+        request waits for the first one of either pool.
         """
         pools, decision, only = self._runtime.pools, self._decision, self._outbound.replica
         choices = [
@@ -151,7 +151,7 @@ class _Dispatch:
             pool = pools[decision.pool]
             others = pool.replicas.keys() - {only}
             return [Choice(pool, each.avoid | others) for each in choices if each.pool is pool]
-        if decision.reason is not Reason.FIXED:
+        if decision.reason is not Reason.FIXED or decision.stateless:
             return choices
         return _usable(choices)[:1] or choices
 

@@ -157,7 +157,7 @@ def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decis
     runtime, metrics = call.runtime, call.runtime.metrics
     if turn is None or routed is None:
         metrics.history.labels(History.STATELESS.value).inc()
-        return Decision(least_loaded(runtime.pools), Reason.FIXED)
+        return Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     metrics.delta_tokens.observe(turn.delta_tokens)
     metrics.prompt_tokens.observe(turn.prompt_tokens)
     metrics.history.labels(turn.session.growth.history.value).inc()

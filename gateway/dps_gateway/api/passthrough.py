@@ -87,7 +87,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         buffered=False,
         replica=replica,
     )
-    placed = await dispatch(call, Decision(pool, Reason.FIXED), outbound)
+    placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
     try:
         return await _relay(call, placed)
     finally:

@@ -73,6 +73,8 @@ class Decision:
     reason: Reason
     predicted: Mapping[Pool, float] | None = None
     """Seconds until the turn would be complete in each ready pool; None if the policy does not predict them."""
+    stateless: bool = False
+    """Whether the request is not a turn, so that the pool with the first free slot may serve it."""
 
 
 class Policy(Protocol):

@@ -115,7 +115,7 @@ class InfoEndpoints:
                 "random_seed": settings.seed,
                 "internal_states": [state],
                 "version": VERSION,
-                **({ANNOUNCEMENT: SALT_HEADER} if settings.has_plugin else {}),
+                ANNOUNCEMENT: SALT_HEADER,
                 "emulated": True,
                 "emulation": emulation,
             }

@@ -79,13 +79,11 @@ class MessagesEndpoints:
         prompts: Prompts,
         openai: OpenAIEndpoints,
         cache_report: bool,
-        has_plugin: bool,
     ) -> None:
         self._engine = engine
         self._prompts = prompts
         self._openai = openai
         self._cache_report = cache_report
-        self._has_plugin = has_plugin
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
@@ -120,7 +118,8 @@ class MessagesEndpoints:
         inline_system = self._prompts.renders_inline_system
         try:
             chat = chat_request(request.model_dump(), inline_system=inline_system, reasoning=False)
-            salt = {"cache_salt": http.headers.get(SALT_HEADER)} if self._has_plugin else {}
+            # As SGLang with the plugin dps_sglang, which an engine needs if several tenants use it.
+            salt = {"cache_salt": http.headers.get(SALT_HEADER)}
             converted = ChatRequest.model_validate(chat | fields | salt)
             if problem := self._openai.problem_of_chat(converted):
                 raise RefusedError(problem)

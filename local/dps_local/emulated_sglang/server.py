@@ -50,7 +50,7 @@ def create_app(
 
     app.cleanup_ctx.append(running)
     openai = OpenAIEndpoints(engine, prompts, settings.served_model_name, settings.enable_cache_report)
-    messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report, settings.has_plugin)
+    messages = MessagesEndpoints(engine, prompts, openai, settings.enable_cache_report)
     responses = ResponsesEndpoints(
         engine,
         prompts,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dps_local.emulated_sglang.storage import PLUGIN_BACKEND, StorageOptions
+from dps_local.emulated_sglang.storage import StorageOptions
 from dps_local.emulated_sglang.time_model import TimeModel
 
 VERSION = "0.5.23+emulated"
@@ -41,8 +41,3 @@ class EngineSettings:
     page_tokens: int = 1
     storage: StorageOptions | None = None
     arguments: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def has_plugin(self) -> bool:
-        """Whether the plugin dps_sglang is installed: that it stores the pages shows that it is."""
-        return self.storage is not None and self.storage.backend == PLUGIN_BACKEND

@@ -91,3 +91,16 @@ async def test_gateway_that_started_suspended_remains_ready_while_engines_start(
     suspend(gateway, False)
     assert gateway.runtime.ready
     assert (await gateway.post()).status == 503
+
+
+async def test_stateless_request_is_served_by_the_pool_that_is_free_first(start: Start) -> None:
+    gateway = await start(engines(1, delay=0.5), engines(1, delay=5.0), limits="{maxInFlightPerReplica: 1}")
+    occupying = [asyncio.create_task(gateway.post(number)) for number in range(2)]
+
+    async def busy() -> bool:
+        return gateway.attempts == 2
+
+    await wait_until(busy, "both engines are busy")
+    response = await gateway.post(path="/v1/embeddings")
+    assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
+    await asyncio.gather(*occupying)
