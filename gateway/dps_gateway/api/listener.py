@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final, Self, cast
 
 from aiohttp import web
@@ -37,6 +37,8 @@ IDLE_SECONDS: Final = 120.0
 _PROBES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A connection on which nothing is sent is closed if the client acknowledges neither a probe after 30 s nor three more,
 sent every 10 s."""
+
+_MAX_OPTION: Final = 2**31 - 1
 
 Protocols = Callable[[], asyncio.BaseProtocol]
 
@@ -159,11 +161,12 @@ def _detect_lost_clients(connection: socket.socket, idle_seconds: float) -> None
     Otherwise an engine would go on generating for it, until the buffers of the connection are full or, on Linux, for a
     quarter of an hour.
     """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {**_PROBES, "TCP_USER_TIMEOUT": round(1000 * idle_seconds)}
-    for name, value in options.items():
-        if (option := getattr(socket, name, None)) is not None:  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    options = {**_PROBES, "TCP_USER_TIMEOUT": min(round(1000 * idle_seconds), _MAX_OPTION)}
+    with suppress(OSError):  # the client has closed the connection already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Site(web.BaseSite):
