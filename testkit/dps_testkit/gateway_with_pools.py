@@ -8,6 +8,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient
 
 from dps_gateway.runtime import Runtime
+from dps_testkit.in_process_gateway import broken_off
 
 CHAT = "/v1/chat/completions"
 ANSWER = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
@@ -28,13 +29,7 @@ class FixedStatusEngine:
         if self.status != 200:
             return web.json_response({"error": {"message": "scripted"}}, status=self.status)
         if self.truncated:
-            response = web.StreamResponse(headers={"Content-Length": "100"})
-            await response.prepare(request)
-            await response.write(b"{")
-            await asyncio.sleep(0.05)
-            assert request.transport is not None
-            request.transport.abort()
-            return response
+            return await broken_off(request)
         if (await request.json()).get("stream"):
             return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
         return web.json_response(ANSWER)

@@ -28,6 +28,17 @@ async def complete(request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": "c", "choices": [], "usage": USAGE})
 
 
+async def broken_off(request: web.Request) -> web.StreamResponse:
+    """An answer whose connection breaks before its body is complete."""
+    response = web.StreamResponse(headers={"Content-Length": "100"})
+    await response.prepare(request)
+    await response.write(b"{")
+    await asyncio.sleep(0.05)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
 class ScriptedEngine:
     """An engine that answers every request with `answer` and records what it received."""
 

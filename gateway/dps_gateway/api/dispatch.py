@@ -281,7 +281,7 @@ class _Dispatch:
             return answer, await answer.body()
         except UpstreamBroken as error:
             answer.close()
-            raise UpstreamFailed("timeout" if error.timed_out else "broken", str(error)) from error
+            raise error.as_failure() from error
         except BaseException:
             answer.close()
             raise

@@ -14,6 +14,8 @@ from typing import Final, Self, cast
 
 from aiohttp import web
 
+from dps_gateway.config import Timeouts
+
 log = logging.getLogger(__name__)
 
 MAX_ACCEPTED: Final = 64
@@ -30,9 +32,6 @@ HANDSHAKES_PAUSE_SECONDS: Final = 0.1
 
 PAUSE_SECONDS: Final = 1.0
 """Time until the next attempt after a connection could not be accepted, for example because there is no memory."""
-
-IDLE_SECONDS: Final = 120.0
-"""The default of timeouts.idleSeconds."""
 
 _PROBES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A connection on which nothing is sent is closed if the client acknowledges neither a probe after 30 s nor three more,
@@ -75,7 +74,7 @@ class Listener:
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         burst: Callable[[], int] = lambda: MAX_ACCEPTED,
-        idle_seconds: Callable[[], float] = lambda: IDLE_SECONDS,
+        idle_seconds: Callable[[], float] = lambda: Timeouts().idle_seconds,
     ) -> Self:
         """Listen on all addresses of `host`, or of this machine if it is None. Raises OSError.
 
@@ -182,7 +181,7 @@ class Site(web.BaseSite):
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         burst: Callable[[], int] = lambda: MAX_ACCEPTED,
-        idle_seconds: Callable[[], float] = lambda: IDLE_SECONDS,
+        idle_seconds: Callable[[], float] = lambda: Timeouts().idle_seconds,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._host = host

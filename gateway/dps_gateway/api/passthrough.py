@@ -144,7 +144,7 @@ async def _body(answer: Answer) -> bytes:
     try:
         return await answer.body()
     except UpstreamBroken as error:
-        raise UpstreamFailed("timeout" if error.timed_out else "broken", str(error)) from error
+        raise error.as_failure() from error
 
 
 def _public_info(content: bytes) -> bytes:

@@ -72,6 +72,10 @@ class UpstreamBroken(Exception):
         super().__init__(message)
         self.timed_out = timed_out
 
+    def as_failure(self) -> UpstreamFailed:
+        """The same failure for a request of whose answer nothing has been relayed."""
+        return UpstreamFailed("timeout" if self.timed_out else "broken", str(self))
+
 
 class Answer:
     """An answer that a replica has begun: its status, its headers, and its body as a stream."""

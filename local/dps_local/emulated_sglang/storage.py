@@ -17,9 +17,6 @@ from dps_local.emulated_sglang.radix import Namespace
 
 Policy = Literal["best_effort", "wait_complete", "timeout"]
 
-PLUGIN_BACKEND = "SharedPrefixCache"
-"""The backend of the plugin dps_sglang, as SGLang reports it."""
-
 FETCH_THRESHOLD_TOKENS = 256
 """A shorter missing prefix is computed instead of fetched: SGLang's default of `prefetch_threshold`."""
 TOKENS_PER_SECOND = 350_000.0

@@ -1,15 +1,20 @@
 """The requests that the gateway answers itself, and those it relays for information about the model."""
 
-import asyncio
 import json
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from dps_gateway.api.passthrough import RELAYED_POST
 from dps_gateway.auth import Keys
-from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
+from dps_testkit.in_process_gateway import (
+    CHAT,
+    InProcessGateway,
+    ScriptedEngine,
+    broken_off,
+    chat,
+    message_of,
+)
 
 
 async def test_health_needs_no_key_and_follows_readiness(gateway: InProcessGateway) -> None:
@@ -66,16 +71,7 @@ async def test_unreadable_information_about_the_server_is_not_relayed(
 async def test_relayed_answer_that_breaks_off_counts_as_a_failure_of_the_engine(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    async def broken(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "100"})
-        await response.prepare(request)
-        await response.write(b"{")
-        await asyncio.sleep(0.05)
-        assert request.transport is not None
-        request.transport.abort()
-        return response
-
-    engine.answer = broken
+    engine.answer = broken_off
     with pytest.raises(aiohttp.ClientPayloadError):
         await gateway.post("/v1/embeddings", json={"input": "hello"})
     assert (gateway.requests(502), gateway.requests(499)) == (1, 0)
