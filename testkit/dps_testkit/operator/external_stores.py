@@ -23,6 +23,9 @@ from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 NAME = "sessions"
 """The Secret of the store."""
 
+TIMEOUT_SECONDS = 10
+"""The gateway's time limit for a request. On a busy machine, a TLS handshake can take longer than the default."""
+
 
 @dataclass(frozen=True)
 class Store:
@@ -34,9 +37,10 @@ class Store:
     def spec(self) -> dict[str, Any]:
         """The fields of a DPSRouter that uses the store, and a tokenizer on this machine."""
         references = {"urlSecretRef": "url", "caSecretRef": "ca.crt"}
-        section = {
+        section: dict[str, Any] = {
             field: {"name": NAME, "key": key} for field, key in references.items() if key in self.secret
         }
+        section["timeoutSeconds"] = TIMEOUT_SECONDS
         return {"model": {"name": MODEL, "tokenizer": str(bundled_tokenizer())}, "sessionStore": section}
 
 
