@@ -21,12 +21,7 @@ def resolve_model(model: Model, raw: bytes, body: dict[str, Any]) -> tuple[bytes
     if not body.get("model"):
         return raw, body
     asked = body["model"]
-    name = _target({_SERVED: model.name} | model.aliases, asked) if isinstance(asked, str) else asked
-    if model.strict and not (
-        isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))
-    ):
-        served = ", ".join([model.name, *sorted(model.aliases)])
-        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
+    name = served_name(model, asked)
     if name == asked:
         return raw, body
     body = body | {"model": name}
@@ -34,6 +29,22 @@ def resolve_model(model: Model, raw: bytes, body: dict[str, Any]) -> tuple[bytes
         return orjson.dumps(body), body
     except orjson.JSONEncodeError as error:
         raise BadRequest(f"the request with the model '{name}' cannot be serialized: {error}") from error
+
+
+def served_name(model: Model, asked: Any) -> Any:
+    """The name by which an engine selects the model that a client has `asked` for. Raises ModelNotFound."""
+    name = _target({_SERVED: model.name} | model.aliases, asked) if isinstance(asked, str) else asked
+    if not is_served(model, name):
+        served = ", ".join([model.name, *sorted(model.aliases)])
+        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
+    return name
+
+
+def is_served(model: Model, name: Any) -> bool:
+    """Whether requests may name this model, which is not an alias."""
+    if not model.strict:
+        return True
+    return isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))
 
 
 def _target(aliases: Mapping[str, str], asked: str) -> str:

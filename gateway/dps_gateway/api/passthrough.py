@@ -1,17 +1,18 @@
-"""The rest of the engines' API: forwarded unchanged and without a session to the less loaded pool."""
+"""The rest of the engines' API: forwarded without a session to the less loaded pool."""
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from dps_gateway.api import server_info
+from dps_gateway.api import model_list, server_info
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
 from dps_gateway.api.errors import BadRequest, NotFound, error_event
-from dps_gateway.api.model_names import resolve_model
+from dps_gateway.api.model_names import resolve_model, served_name
 from dps_gateway.api.request import parse_object, read_body, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.stored_responses import holder
@@ -61,11 +62,21 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     return raw_path_and_query
 
 
+Change = Callable[[bytes], bytes]
+"""Returns what the client receives instead of an engine's answer. It raises ValueError if the answer has another form
+than expected."""
+
+
 async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
     call.headers["x-dps-history"] = History.STATELESS.value
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
+    change: Change | None = None
+    if request.path == server_info.PATH:
+        change = server_info.public_info
+    elif request.method == "GET":
+        target, change = _models(call, target)
     body = await read_body(request, runtime.config) if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
@@ -89,7 +100,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
     try:
-        return await _relay(call, placed)
+        return await _relay(call, placed, change)
     finally:
         placed.close()
 
@@ -98,6 +109,25 @@ def _response_id(raw_path: str) -> str | None:
     """The id in the path of a stored response, /v1/responses/ID or below; None for other paths."""
     root, *rest = unquote(raw_path).split(f"{responses.ROUTE.path}/", 1)
     return rest[0].split("/")[0] if rest and not root else None
+
+
+def _models(call: Call, target: str) -> tuple[str, Change | None]:
+    """The target of a request for the models or for one of them, and the change of the answer; other targets unchanged.
+
+    Raises ModelNotFound and Forbidden.
+    """
+    model, key, raw_path = call.runtime.config.model, call.key, call.request.rel_url.raw_path
+    if raw_path == model_list.PATH:
+        limited = key.models if key is not None else None
+        return target, lambda content: model_list.model_list(
+            model, content, lambda name: limited is None or name in limited
+        )
+    if (asked := model_list.asked_model(raw_path)) is None:
+        return target, None
+    name = served_name(model, asked)
+    if key is not None:
+        key.check_models({"model": name}, model.name)
+    return model_list.PATH, lambda content: model_list.model_card(model, content, asked, name)
 
 
 def _checked_model(call: Call, body: bytes) -> bytes:
@@ -116,10 +146,10 @@ def _checked_model(call: Call, body: bytes) -> bytes:
     return body
 
 
-async def _relay(call: Call, placed: Placed) -> web.StreamResponse:
+async def _relay(call: Call, placed: Placed, change: Change | None) -> web.StreamResponse:
     answer = placed.answer
-    if call.request.path == server_info.PATH and answer.status < 400:
-        return await send_complete(call, answer, _public_info(await _body(answer)))
+    if change is not None and answer.status < 400:
+        return await send_complete(call, answer, _changed(await _body(answer), change))
     if answer.status >= 400 and not answer.streams:
         return await send_complete(call, answer, await _body(answer))
     response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
@@ -147,10 +177,10 @@ async def _body(answer: Answer) -> bytes:
         raise error.as_failure() from error
 
 
-def _public_info(content: bytes) -> bytes:
+def _changed(content: bytes, change: Change) -> bytes:
     """Raises UpstreamFailed."""
     try:
-        return server_info.public_info(content)
+        return change(content)
     except ValueError as error:
         raise UpstreamFailed("broken", "the engine's information cannot be read") from error
 

@@ -21,7 +21,7 @@ from dps_testkit.in_process_gateway import (
 async def test_credentials_appear_neither_in_logs_nor_in_responses(
     gateway: InProcessGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    response = await gateway.raw(b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n")
+    response = await gateway.raw(b"GET /v1/loads HTTP/1.1\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n")
     assert response.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
     assert b'"error"' in response
     assert b"sk-secret" not in response
@@ -32,10 +32,10 @@ async def test_credentials_appear_neither_in_logs_nor_in_responses(
 async def test_absolute_target_is_forwarded_as_a_path(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    target = f"http://127.0.0.1:{gateway.port}/v1/models?a=1"
+    target = f"http://127.0.0.1:{gateway.port}/v1/loads?a=1"
     response = await gateway.raw(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     assert response.startswith(b"HTTP/1.1 200 ")
-    assert engine.requests[0][0] == "/v1/models?a=1"
+    assert engine.requests[0][0] == "/v1/loads?a=1"
 
 
 @pytest.mark.parametrize("header", ["x-session-id", "x-request-id", "x-other"])

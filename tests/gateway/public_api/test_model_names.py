@@ -2,9 +2,11 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from dps_gateway.auth import Key, Keys, digest_of
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
 
@@ -76,3 +78,95 @@ async def test_alias_and_model_are_one_session(gateway: InProcessGateway) -> Non
     for model, history in (("gpt", "new"), ("m", "grown")):
         response, _ = await gateway.post(json=chat(model=model), headers={"x-session-id": "s"})
         assert response.headers["x-dps-history"] == history
+
+
+ADAPTER = {"id": "lora", "object": "model", "owned_by": "sglang", "root": "/lora", "parent": "m"}
+SGLANG = {
+    "object": "list",
+    "data": [{"id": "m", "object": "model", "owned_by": "sglang", "root": "m", "parent": None}, ADAPTER],
+}
+VLLM = {
+    "object": "list",
+    "data": [
+        {"id": "m", "object": "model", "owned_by": "vllm", "parent": None},
+        {"id": "lora", "object": "model", "owned_by": "vllm", "parent": "m"},
+    ],
+}
+
+
+async def listed(gateway: InProcessGateway, **options: Any) -> list[str]:
+    response, content = await gateway.send("GET", "/v1/models", **options)
+    assert (response.status, response.content_type) == (200, "application/json")
+    return [model["id"] for model in json.loads(content)["data"]]
+
+
+async def test_every_listed_model_can_be_requested_and_retrieved(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(text=json.dumps(SGLANG), content_type="application/json")
+    names = await listed(gateway)
+    assert names == ["m", "m:lora", "gpt", "tuned", "gpt:7b"]
+    for name in names:
+        response, content = await gateway.send("GET", f"/v1/models/{quote(name, safe='')}")
+        assert (response.status, json.loads(content)["id"]) == (200, name)
+        assert engine.requests[-1][0] == "/v1/models"
+        assert (await gateway.post(json=chat(model=name)))[0].status == 200
+        assert json.loads(engine.requests[-1][2])["model"] in ("m", "m:lora")
+
+
+async def test_adapter_of_an_alias_can_be_retrieved(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(text=json.dumps(SGLANG), content_type="application/json")
+    _, content = await gateway.send("GET", "/v1/models/gpt:lora")
+    assert json.loads(content) == {**ADAPTER, "id": "gpt:lora"}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_adapters_of_vllm_are_listed_by_their_own_names_if_requests_may_use_them(
+    gateway: InProcessGateway, engine: ScriptedEngine, strict: bool
+) -> None:
+    config = gateway.runtime.config
+    model = config.model.model_copy(update={"strict": strict})
+    gateway.runtime.config = config.model_copy(update={"model": model})
+    engine.respond(text=json.dumps(VLLM), content_type="application/json")
+    assert await listed(gateway) == (["m", "gpt", "gpt:7b"] if strict else ["m", "lora", "gpt", "gpt:7b"])
+    assert (await gateway.send("GET", "/v1/models/lora"))[0].status == (404 if strict else 200)
+
+
+async def test_model_is_listed_by_its_configured_name(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    cards = [{"id": "/models/m", "object": "model", "owned_by": "sglang"}]
+    engine.respond(text=json.dumps({"object": "list", "data": cards}), content_type="application/json")
+    assert await listed(gateway) == ["m", "gpt", "gpt:7b"]
+
+
+@pytest.mark.parametrize("name", ["other", "lora", "m:other", "org%2Fm"])
+async def test_model_that_cannot_be_requested_cannot_be_retrieved(
+    gateway: InProcessGateway, engine: ScriptedEngine, name: str
+) -> None:
+    engine.respond(text=json.dumps(SGLANG), content_type="application/json")
+    response, content = await gateway.send("GET", f"/v1/models/{name}")
+    assert (response.status, json.loads(content)["error"]["code"]) == (404, "model_not_found")
+    assert "the served models are m, " in message_of(content)
+
+
+async def test_key_lists_and_retrieves_only_the_models_that_it_may_use(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.respond(text=json.dumps(SGLANG), content_type="application/json")
+    gateway.runtime.keys = Keys([Key("t", digest_of("sk"), models=frozenset({"m"}))])
+    key = {"Authorization": "Bearer sk"}
+    assert await listed(gateway, headers=key) == ["m", "gpt", "gpt:7b"]
+    for name, status in {"m": 200, "gpt": 200, "m:lora": 403, "tuned": 403}.items():
+        assert (await gateway.send("GET", f"/v1/models/{name}", headers=key))[0].status == status
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", '{"data": [1]}', '{"data": [{"id": 1}]}', "{}"])
+async def test_unreadable_list_of_models_is_not_relayed(
+    gateway: InProcessGateway, engine: ScriptedEngine, text: str
+) -> None:
+    engine.respond(text=text, content_type="application/json")
+    for path in ("/v1/models", "/v1/models/m"):
+        assert (await gateway.send("GET", path))[0].status == 502

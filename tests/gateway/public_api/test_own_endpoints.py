@@ -31,10 +31,7 @@ async def test_version_is_reported(gateway: InProcessGateway) -> None:
     assert json.loads(content).keys() == {"version"}
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/models", "/v1/models/m", "/v1/models/org%2Fm", "/model_info", "/health_generate"],
-)
+@pytest.mark.parametrize("path", ["/v1/loads", "/v1/a%2Fb", "/model_info", "/health_generate"])
 async def test_information_about_the_model_and_its_health_comes_from_an_engine(
     gateway: InProcessGateway, engine: ScriptedEngine, path: str
 ) -> None:

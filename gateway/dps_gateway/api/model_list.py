@@ -1,0 +1,69 @@
+"""The models of /v1/models: those that an engine lists, under the names that requests use. No I/O.
+
+SGLang and vLLM list a LoRA adapter by its own name, with the model's name as its `parent`. In requests, SGLang expects
+`MODEL:ADAPTER`, and takes the adapter's own name for the model; vLLM expects the adapter's own name.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+
+from dps_gateway.api.errors import ModelNotFound
+from dps_gateway.api.model_names import is_served
+from dps_gateway.config import Model
+
+PATH: Final = "/v1/models"
+
+_VLLM: Final = "vllm"
+"""The owner that vLLM states for its models."""
+
+
+def asked_model(raw_path: str) -> str | None:
+    """The name in the path /v1/models/NAME, or None for other paths."""
+    root, separator, name = raw_path.partition(f"{PATH}/")
+    return unquote(name) or None if separator and not root else None
+
+
+def model_list(model: Model, content: bytes, permitted: Callable[[str], bool]) -> bytes:
+    """The list for a client: an engine's list with names that requests may use, and the aliases.
+
+    `permitted` returns whether the client's API key may use the model of this name. Raises ValueError if `content` is
+    no list of models.
+    """
+    listing, cards = _read(model, content)
+    cards |= {alias: cards[name] | {"id": alias} for alias, name in model.aliases.items() if name in cards}
+    data = [card for name, card in cards.items() if permitted(model.aliases.get(name, name))]
+    return orjson.dumps(listing | {"data": data})
+
+
+def model_card(model: Model, content: bytes, asked: str, name: str) -> bytes:
+    """The entry of an engine's list for the model that a client has `asked` for, and whose name in requests is `name`.
+
+    Raises ModelNotFound if the engine does not list it, and ValueError if `content` is no list of models.
+    """
+    _, cards = _read(model, content)
+    if name not in cards:
+        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {', '.join(cards)}")
+    return orjson.dumps(cards[name] | {"id": asked})
+
+
+def _read(model: Model, content: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """An engine's list, and its entries by their names in requests. Raises ValueError."""
+    listing = orjson.loads(content)
+    entries = listing.get("data") if isinstance(listing, dict) else None
+    if not isinstance(entries, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("id"), str) for each in entries
+    ):
+        raise ValueError("the engine's answer is not a list of models")
+    cards = {}
+    base = next((each for each in entries if not each.get("parent")), None)
+    if base is not None:  # the engine may serve the model under another name
+        cards[model.name] = base | {"id": model.name}
+    for entry in entries:
+        adapter = bool(entry.get("parent")) and entry.get("owned_by") != _VLLM
+        name = f"{model.name}:{entry['id']}" if adapter else entry["id"]
+        if is_served(model, name):
+            cards.setdefault(name, entry | {"id": name})
+    return listing, cards
