@@ -179,6 +179,9 @@ class Timeouts(_Section):
     health_interval_seconds: Seconds = 5.0
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""
+    slow_start_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Time in which the share of an engine that joins others, or returns to service, grows from a tenth to that of the
+    others. With 0 it has its full share immediately."""
     drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
     """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
     served meanwhile."""

@@ -115,6 +115,7 @@ class Runtime:
                 loaded.engine_keys[pool],
                 loaded.trust[pool],
                 partial(self._is_ready, pool.other),
+                config.timeouts.slow_start_seconds,
             )
             for pool in Pool
         }
@@ -171,6 +172,7 @@ class Runtime:
                 worker_share(limits.max_in_flight_per_replica, count),
                 loaded.engine_keys[name],
                 loaded.trust[name],
+                config.timeouts.slow_start_seconds,
             )
         self._set_endpoints(config)
 

@@ -12,8 +12,8 @@ from dps_gateway.upstream.replica import Replica
 class SinglePool(EnginePool):
     """A pool whose requests no other pool may serve."""
 
-    def __init__(self, slots: int = 1, queue: int = 10) -> None:
-        super().__init__(Pool.GREEDY, slots, Admission(queue))
+    def __init__(self, slots: int = 1, queue: int = 10, slow_start_seconds: float = 0.0) -> None:
+        super().__init__(Pool.GREEDY, slots, Admission(queue), slow_start_seconds=slow_start_seconds)
 
     async def acquire(
         self,

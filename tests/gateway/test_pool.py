@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, SMALLEST_WEIGHT, Replica
 from dps_testkit.engine_pool import SinglePool
 
 NO_REPLICA: frozenset[str] = frozenset()
@@ -16,8 +17,8 @@ ANSWERED = [EnginePool.mark_available, EnginePool.record_success]
 """A health check, or a request, that a replica has answered."""
 
 
-def pool(*urls: str, slots: int = 1, queue: int = 10) -> SinglePool:
-    result = SinglePool(slots, queue)
+def pool(*urls: str, slots: int = 1, queue: int = 10, slow_start_seconds: float = 0.0) -> SinglePool:
+    result = SinglePool(slots, queue, slow_start_seconds)
     result.set_endpoints(urls)
     return result
 
@@ -316,30 +317,97 @@ async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longes
     assert engines.queued == 0
 
 
-def recovered(engines: SinglePool, url: str) -> Replica:
-    """Eject a replica, and let the probe after its ejection succeed, all at the same time."""
+def ejected(engines: SinglePool, replica: Replica) -> None:
+    """Eject the replica, and let the probe after its ejection succeed."""
     now = 1000.0
-    replica = Replica(url, lambda: now)
-    engines.replicas[url] = replica
-    now += replica.eject()
-    engines.record_success(replica)
-    return replica
+    ejected = engines.replicas[replica.url] = Replica(replica.url, lambda: now, engines.slow_start_seconds)
+    now += ejected.eject()
+    engines.record_success(ejected)
 
 
-async def test_replica_in_slow_start_receives_a_part_of_its_share() -> None:
-    engines = pool("a", "b", slots=100)
-    recovering = recovered(engines, "a")
-    for number in range(30):
-        await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
-    assert (recovering.in_flight, engines.in_flight) == (2, 30)
+def failed(engines: SinglePool, replica: Replica) -> None:
+    engines.mark_unavailable(replica)
+    engines.mark_available(replica)
 
 
-async def test_replica_in_slow_start_is_used_if_the_others_are_full() -> None:
-    engines = pool("a", "b", slots=2)
-    recovered(engines, "a")
+def hung(engines: SinglePool, replica: Replica) -> None:
+    engines.mark_hung(replica)
+    engines.record_token(replica)
+
+
+def added(engines: SinglePool, replica: Replica) -> None:
+    engines.set_endpoints(set(engines.replicas) - {replica.url})
+    engines.set_endpoints([*engines.replicas, replica.url])
+
+
+RETURNS = pytest.mark.parametrize("returns", [ejected, failed, hung, added])
+"""The replica leaves the pool, and returns to it."""
+
+Returns = Callable[[SinglePool, Replica], None]
+
+NEVER_ENDS = 1e9
+
+
+@RETURNS
+@pytest.mark.parametrize("session", [True, False])
+async def test_replica_in_slow_start_receives_a_part_of_its_share(returns: Returns, session: bool) -> None:
+    engines = pool("a", "b", "c", slots=100, slow_start_seconds=NEVER_ENDS)
+    returns(engines, engines.replicas["a"])
+    for number in range(60):
+        await engines.acquire(f"s{number}" if session else None, NO_REPLICA, 1.0)
+    assert (engines.replicas["a"].in_flight, engines.in_flight) == (3, 60)
+
+
+@RETURNS
+async def test_replica_in_slow_start_is_used_if_the_others_are_full(returns: Returns) -> None:
+    engines = pool("a", "b", slots=2, slow_start_seconds=NEVER_ENDS)
+    returns(engines, engines.replicas["a"])
     for number in range(4):
         await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
-    assert [replica.in_flight for replica in engines.replicas.values()] == [2, 2]
+    assert {url: replica.in_flight for url, replica in engines.replicas.items()} == {"a": 2, "b": 2}
+
+
+@RETURNS
+async def test_replica_has_its_full_share_without_slow_start(returns: Returns) -> None:
+    engines = pool("a", "b", slots=100)
+    returns(engines, engines.replicas["a"])
+    for _ in range(10):
+        await engines.acquire(None, NO_REPLICA, 1.0)
+    assert [replica.in_flight for replica in engines.replicas.values()] == [5, 5]
+
+
+@pytest.mark.parametrize("urls", ["a", "abc"])
+async def test_replicas_that_start_together_have_equal_shares(urls: str) -> None:
+    engines = pool(*urls, slots=100, slow_start_seconds=NEVER_ENDS)
+    kept = {str(number): engines.view(str(number), CachedPrompt(1, {})) for number in range(20)}
+    for replica in engines.replicas.values():
+        replica.in_flight = 1
+        failed(engines, replica)
+    assert [replica.weight for replica in engines.replicas.values()] == [SMALLEST_WEIGHT] * len(urls)
+    for session, view in kept.items():
+        now = engines.view(session, CachedPrompt(1, {}))
+        assert view is not None
+        assert now is not None
+        assert now.replica == view.replica
+
+
+async def test_first_replicas_begin_with_their_full_share() -> None:
+    engines = pool("a", slow_start_seconds=NEVER_ENDS)
+    assert engines.replicas["a"].weight == 1.0
+    engines.set_endpoints([])
+    engines.set_endpoints(["a", "b"])
+    assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0]
+    engines.set_endpoints(["a", "b", "c"])
+    assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0, SMALLEST_WEIGHT]
+
+
+async def test_policies_see_the_replica_that_a_slow_start_leaves() -> None:
+    engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
+    sessions = [str(number) for number in range(20)]
+    engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3
+    failed(engines, engines.replicas["a"])
+    views = [engines.view(session, CachedPrompt(1, {})) for session in sessions]
+    assert {view and view.replica for view in views} == {engines.replicas["b"].id}
 
 
 async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:

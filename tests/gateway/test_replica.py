@@ -5,10 +5,11 @@ from dps_gateway.upstream.replica import (
     FIRST_EJECTION_SECONDS,
     LONGEST_EJECTION_SECONDS,
     RATE_WINDOW,
-    SLOW_START_SECONDS,
     SMALLEST_WEIGHT,
     Replica,
 )
+
+SLOW_START_SECONDS = 40.0
 
 
 class Clock:
@@ -20,7 +21,7 @@ class Clock:
 
 
 def ejected(clock: Clock) -> Replica:
-    replica = Replica("a", clock)
+    replica = Replica("a", clock, SLOW_START_SECONDS)
     for _ in range(ERRORS_TO_EJECT):
         assert not replica.failing
         replica.errored()

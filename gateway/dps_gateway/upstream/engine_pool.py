@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from dps_gateway.pool import Pool
@@ -11,7 +11,7 @@ from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
-from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, SLOW_START_SECONDS, Replica
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
 from dps_gateway.upstream.unanswered import Unanswered
 
 log = logging.getLogger(__name__)
@@ -39,12 +39,18 @@ class EnginePool:
         api_key: str | None = None,
         trust: ssl.SSLContext | bool = True,
         replaceable: Callable[[], bool] = lambda: False,
+        slow_start_seconds: float = 0.0,
     ) -> None:
-        """`replaceable` returns whether the other pool could serve the requests of this one."""
+        """`replaceable` returns whether the other pool could serve the requests of this one.
+
+        slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
+        of the others.
+        """
         self.name = name
         self._replaceable = replaceable
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
+        self.slow_start_seconds = slow_start_seconds
         self.api_key = api_key
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
@@ -62,17 +68,30 @@ class EnginePool:
         max_in_flight_per_replica: int,
         api_key: str | None,
         trust: ssl.SSLContext | bool = True,
+        slow_start_seconds: float = 0.0,
     ) -> None:
         """Apply new limits, a new API key and new trusted authorities. Requests in flight are unaffected."""
         self.max_in_flight_per_replica = max_in_flight_per_replica
+        self.slow_start_seconds = slow_start_seconds
+        for replica in self.replicas.values():
+            replica.slow_start_seconds = slow_start_seconds
         self.api_key = api_key
         self.trust = trust
         self.admission.assign()
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
-        """Set the replicas' base URLs. Requests on a removed replica are finished there."""
-        self.replicas = {url: self.replicas.get(url) or Replica(url) for url in urls}
+        """Set the replicas' base URLs. Requests on a removed replica are finished there.
+
+        A replica that joins others begins a slow start.
+        """
+        known = self.replicas
+        self.replicas = {url: known.get(url) or self._new(url) for url in urls}
+        for url in self.replicas.keys() - known.keys() if known else ():
+            self.replicas[url].start_slowly()
         self.admission.assign()
+
+    def _new(self, url: str) -> Replica:
+        return Replica(url, slow_start_seconds=self.slow_start_seconds)
 
     @property
     def ready(self) -> list[Replica]:
@@ -99,8 +118,7 @@ class EnginePool:
         ready = self.ready
         if not ready:
             return None
-        limit = self.max_in_flight_per_replica
-        replica = preferred(session, ready, limit, prompt.held) or min(ready, key=lambda each: each.in_flight)
+        replica = self._choice(session, ready, prompt.held) or min(ready, key=lambda each: each.in_flight)
         others = replica.others
         return PoolView(
             ready_replicas=len(ready),
@@ -153,10 +171,8 @@ class EnginePool:
     def record_success(self, replica: Replica) -> None:
         """Record an answer that is not a server error."""
         self.has_answered = True
-        probed, changed = replica.probing, replica.probing or not replica.available
+        changed = replica.probing or not replica.available
         replica.succeeded()
-        if probed:
-            asyncio.get_running_loop().call_later(SLOW_START_SECONDS, self.admission.assign)
         if changed:
             self.admission.assign()
 
@@ -195,15 +211,24 @@ class EnginePool:
         self, session: str | None, avoid: frozenset[str], held: Mapping[str, int] = NOTHING_HELD
     ) -> Replica | None:
         """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
-        limit, usable = self.max_in_flight_per_replica, self.usable(avoid)
-        share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
-        free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
-        # In slow start a replica receives only a part of its share, unless the others are full.
-        eager = [each for each in free if each.weight == 1.0 or each.in_flight < each.weight * share]
-        replica = preferred(session, eager, limit, held) or preferred(session, free, limit, held)
+        replica = self._choice(session, self.usable(avoid), held)
         if replica is not None:
             replica.in_flight += 1
         return replica
+
+    def _choice(
+        self, session: str | None, usable: Sequence[Replica], held: Mapping[str, int]
+    ) -> Replica | None:
+        """The replica for one more request, or None if all are busy.
+
+        In slow start a replica receives only a part of its share, unless the others are full or start as well.
+        """
+        limit = self.max_in_flight_per_replica
+        free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
+        share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
+        full = max((replica.weight for replica in free), default=1.0)
+        eager = [each for each in free if each.weight >= full or each.in_flight < each.weight / full * share]
+        return preferred(session, eager, limit, held) or preferred(session, free, limit, held)
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

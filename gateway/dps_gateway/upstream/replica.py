@@ -3,8 +3,8 @@
 Three independent mechanisms take a replica out of rotation. A failed connection or health check, or several health
 checks without an answer in time, make it unavailable until a health check succeeds. An engine whose API answers but
 whose scheduler generates nothing is hung until it generates a token. Consecutive errors, or a high error rate, eject it
-for a backoff period, even if its health checks succeed; then a single request probes it, and its share of the requests
-grows slowly. Envoy's outlier detection and slow start are similar.
+for a backoff period, even if its health checks succeed; then a single request probes it. Envoy's outlier detection is
+similar. The share of a replica that returns to service, and of a new one, grows slowly, as in Envoy's slow start.
 """
 
 import time
@@ -33,10 +33,8 @@ ERROR_RATE_TO_EJECT: Final = 0.5
 FIRST_EJECTION_SECONDS: Final = 5.0
 LONGEST_EJECTION_SECONDS: Final = 60.0
 
-SLOW_START_SECONDS: Final = 30.0
-"""The time in which the share of a replica grows to that of the others after it has been ejected."""
-
 SMALLEST_WEIGHT: Final = 0.1
+"""The share of a replica at the beginning of its slow start, relative to that of the others."""
 
 
 LOST_SECONDS: Final = 30.0
@@ -76,8 +74,12 @@ UNKNOWN: Final = Configuration()
 class Replica:
     """One engine server."""
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, url: str, clock: Callable[[], float] = time.monotonic, slow_start_seconds: float = 0.0
+    ) -> None:
+        """slow_start_seconds: the time in which its share of the requests grows to that of others, once it starts."""
         self.url = url
+        self.slow_start_seconds = slow_start_seconds
         self.id = replica_id(url)
         self.in_flight = 0
         self.prefill_tokens = 0
@@ -104,8 +106,10 @@ class Replica:
         """Whether each of the most recent answers was an error."""
         self._ejections = 0
         self._ejected_until = 0.0
-        self._recovered_at: float | None = None
-        """When a probe succeeded after an ejection, until the replica has its full share again."""
+        self._unproven = False
+        """Whether no request has succeeded since it was ejected."""
+        self._started_at: float | None = None
+        """When its slow start began. None if it began with its full share."""
 
     @property
     def units(self) -> CacheUnits:
@@ -124,14 +128,18 @@ class Replica:
     @property
     def probing(self) -> bool:
         """Whether an ejection's backoff has ended, and no request has succeeded since."""
-        return self._ejections > 0 and not self.ejected and self._recovered_at is None
+        return self._unproven and not self.ejected
 
     @property
     def weight(self) -> float:
         """The share of requests, relative to that of other replicas, that it should receive: 1 except in slow start."""
-        if self._recovered_at is None:
+        if self._started_at is None or self._clock() - self._started_at >= self.slow_start_seconds:
             return 1.0
-        return min(1.0, max(SMALLEST_WEIGHT, (self._clock() - self._recovered_at) / SLOW_START_SECONDS))
+        return max(SMALLEST_WEIGHT, (self._clock() - self._started_at) / self.slow_start_seconds)
+
+    def start_slowly(self) -> None:
+        """Begin the slow start."""
+        self._started_at = self._clock()
 
     @property
     def silent_seconds(self) -> float:
@@ -170,7 +178,9 @@ class Replica:
         self.others = Load(running, waiting, tokens)
 
     def answered(self) -> None:
-        """Record a successful health check."""
+        """Record a successful health check. A replica that was unavailable begins a slow start."""
+        if not self.available:
+            self.start_slowly()
         self.available = True
         self.late_checks = 0
         self._answered_at = self._clock()
@@ -187,9 +197,10 @@ class Replica:
         self.answered()
         self._errors = 0
         if self.probing:
-            self._recovered_at = self._clock()
-        elif self._recovered_at is not None and self.weight == 1.0:
-            self._ejections, self._recovered_at = 0, None
+            self._unproven = False
+            self.start_slowly()
+        elif not self._unproven and self.weight == 1.0:
+            self._ejections = 0
         if not self.ejected:
             self._recent.append(False)
 
@@ -200,9 +211,11 @@ class Replica:
             self._recent.append(True)
 
     def generated(self) -> None:
-        """Record that the engine has generated a token."""
+        """Record that the engine has generated a token. A replica that was hung begins a slow start."""
         self._token_at = self._clock()
-        self.hung = False
+        if self.hung:
+            self.hung = False
+            self.start_slowly()
 
     def eject(self) -> float:
         """Take it out of rotation. Returns the backoff in seconds.
@@ -211,7 +224,7 @@ class Replica:
         """
         backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
         self._ejections += 1
-        self._errors, self._recovered_at = 0, None
+        self._errors, self._unproven = 0, True
         self._recent.clear()
         self._ejected_until = self._clock() + backoff
         return backoff

@@ -123,6 +123,13 @@ class GatewayTimeouts(APIObject):
         "Time without a token after which an engine's scheduler is checked"
     )
     health_interval_seconds: float | None = _seconds("Time between two health checks of an engine")
+    slow_start_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="Time in which the share of an engine that joins others, or returns to service, grows from a tenth "
+        "to that of the others, in seconds.",
+    )
     drain_delay_seconds: float | None = Field(
         default=None,
         ge=0,
