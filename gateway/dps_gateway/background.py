@@ -91,11 +91,6 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
             runtime.pools.values(),
             runtime.engine.configuration_path,
             runtime.engine.configuration_of,
-            lambda: (
-                learns(runtime.policy)
-                or runtime.config.routing.common_prefix_cache
-                or runtime.separates_tenants
-            ),
         ),
     }
     if runtime.redis is not None:

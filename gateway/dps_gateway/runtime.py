@@ -116,6 +116,7 @@ class Runtime:
                 loaded.trust[pool],
                 partial(self._is_ready, pool.other),
                 config.timeouts.slow_start_seconds,
+                lambda running: worker_share(running, count),
             )
             for pool in Pool
         }

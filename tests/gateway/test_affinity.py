@@ -34,8 +34,8 @@ held_tokens = st.dictionaries(
 @given(sessions, st.integers(1, 8))
 def test_session_keeps_its_replica(session: str, count: int) -> None:
     pool = replicas(*[0] * count)
-    first = preferred(session, pool, max_in_flight=10)
-    assert first is preferred(session, list(reversed(pool)), max_in_flight=10)
+    first = preferred(session, pool, lambda replica: 10)
+    assert first is preferred(session, list(reversed(pool)), lambda replica: 10)
 
 
 @given(sessions, st.integers(2, 8), st.integers(0, 7))
@@ -48,7 +48,7 @@ def test_removed_replica_moves_only_its_own_sessions(session: str, count: int, r
 
 def test_sessions_spread_evenly() -> None:
     pool = replicas(0, 0, 0, 0)
-    chosen = [preferred(f"session-{number}", pool, 10) for number in range(4000)]
+    chosen = [preferred(f"session-{number}", pool, lambda replica: 10) for number in range(4000)]
     shares = [sum(replica is each for replica in chosen) for each in pool]
     assert all(850 < share < 1150 for share in shares)
 
@@ -56,7 +56,7 @@ def test_sessions_spread_evenly() -> None:
 @given(sessions, loads, held_tokens)
 def test_load_of_the_selected_replica_is_bounded(session: str, busy: list[int], held: dict[str, int]) -> None:
     pool = replicas(*busy)
-    chosen = preferred(session, pool, 1000, held)
+    chosen = preferred(session, pool, lambda replica: 1000, held)
     assert chosen is not None
     bound = LOAD_FACTOR * (sum(busy) + 1) / len(busy) + 1
     assert chosen.in_flight < bound or chosen is ranked(session, pool, held)[0]
@@ -67,7 +67,7 @@ def test_no_replica_below_the_bound_holds_more_than_the_selected_one(
     session: str, busy: list[int], held: dict[str, int]
 ) -> None:
     pool = replicas(*busy)
-    chosen = preferred(session, pool, 1000, held)
+    chosen = preferred(session, pool, lambda replica: 1000, held)
     assert chosen is not None
     bound = LOAD_FACTOR * (sum(busy) + 1) / len(busy)
     better = [each for each in pool if held.get(each.id, 0) > held.get(chosen.id, 0)]
@@ -88,18 +88,18 @@ def test_added_replicas_move_no_session_that_a_replica_holds(
 ) -> None:
     pool = replicas(*[0] * (count + added))
     kept = pool[holder % count]
-    assert preferred(session, pool, 10, {kept.id: 1}) is kept
+    assert preferred(session, pool, lambda replica: 10, {kept.id: 1}) is kept
 
 
 @given(loads)
 def test_least_loaded_replica_is_selected_without_a_session(busy: list[int]) -> None:
-    chosen = preferred(None, replicas(*busy), max_in_flight=1000)
+    chosen = preferred(None, replicas(*busy), lambda replica: 1000)
     assert chosen is not None
     assert chosen.in_flight == min(busy)
 
 
 @given(sessions, loads, held_tokens)
 def test_full_replica_is_never_selected(session: str, busy: list[int], held: dict[str, int]) -> None:
-    chosen = preferred(session, replicas(*busy), 10, held)
+    chosen = preferred(session, replicas(*busy), lambda replica: 10, held)
     assert (chosen is None) == all(load >= 10 for load in busy)
     assert chosen is None or chosen.in_flight < 10

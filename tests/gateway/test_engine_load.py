@@ -10,8 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.routing.decision import PoolView
+from dps_gateway.upstream.admission import Admission
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
 from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_testkit.engine_pool import SinglePool
@@ -22,6 +25,7 @@ TOKENS = PromptTokens(held=0, fetchable=300, prefill=40)
 NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
 LIMITED = {**CORE, "max_running_requests": 48}
+EFFECTIVE = {"max_running_requests": None, "effective_max_running_requests_per_dp": 48}
 BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
 
 
@@ -260,6 +264,58 @@ def test_units_of_the_cache_are_read_from_sglangs_configuration(
     assert SGLang().configuration_of(document) == expected
 
 
+@pytest.mark.parametrize(
+    ("document", "limit"),
+    [
+        pytest.param({"internal_states": [EFFECTIVE]}, 48, id="effective limit"),
+        pytest.param({"max_running_requests": 64, "internal_states": [EFFECTIVE]}, 48, id="lower than asked"),
+        pytest.param({"internal_states": [EFFECTIVE, EFFECTIVE]}, 96, id="several ranks"),
+        pytest.param({"internal_states": [EFFECTIVE, {}]}, None, id="limit of one rank is unknown"),
+        pytest.param({"max_running_requests": 64}, 64, id="no state"),
+        pytest.param({"max_running_requests": None, "internal_states": None}, None, id="no limit"),
+        pytest.param({"max_running_requests": 0, "internal_states": [1]}, None, id="not positive"),
+        pytest.param({"max_running_requests": "64", "internal_states": {}}, None, id="not a number"),
+    ],
+)
+def test_limit_of_running_requests_is_read_from_sglangs_configuration(
+    document: Any, limit: int | None
+) -> None:
+    configuration = SGLang().configuration_of(document)
+    assert configuration is not None
+    assert configuration.max_running == limit
+
+
+async def test_replica_receives_no_more_requests_than_its_engine_runs() -> None:
+    engines = pool("a", "b", "c", slots=4)
+    for url, running in {"a": 1, "b": 9}.items():
+        engines.record_configuration(engines.replicas[url], Configuration(max_running=running))
+    for _ in range(9):
+        await engines.acquire(None, NO_REPLICA, 1.0)
+    assert {url: replica.in_flight for url, replica in engines.replicas.items()} == {"a": 1, "b": 4, "c": 4}
+    assert not engines.has_room
+
+
+async def test_queued_request_is_sent_when_an_engine_reports_a_higher_limit() -> None:
+    engines = pool("a", slots=4)
+    replica = engines.replicas["a"]
+    engines.record_configuration(replica, Configuration(max_running=1))
+    await engines.acquire(None, NO_REPLICA, 1.0)
+    waiting = asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    engines.record_configuration(replica, Configuration(max_running=2))
+    assert await waiting is replica
+
+
+async def test_worker_sends_only_its_share_of_the_requests_that_an_engine_runs() -> None:
+    engines = EnginePool(Pool.GREEDY, 100, Admission(0), share=lambda limit: limit // 4)
+    engines.set_endpoints(["a"])
+    replica = engines.replicas["a"]
+    assert engines.slots(replica) == 100
+    engines.record_configuration(replica, Configuration(max_running=48))
+    assert engines.slots(replica) == 12
+
+
 async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(
     engine: Engine,
 ) -> None:
@@ -275,7 +331,7 @@ async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_w
     engine.status = 503
     task = asyncio.create_task(
         watch_configuration(
-            [engines], sglang.configuration_path, sglang.configuration_of, lambda: True, interval_seconds=0.01
+            [engines], sglang.configuration_path, sglang.configuration_of, interval_seconds=0.01
         )
     )
     await engine.polled()

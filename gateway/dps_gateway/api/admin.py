@@ -92,7 +92,13 @@ def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
         "timeToFirstTokenSeconds": pool.time_to_first_token_seconds,
         "timePerOutputTokenSeconds": pool.time_per_output_token_seconds,
         "replicas": [
-            {"id": replica.id, "url": replica.url, "ready": replica.ready, "inFlight": replica.in_flight}
+            {
+                "id": replica.id,
+                "url": replica.url,
+                "ready": replica.ready,
+                "inFlight": replica.in_flight,
+                "maxInFlight": pool.slots(replica),
+            }
             for replica in pool.replicas.values()
         ],
     }

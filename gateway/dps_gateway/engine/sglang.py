@@ -73,13 +73,21 @@ class SGLang:
         )
 
     def configuration_of(self, document: Any) -> Configuration | None:
-        """SGLang's fetch threshold is at least a page. The plugin dps_sglang adds `dps_cache_salt_header`."""
+        """SGLang's fetch threshold is at least a page. The plugin dps_sglang adds `dps_cache_salt_header`.
+
+        `max_running_requests` is an argument of the server, and null if SGLang derives the limit from the memory.
+        """
         if not isinstance(document, dict):
             return None
         page = token_count(document.get("page_size")) or 1
         threshold = _fetch_threshold(document.get("hicache_storage_backend_extra_config"))
         header = text_or_none(document.get("dps_cache_salt_header"))
-        return Configuration(CacheUnits(page, max(page, threshold)), header)
+        states = document.get("internal_states")
+        ranks = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+        limits = [token_count(state.get("effective_max_running_requests_per_dp")) or 0 for state in ranks]
+        running = sum(limits) if all(limits) else 0
+        limit = running or token_count(document.get("max_running_requests")) or None
+        return Configuration(CacheUnits(page, max(page, threshold)), header, limit)
 
 
 def _fetch_threshold(extra_config: Any) -> int:

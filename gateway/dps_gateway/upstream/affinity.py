@@ -7,7 +7,7 @@ pool's mean is selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing wit
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
@@ -55,14 +55,14 @@ def ranked(session: str, replicas: Sequence[R], held: Mapping[str, int] = NOTHIN
 def preferred(
     session: str | None,
     replicas: Sequence[R],
-    max_in_flight: int,
+    slots: Callable[[R], int],
     held: Mapping[str, int] = NOTHING_HELD,
 ) -> R | None:
-    """The replica for one more request, or None if all have `max_in_flight` requests.
+    """The replica for one more request, or None if all have as many requests as `slots` returns for them.
 
     Without a session, it is the least loaded replica. `held` is described at `ranked`.
     """
-    free = [replica for replica in replicas if replica.in_flight < max_in_flight]
+    free = [replica for replica in replicas if replica.in_flight < slots(replica)]
     if not free:
         return None
     if session is None or len(free) == 1:

@@ -11,7 +11,7 @@ from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
-from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Replica
+from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Configuration, Replica
 from dps_gateway.upstream.unanswered import Unanswered
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,18 @@ class EnginePool:
         trust: ssl.SSLContext | bool = True,
         replaceable: Callable[[], bool] = lambda: False,
         slow_start_seconds: float = 0.0,
+        share: Callable[[int], int] = lambda limit: limit,
     ) -> None:
         """`replaceable` returns whether the other pool could serve the requests of this one.
 
+        max_in_flight_per_replica: the maximum number of this process's requests on a replica.
+        share: the part of the requests that a replica can run at the same time that this process may send to it.
         slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
         of the others.
         """
         self.name = name
         self._replaceable = replaceable
+        self._share = share
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
@@ -111,7 +115,16 @@ class EnginePool:
     @property
     def has_room(self) -> bool:
         """Whether a request would be sent without waiting."""
-        return any(replica.accepts(self.max_in_flight_per_replica) for replica in self.replicas.values())
+        return any(replica.accepts(self.slots(replica)) for replica in self.replicas.values())
+
+    def slots(self, replica: Replica) -> int:
+        """The number of requests that this process may have on a replica at the same time.
+
+        More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority.
+        """
+        running = replica.max_running
+        configured = self.max_in_flight_per_replica
+        return configured if running is None else min(configured, self._share(running))
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -139,6 +152,11 @@ class EnginePool:
         """Record a successful health check."""
         self.has_answered = True
         replica.answered()
+        self.admission.assign()
+
+    def record_configuration(self, replica: Replica, configuration: Configuration) -> None:
+        """Record what the engine reports about its configuration."""
+        replica.configuration = configuration
         self.admission.assign()
 
     def record_late_check(self, replica: Replica) -> None:
@@ -223,12 +241,11 @@ class EnginePool:
 
         In slow start a replica receives only a part of its share, unless the others are full or start as well.
         """
-        limit = self.max_in_flight_per_replica
-        free = [replica for replica in usable if not replica.probing or replica.accepts(limit)]
+        free = [replica for replica in usable if not replica.probing or replica.accepts(self.slots(replica))]
         share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
         full = max((replica.weight for replica in free), default=1.0)
         eager = [each for each in free if each.weight >= full or each.in_flight < each.weight / full * share]
-        return preferred(session, eager, limit, held) or preferred(session, free, limit, held)
+        return preferred(session, eager, self.slots, held) or preferred(session, free, self.slots, held)
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

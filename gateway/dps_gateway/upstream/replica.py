@@ -65,6 +65,8 @@ class Configuration:
     units: CacheUnits = SINGLE_TOKENS
     salt_header: str | None = None
     """The header from which it takes the cache salt of requests that have no field for it; None if it reads none."""
+    max_running: int | None = None
+    """Maximum number of requests that it runs at the same time; None if it does not report this."""
 
 
 UNKNOWN: Final = Configuration()
@@ -115,6 +117,11 @@ class Replica:
     def units(self) -> CacheUnits:
         """The units in which it caches and fetches tokens."""
         return (self.configuration or UNKNOWN).units
+
+    @property
+    def max_running(self) -> int | None:
+        """The number of requests that it is known to run at the same time at most."""
+        return (self.configuration or UNKNOWN).max_running
 
     def salts_by(self, header: str) -> bool:
         """Whether it is known to take cache salts from this header."""

@@ -17,8 +17,9 @@ CONFIGURATION_INTERVAL_SECONDS: Final = 1.0
 CONFIGURATION_TIMEOUT_SECONDS: Final = 10.0
 """The limit is long, because SGLang answers a request for its configuration only between two forward passes."""
 
-MAX_ANSWER_BYTES: Final = 256 * 1024
-"""A longer answer is ignored. The load of one data-parallel rank takes about 1 KB, and SGLang's configuration 20 KB."""
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+"""A longer answer is ignored. The load of one data-parallel rank takes about 1 KB, and SGLang's configuration 20 KB for
+each of them."""
 
 
 async def watch_load(
@@ -49,10 +50,9 @@ async def watch_configuration(
     pools: Iterable[EnginePool],
     path: str,
     configuration_of: Callable[[Any], Configuration | None],
-    wanted: Callable[[], bool],
     interval_seconds: float = CONFIGURATION_INTERVAL_SECONDS,
 ) -> None:
-    """While `wanted`, request `path` from every ready replica whose configuration is unknown, until cancelled.
+    """Request `path` from every ready replica whose configuration is unknown, until cancelled.
 
     If an engine does not answer, or with a server error, the request is repeated.
     """
@@ -62,9 +62,10 @@ async def watch_configuration(
             return
         status, document = await _answer(session, pool, replica, path)
         if status is not None and status < 500 and replica.available:
-            replica.configuration = (configuration_of(document) if status == 200 else None) or UNKNOWN
+            found = configuration_of(document) if status == 200 else None
+            pool.record_configuration(replica, found or UNKNOWN)
 
-    await _watch(pools, update, wanted, CONFIGURATION_TIMEOUT_SECONDS, interval_seconds)
+    await _watch(pools, update, lambda: True, CONFIGURATION_TIMEOUT_SECONDS, interval_seconds)
 
 
 Update = Callable[[aiohttp.ClientSession, EnginePool, Replica], Awaitable[None]]

@@ -100,7 +100,7 @@ class VirtualGateway:
         if decision.pool not in views:
             decision = Decision(decision.pool.other, Reason.FAILOVER)
         held = record.held_tokens(turn)
-        replica = preferred(session_id, pools[decision.pool].ready, UNBOUNDED, held)
+        replica = preferred(session_id, pools[decision.pool].ready, lambda each: UNBOUNDED, held)
         assert replica is not None
         view = views[decision.pool]
         replica.in_flight += 1

@@ -55,7 +55,8 @@ class GatewayLimits(APIObject):
         default=None,
         ge=1,
         le=100000,
-        description="Maximum number of requests in flight from one gateway pod to one engine.",
+        description="Maximum number of requests in flight from one gateway pod to one engine; lower if the engine "
+        "reports that it runs fewer requests at the same time.",
     )
     max_queued: int | None = Field(
         default=None,
