@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.pool import Pool
@@ -35,6 +35,8 @@ class Session:
     """The session's record, or the initial record if the session has none."""
     client_id: str | None = None
     """The id that the client sent, if any."""
+    by_history: bool = False
+    """Whether its turns are recognised by their history, and not by an id."""
 
     @property
     def affinity(self) -> str:
@@ -143,7 +145,7 @@ class Turns:
             turn.point(pool, url),
             session.growth.base,
             span=span,
-            pointer_digest=turn.prompt.pointer_digest if session.client_id is None else None,
+            pointer_digest=turn.prompt.pointer_digest if session.by_history else None,
         )
 
     async def correct(
@@ -204,7 +206,10 @@ class Turns:
         session = SessionId.of_client(scope, client_id)
         snapshot = await self.store.read(scope, session)
         growth = compare(snapshot.record, prompt.starts_with)
-        return Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
+        named = Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
+        if named.base.full and growth.history is not History.GROWN:
+            return await self._beyond(named, prompt)
+        return named
 
     async def _continued(
         self, scope: Scope, prompt: Prompt, stored: StoredResponse, client_id: str | None
@@ -232,23 +237,55 @@ class Turns:
         """
         tag = history_tag(prompt.root_digest.encode())
         snapshot = await self.store.find(scope, tag, prompt.lookups())
-        digest = prompt.digest.encode()
-        # A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
-        if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
-            minted = SessionId.of_history(tag, digest)
-            return Session(minted, scope, snapshot, compare(None, prompt.starts_with), Record(()))
-        record = (snapshot.record or Record(())).recalling(snapshot.point)
-        growth = compare(record, prompt.starts_with)
-        if growth.history is History.GROWN:
-            return Session(snapshot.session, scope, snapshot, growth, record)
-        fork = SessionId.of_history(tag, digest, parent=snapshot.session)
-        points = (growth.base, growth.shared, *growth.held.values())
-        copied = {point.digest: point for point in points if point is not None}
-        base = Record(
-            tuple(sorted(copied.values(), key=lambda point: -point.turn)),
-            affinity=record.affinity or snapshot.session.text,
-        )
-        return Session(fork, scope, snapshot, growth, base)
+        found = _found(scope, snapshot, prompt)
+        if found is None:
+            minted = SessionId.of_history(tag, prompt.digest.encode())
+            growth = compare(None, prompt.starts_with)
+            return Session(minted, scope, snapshot, growth, Record(()), by_history=True)
+        return found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
+
+    async def _beyond(self, named: Session, prompt: Prompt) -> Session:
+        """A conversation for which the record of the session `named` has no room.
+
+        It is a session of its own, which is recognised by its history within the session of the client's id.
+        """
+        tag = named.id.tag
+        found = _found(named.scope, await self.store.find(named.scope, tag, prompt.lookups()), prompt)
+        if found is None or _reach(found) < _reach(named):
+            session = _fork(named, tag, prompt)
+        else:
+            session = found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
+        return replace(session, client_id=named.client_id)
+
+
+def _found(scope: Scope, snapshot: Snapshot, prompt: Prompt) -> Session | None:
+    """The session that a lookup by history found, if it really has a prefix of the prompt.
+
+    A boundary is the end of the earlier prompt. An anchor is not, so the earlier prompt may continue differently.
+    """
+    if snapshot.session is None or snapshot.point is None or not prompt.starts_with(snapshot.point):
+        return None
+    record = (snapshot.record or Record(())).recalling(snapshot.point)
+    growth = compare(record, prompt.starts_with)
+    return Session(snapshot.session, scope, snapshot, growth, record, by_history=True)
+
+
+def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
+    """A new session that starts with the points that the prompt has in common with `session`."""
+    growth = session.growth
+    points = (growth.base, growth.shared, *growth.held.values())
+    copied = {point.digest: point for point in points if point is not None}
+    base = Record(
+        tuple(sorted(copied.values(), key=lambda point: -point.turn)),
+        affinity=session.affinity,
+    )
+    fork = SessionId.of_history(tag, prompt.digest.encode(), parent=session.id)
+    return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
+
+
+def _reach(session: Session) -> int:
+    """The length of the longest recorded prefix of the prompt, in bytes."""
+    return session.growth.base.offset if session.growth.base is not None else 0
 
 
 def policy_input(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Turn:

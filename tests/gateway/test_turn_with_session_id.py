@@ -1,9 +1,14 @@
 """Turns of clients that send a session id: changed histories, several conversations under one id, concurrent turns."""
 
+import asyncio
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.growth import History
+from dps_gateway.session.record import MAX_POINTS
 from dps_testkit.conversations import SYSTEM, ConversationClient, answer, kind, url, user
 
 
@@ -112,3 +117,82 @@ async def test_concurrent_sub_agents_that_share_a_prefix_each_grow(client: Conve
             History.GROWN,
             turn.prompt_tokens - before.prompt_tokens,
         )
+
+
+async def test_any_number_of_conversations_under_one_id_each_grow(client: ConversationClient) -> None:
+    histories = [[SYSTEM, user(f"conversation {number}")] for number in range(2 * MAX_POINTS)]
+    previous = [await client.send(*history) for history in histories]
+    first = {kind(turn) for turn in previous[1:]}
+    assert first == {History.CHANGED}
+    for _ in range(2):
+        for number, history in enumerate(histories):
+            history += [answer("noted"), user("next")]
+            turn = await client.send(*history)
+            assert kind(turn) is History.GROWN
+            assert turn.delta_tokens == turn.prompt_tokens - previous[number].prompt_tokens
+            previous[number] = turn
+
+
+async def test_conversation_beyond_a_full_record_keeps_the_ids_replica(client: ConversationClient) -> None:
+    sent = [await client.send(SYSTEM, user(f"conversation {number}")) for number in range(2 * MAX_POINTS)]
+    last = await client.send(SYSTEM, user(f"conversation {2 * MAX_POINTS - 1}"), answer("a"), user("next"))
+    for turn in (*sent, last):
+        assert turn.session.affinity == sent[0].session.id.text
+        assert turn.session.client_id == "named"
+    assert last.session.id == sent[-1].session.id != sent[0].session.id
+
+
+async def test_branches_beyond_a_full_record_each_grow(client: ConversationClient) -> None:
+    start = [SYSTEM, user("plan")]
+    await client.send(*start)
+    histories = [[*start, answer("plan"), user(f"step {number}")] for number in range(2 * MAX_POINTS)]
+    previous = [await client.send(*history) for history in histories]
+    for history, before in zip(histories, previous, strict=True):
+        turn = await client.send(*history, answer("done"), user("next"))
+        assert (kind(turn), turn.delta_tokens) == (
+            History.GROWN,
+            turn.prompt_tokens - before.prompt_tokens,
+        )
+
+
+async def test_full_record_of_one_id_does_not_affect_another_id(client: ConversationClient) -> None:
+    for number in range(2 * MAX_POINTS):
+        await client.send(SYSTEM, user(f"conversation {number}"))
+    other = ConversationClient("other", turns=client.turns)
+    for number in (0, 2 * MAX_POINTS - 1):
+        assert kind(await other.send(SYSTEM, user(f"conversation {number}"), answer("a"), user("b"))) in (
+            History.NEW,
+            History.CHANGED,
+        )
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, MAX_POINTS + 20), st.sampled_from(Pool), st.sampled_from(["a", "b", "c"])),
+        min_size=50,
+        max_size=300,
+    )
+)
+def test_every_turn_after_the_first_of_a_conversation_grows(turns: list[tuple[int, Pool, str]]) -> None:
+    """In any order of conversations and on any replicas, and records stay within their bounds."""
+
+    async def play() -> None:
+        client = ConversationClient("named")
+        known: dict[int, int] = {}
+        for number in range(MAX_POINTS):  # the first 50 turns cannot fill a record
+            known[-number] = (await client.send(SYSTEM, user(f"{-number}"))).prompt_tokens
+        histories = {number: [SYSTEM, user(f"{number}")] for number in known}
+        for number, pool, replica in turns:
+            history = histories.setdefault(number, [SYSTEM, user(f"{number}")])
+            if number in known:
+                history += [answer("noted"), user("next")]
+            turn = await client.send(*history, pool=pool, replica=f"{pool}-{replica}")
+            assert turn.delta_tokens == turn.prompt_tokens - known.get(number, 0)
+            assert (kind(turn) is History.GROWN) == (number in known)
+            known[number] = turn.prompt_tokens
+            record = (await client.turns.store.read(turn.session.scope, turn.session.id)).record
+            assert record is not None
+            assert len(record.points) <= MAX_POINTS
+
+    asyncio.run(play())

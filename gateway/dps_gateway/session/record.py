@@ -11,7 +11,6 @@ Every point belongs to one of them, and the newest point of a conversation is it
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
 import orjson
@@ -26,8 +25,10 @@ RECENT_POINTS: Final = 4
 """The number of newest points that are always kept, so that edited messages and regenerated answers are recognised."""
 
 MAX_POINTS: Final = 64
-"""Maximum number of points in a record (about 4 KB in total). The conversations that have been idle longest are dropped
-first."""
+"""Maximum number of points in a record (about 4 KB in total). The oldest are dropped first, and heads last."""
+
+MAX_CONVERSATIONS: Final = MAX_POINTS - RECENT_POINTS
+"""The number of conversations from which on a record is full, so that no conversation displaces another one's head."""
 
 HOLDERS_PER_POOL: Final = 2
 """The number of replicas of each pool that are kept for a point, and for which the newest point of a conversation is
@@ -97,6 +98,11 @@ class Record(NamedTuple):
         """The newest point of a conversation, or None if it has no points."""
         return next((p for p in self.points if p.conversation == conversation), None)
 
+    @property
+    def full(self) -> bool:
+        """Whether it has no room for another conversation."""
+        return len({point.conversation for point in self.points}) >= MAX_CONVERSATIONS
+
     def encode(self) -> bytes:
         """Serialize to a JSON array of about 65 bytes per point."""
         return orjson.dumps([FORMAT_VERSION, self.span, self.affinity, [_fields(p) for p in self.points]])
@@ -146,7 +152,7 @@ class Record(NamedTuple):
         # Sorting is stable, so the first of two concurrent turns stays first.
         ordered = sorted(points, key=lambda p: -p.turn)
         newest = ordered[0].digest == point.digest
-        kept = tuple(islice(_retained(ordered), MAX_POINTS))
+        kept = _limited(list(_retained(ordered)))
         return self._replace(points=kept, span=span if newest and span else self.span)
 
     def recalling(self, point: Point) -> Self:
@@ -205,6 +211,17 @@ def _retained(ordered: list[Point]) -> Iterable[Point]:
         holders = found[point.conversation] = _newest((*(known or ()), *point.holders))
         if rank < RECENT_POINTS or known is None or len(holders) > len(known):
             yield point
+
+
+def _limited(points: list[Point]) -> tuple[Point, ...]:
+    """At most MAX_POINTS of these points, which are ordered from the newest to the oldest."""
+    excess = len(points) - MAX_POINTS
+    if excess > 0:
+        heads = {point.conversation: point.digest for point in reversed(points)}
+        others = [point for point in points[RECENT_POINTS:] if heads[point.conversation] != point.digest]
+        dropped = {point.digest for point in others[-excess:]}
+        points = [point for point in points if point.digest not in dropped]
+    return tuple(points[:MAX_POINTS])
 
 
 def _fields(point: Point) -> list[Any]:
