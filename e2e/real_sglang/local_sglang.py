@@ -31,3 +31,14 @@ def tiny_model(seed: int = 0) -> Path:
         subprocess.run(command, check=True, timeout=MODEL_SECONDS)
 
     return cached(f"tiny-qwen2-{tokenizer.source}-{seed + 1}", make)
+
+
+def adapter(seed: int) -> Path:
+    """The folder of a LoRA adapter of `tiny_model()` with random weights. Needs `install`."""
+    model = tiny_model()
+
+    def make(_scratch: Path, target: Path) -> None:
+        command: list[str | Path] = [PYTHON, HERE / "make_adapter.py", model, target, str(seed)]
+        subprocess.run(command, check=True, timeout=MODEL_SECONDS)
+
+    return cached(f"lora-{model.name}-{seed}", make)

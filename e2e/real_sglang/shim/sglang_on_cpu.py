@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
-"""Lets SGLang 0.5.23 use HiCache without a GPU, and HiCache and NGRAM without a compiler.
+"""Lets SGLang 0.5.23 use HiCache and LoRA adapters without a GPU, and HiCache and NGRAM without a compiler.
 
-SGLang's hashing, radix tree, host pools, storage backends and scheduling are not changed.
+SGLang's hashing, radix tree, host pools, storage backends, adapters and scheduling are not changed.
 """
 
 import sys
@@ -57,11 +57,38 @@ def _ngram_corpus(module: Any) -> None:
         module.load_jit = load_jit
 
 
+class Unpinned:
+    """The module torch, with functions that allocate memory which is not pinned."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.tensor = self._without_pinning(torch.tensor)
+        self.zeros = self._without_pinning(torch.zeros)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    @staticmethod
+    def _without_pinning(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def unpinned(*arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
+            return allocate(*arguments, **options)
+
+        return unpinned
+
+
+def _lora(module: Any) -> None:
+    """The backend torch_native runs on a CPU, but pins host memory."""
+    module.torch.Tensor.pin_memory = lambda tensor: tensor
+    module.torch = Unpinned(module.torch)
+
+
 CHANGES: Mapping[str, Callable[[Any], None]] = {
     "sglang.srt.mem_cache.pool_host.base": _host_pools,
     "sglang.srt.mem_cache.pool_host.mha": _host_copies,
     "sglang.srt.mem_cache.allocation": _page_allocation,
     "sglang.srt.mem_cache.cpp_utils.native_hash": _hash_function,
+    "sglang.srt.lora.layers": _lora,
+    "sglang.srt.lora.backend.torch_backend": _lora,
     "sglang.kernels.ops.speculative.ngram_corpus": _ngram_corpus,
 }
 """What to change in a module after it was imported."""
