@@ -1,4 +1,7 @@
-"""A calibration on a real node: it reads the gateways' decision logs, and its recommendation is applied."""
+"""A calibration on a real node: it reads the gateways' decision logs, and its recommendation is applied.
+
+The router has a GPU budget, so that the recommendation contains a rule for it.
+"""
 
 from pathlib import Path
 
@@ -20,6 +23,7 @@ def test_the_documented_commands_calibrate_and_the_gateways_apply_the_result(
 ) -> None:
     router = emulated("qwen")
     router["spec"]["routing"] = {"policy": "Random", "calibration": {"apply": True}}
+    router["spec"]["gpuBudget"] = {"gpus": 3, "cooldownSeconds": 10}
     kube.apply(router)
     kube.until("qwen", READY_SECONDS, Ready="True", Progressing="Settled", RoutingCalibrated="NotCalibrated")
     with node.reach(kube, "qwen-gateway", 8000) as url:
@@ -35,6 +39,9 @@ def test_the_documented_commands_calibrate_and_the_gateways_apply_the_result(
         text = kube.get("configmap", "qwen-gateway")["data"]["config.yaml"]
         policy = yaml.safe_load(text)["routing"]["policy"]
         assert policy == routing["policy"] == routing["recommended"]["policy"] != "Random"
+        found = routing["recommended"]["gpuBudget"]
+        assert found["speculativeReplicas"] + found["greedyReplicas"] == 3
+        assert kube.get("dpsrouter", "qwen")["status"]["gpuBudget"]["rule"] == "Calibrated"
 
     eventually(applied, READY_SECONDS)
     kube.until("qwen", READY_SECONDS, RoutingCalibrated="Applied")

@@ -1,9 +1,9 @@
-"""Every condition reason is reported in a case below, and explained in docs/troubleshooting.md."""
+"""Every reason of every condition is reported in a case below, and explained in docs/troubleshooting.md."""
 
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +31,12 @@ REASON_POSITION = {"Condition": 2, "Problem": 0, "Unshareable": 0}
 """The position of the reason among the arguments of each class that has one."""
 
 
-def reasons() -> set[str]:
-    found = set(SEVERITY)
+PAIR = {"Condition": 0, "Unshareable": "PrefixCacheShared"}
+"""The position of the condition's type among the arguments of each of these classes, or the type itself."""
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """The calls of the classes that have a reason, with their names."""
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):
             if (
@@ -40,14 +44,37 @@ def reasons() -> set[str]:
                 and isinstance(node.func, ast.Name)
                 and node.func.id in REASON_POSITION
             ):
-                reason = node.args[REASON_POSITION[node.func.id]]
-                if isinstance(reason, ast.Constant):
-                    found.add(str(reason.value))
+                yield node.func.id, node
+
+
+def constant(node: ast.expr) -> str | None:
+    """The value of a literal string; None for other expressions."""
+    return str(node.value) if isinstance(node, ast.Constant) else None
+
+
+def reasons() -> set[str]:
+    found = {constant(call.args[REASON_POSITION[name]]) for name, call in calls()}
+    return {*SEVERITY, *filter(None, found)}
+
+
+def pairs() -> set[tuple[str, str]]:
+    """The conditions and reasons that are written together in the modules.
+
+    The components, whose conditions have the same reasons, are left out.
+    """
+    found = set()
+    for name, call in calls():
+        place = PAIR.get(name)
+        condition = constant(call.args[place]) if isinstance(place, int) else place
+        reason = constant(call.args[REASON_POSITION[name]])
+        if condition and reason:
+            found.add((condition, reason))
     return found
 
 
 def test_reasons_are_found() -> None:
     assert {"Serving", "Settled", "ProgressDeadlineExceeded", "WaitingForGPU"} <= reasons()
+    assert {("Monitored", "NotCreated"), ("PrefixCacheShared", "LoRAEnabled")} <= pairs()
 
 
 @dataclass(frozen=True)
@@ -135,6 +162,15 @@ def fetched(*unserved: PoolName) -> Callable[[OperatorHarness], None]:
 
     def change(harness: OperatorHarness) -> None:
         harness.cache_healths[KEY] = CacheHealth(judged=frozenset(POOLS), unserved=frozenset(unserved))
+
+    return change
+
+
+def unreachable(problem: str) -> Callable[[OperatorHarness], None]:
+    """The gateways cannot be asked what their engines fetch."""
+
+    def change(harness: OperatorHarness) -> None:
+        harness.cache_healths[KEY] = CacheHealth(unreachable=problem)
 
     return change
 
@@ -241,6 +277,19 @@ CASES = {
     "ProgressDeadlineExceeded": Case("Progressing", change=STALLED),
     "Retrying": Case("Progressing", change=missing("Deployment", "qwen-greedy", UNAVAILABLE)),
 }
+AGAIN = {
+    "ImagePullFailed": Case(
+        "RoutingCalibrated",
+        CALIBRATED,
+        with_pod("calibration", containerStatuses=[waiting("ImagePullBackOff")]),
+    ),
+    "Unschedulable": Case("RoutingCalibrated", CALIBRATED, unscheduled("1 Insufficient cpu", "calibration")),
+    "NotCreated": Case("Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", UNAVAILABLE)),
+    "NotMeasured": Case("PrefixCacheServing", PREFIX_CACHE),
+    "GatewaysUnreachable": Case("PrefixCacheServing", PREFIX_CACHE, unreachable("no gateway is running")),
+}
+"""Reasons that a second condition has."""
+EVERY = [*CASES.items(), *AGAIN.items()]
 
 
 UNKNOWN_DRAFT = {"speculation": {"algorithm": "Eagle3", "draftModel": "org/head"}}
@@ -272,9 +321,10 @@ async def test_accepted_spec_says_what_is_assumed_about_memory(spec: dict[str, A
     assert harness.condition("SpecValid")["message"] == f"the spec is valid{assumption}"
 
 
-@pytest.mark.parametrize("reason", CASES)
-async def test_reason_is_reported(reason: str) -> None:
-    case = CASES[reason]
+@pytest.mark.parametrize(
+    ("reason", "case"), EVERY, ids=[f"{case.condition}-{reason}" for reason, case in EVERY]
+)
+async def test_reason_is_reported(reason: str, case: Case) -> None:
     harness = OperatorHarness(case.spec)
     await harness.reconcile()
     case.change(harness)
@@ -283,21 +333,56 @@ async def test_reason_is_reported(reason: str) -> None:
     assert harness.condition(case.condition)["reason"] == reason
 
 
-def test_every_reason_has_a_case() -> None:
+def test_every_reason_of_every_condition_has_a_case() -> None:
     assert set(CASES) == reasons()
+    assert pairs() <= {(case.condition, reason) for reason, case in EVERY}
 
 
-def explained() -> dict[str, set[str]]:
-    """The reasons that docs/troubleshooting.md explains, by condition; those of Ready precede the first section."""
-    page = (ROOT / "docs/troubleshooting.md").read_text()
-    found: dict[str, set[str]] = {}
-    for section in f"## Ready\n{page}".split("\n## "):
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+
+
+def sections() -> dict[str, str]:
+    """The text of docs/troubleshooting.md about each condition; that about Ready precedes the first heading."""
+    found = {}
+    for section in f"## Ready\n{PAGE}".split("\n## "):
         heading, _, text = section.removeprefix("## ").partition("\n")
         for condition in heading.split(", "):
-            found[condition] = set(re.findall(r"`([A-Z]\w+)`", text))
+            found[condition] = text
     return found
 
 
-@pytest.mark.parametrize("reason", CASES)
-def test_every_reason_is_explained_in_the_section_of_its_condition(reason: str) -> None:
-    assert reason in explained()[CASES[reason].condition]
+SECTIONS = sections()
+
+
+def named(text: str) -> set[str]:
+    """The reasons, and other words in CamelCase, that a text marks as code."""
+    return set(re.findall(r"`([A-Z]\w+)`", text))
+
+
+@pytest.mark.parametrize(
+    ("reason", "case"), EVERY, ids=[f"{case.condition}-{reason}" for reason, case in EVERY]
+)
+def test_every_reason_is_explained_in_the_section_of_its_condition(reason: str, case: Case) -> None:
+    assert reason in named(SECTIONS[case.condition])
+
+
+def rows() -> list[tuple[set[str], list[str]]]:
+    """The reasons in the first column of each row of the page's tables, and the other columns."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" |")]
+        for line in PAGE.splitlines()
+        if line.startswith("| `")
+    ]
+    return [(named(first), others) for first, *others in cells]
+
+
+def test_only_existing_reasons_are_explained() -> None:
+    found = set().union(*(reasons for reasons, _ in rows()))
+    assert len(found) > len(SEVERITY)
+    assert found <= reasons()
+
+
+@pytest.mark.parametrize(("names", "cells"), rows(), ids=[" ".join(sorted(names)) for names, _ in rows()])
+def test_reason_that_is_a_problem_has_a_remedy(names: set[str], cells: list[str]) -> None:
+    cause, remedy = cells
+    assert remedy or cause.startswith("(True)") or names == {"Settled"}
