@@ -33,19 +33,45 @@ class ModelFacts:
         return 2 * self.layers * heads * self.head_size * BYTES_PER_VALUE
 
 
+_QWEN_2_5: Final = {
+    "0.5B": ModelFacts(494_032_768, 24, 2, 64),
+    "1.5B": ModelFacts(1_543_714_304, 28, 2),
+    "3B": ModelFacts(3_085_938_688, 36, 2),
+    "7B": ModelFacts(7_615_616_512, 28, 4),
+    "14B": ModelFacts(14_770_033_664, 48, 8),
+    "32B": ModelFacts(32_763_876_352, 64, 8),
+    "72B": ModelFacts(72_706_203_648, 80, 8),
+}
+_QWEN_3: Final = {
+    "0.6B": ModelFacts(596_049_920, 28, 8),
+    "1.7B": ModelFacts(1_720_574_976, 28, 8),
+    "4B": ModelFacts(4_022_468_096, 36, 8),
+    "8B": ModelFacts(8_190_735_360, 36, 8),
+    "14B": ModelFacts(14_768_307_200, 40, 8),
+    "32B": ModelFacts(32_762_123_264, 64, 8),
+}
+_LLAMA_3: Final = {
+    "1B": ModelFacts(1_235_814_400, 16, 8, 64),
+    "3B": ModelFacts(3_212_749_824, 28, 8),
+    "8B": ModelFacts(8_030_261_248, 32, 8),
+    "70B": ModelFacts(70_553_706_496, 80, 8),
+}
+
 MODELS: Final[Mapping[str, ModelFacts]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": ModelFacts(494_032_768, 24, 2, 64),
-    "Qwen/Qwen2.5-1.5B-Instruct": ModelFacts(1_543_714_304, 28, 2),
-    "Qwen/Qwen2.5-3B-Instruct": ModelFacts(3_085_938_688, 36, 2),
-    "Qwen/Qwen2.5-7B-Instruct": ModelFacts(7_615_616_512, 28, 4),
-    "Qwen/Qwen2.5-14B-Instruct": ModelFacts(14_770_033_664, 48, 8),
-    "Qwen/Qwen2.5-32B-Instruct": ModelFacts(32_763_876_352, 64, 8),
-    "Qwen/Qwen2.5-72B-Instruct": ModelFacts(72_706_203_648, 80, 8),
-    "meta-llama/Llama-3.1-8B-Instruct": ModelFacts(8_030_261_248, 32, 8),
-    "meta-llama/Llama-3.1-70B-Instruct": ModelFacts(70_553_706_496, 80, 8),
-    "meta-llama/Llama-3.2-1B-Instruct": ModelFacts(1_235_814_400, 16, 8, 64),
-    "meta-llama/Llama-3.2-3B-Instruct": ModelFacts(3_212_749_824, 28, 8),
-    "meta-llama/Llama-3.3-70B-Instruct": ModelFacts(70_553_706_496, 80, 8),
+    **{f"Qwen/Qwen2.5-{size}-Instruct": facts for size, facts in _QWEN_2_5.items()},
+    **{
+        f"Qwen/Qwen2.5-Coder-{size}-Instruct": _QWEN_2_5[size]
+        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
+    },
+    **{f"Qwen/Qwen3-{size}": facts for size, facts in _QWEN_3.items()},
+    **{f"meta-llama/Llama-3.1-{size}-Instruct": _LLAMA_3[size] for size in ("8B", "70B")},
+    **{f"meta-llama/Llama-3.2-{size}-Instruct": _LLAMA_3[size] for size in ("1B", "3B")},
+    "meta-llama/Llama-3.3-70B-Instruct": _LLAMA_3["70B"],
+    # Its embeddings are not tied, unlike those of Qwen2.5-1.5B.
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ModelFacts(1_777_088_000, 28, 2),
+    **{f"deepseek-ai/DeepSeek-R1-Distill-Qwen-{size}": _QWEN_2_5[size] for size in ("7B", "14B", "32B")},
+    **{f"deepseek-ai/DeepSeek-R1-Distill-Llama-{size}": _LLAMA_3[size] for size in ("8B", "70B")},
+    "mistralai/Mistral-7B-Instruct-v0.3": ModelFacts(7_248_023_552, 32, 8),
 }
 """Models whose memory is computed. Nothing is assumed about other models."""
 

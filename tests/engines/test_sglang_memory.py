@@ -24,12 +24,24 @@ from dps_testkit.paths import ROOT
 SGLANG = RUNTIMES["SGLang"]
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests/engines/fixtures/sglang-memory.json").read_text())
+FAMILIES = (
+    "Qwen/Qwen2.5-",
+    "Qwen/Qwen3-",
+    "meta-llama/Llama-3",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-",
+    "mistralai/Mistral-7B-",
+)
+"""How the names of models begin that have the same tokens, and therefore can draft for each other."""
 DRAFTS = [
     (target, draft)
+    for family in FAMILIES
     for target, draft in product(MODELS, repeat=2)
-    if target.split("/")[0] == draft.split("/")[0] and MODELS[draft].parameters < MODELS[target].parameters
+    if target.startswith(family)
+    and draft.startswith(family)
+    and MODELS[draft].parameters < MODELS[target].parameters
 ]
-"""Models, each with the smaller ones of its family, which have the same tokens and therefore can draft for it."""
+"""Models, each with the smaller ones of its family."""
 SEVEN, ONE_AND_A_HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 
 
@@ -78,6 +90,7 @@ def test_default_version_counts_a_drafts_layers_at_the_size_of_the_targets() -> 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_that_is_enough_for_every_draft_so_that_the_default_version_needs_no_flag(ranks: int) -> None:
     assert len(DRAFTS) > 20
+    assert all(model.startswith(FAMILIES) for model in MODELS)
     for target, draft in DRAFTS:
         first, second = MODELS[target], MODELS[draft]
         counted = first.kv_per_token(ranks) * second.layers // first.layers

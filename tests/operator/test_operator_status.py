@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dps_operator.observe import Child, child
+from dps_operator.gpu_budget.allocation import Allocation
+from dps_operator.observe import Child, Finished, child
 from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.status.build import build_status, invalid_spec_status
 from dps_operator.status.conditions import conditions
@@ -228,6 +229,24 @@ def test_message_of_ready_names_what_does_not_work() -> None:
     assert found["Ready"].message == (
         "requests are served by both pools; the autoscaler of the greedy pool does not work: "
         f"{NO_METRIC}; ServiceMonitor is not installed"
+    )
+
+
+def test_message_of_ready_names_optional_features_that_do_not_work() -> None:
+    ended = replace(observed_pod("calibration"), finished=Finished(1, "no turns", "2026-01-01T03:00:10Z"))
+    seen = replace(HEALTHY, allocation=Allocation(1, 1), unmeasured="no gateway is running", pods=[ended])
+    spec = {
+        **PREFIX_CACHE,
+        "engine": {"version": "0.5.8"},
+        "gpuBudget": {"gpus": 2},
+        "routing": {"calibration": {}},
+    }
+    found = {item.type: item for item in conditions(router(spec), seen)}
+    features = [found[name] for name in ("PrefixCacheShared", "DemandMeasured", "RoutingCalibrated")]
+    assert [feature.status for feature in features] == ["False"] * 3
+    assert found["Ready"].status == "True"
+    assert found["Ready"].message == "; ".join(
+        ["requests are served by both pools", *(feature.message for feature in features)]
     )
 
 

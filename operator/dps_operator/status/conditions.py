@@ -21,8 +21,14 @@ def conditions(router: Router, observed: Observed) -> list[Condition]:
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in observed.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
-    impaired = [*autoscaling(router, observed), *monitored(router, observed)]
-    warnings = [condition.message for condition in impaired if condition.status == "False"]
+    features = [
+        *autoscaling(router, observed),
+        *monitored(router, observed),
+        *prefix_cache_conditions(router, observed),
+        *demand_measured(router, observed),
+        *routing_calibrated(router, observed),
+    ]
+    warnings = [feature.message for feature in features if feature.status == "False"]
     if failed := failed_rollouts(router, observed):
         warnings.insert(0, failed)
     return [
@@ -30,10 +36,7 @@ def conditions(router: Router, observed: Observed) -> list[Condition]:
         progressing(router, observed),
         valid,
         *components,
-        *impaired,
-        *prefix_cache_conditions(router, observed),
-        *demand_measured(router, observed),
-        *routing_calibrated(router, observed),
+        *features,
     ]
 
 
