@@ -31,10 +31,6 @@ REASON_POSITION = {"Condition": 2, "Problem": 0, "Unshareable": 0}
 """The position of the reason among the arguments of each class that has one."""
 
 
-PAIR = {"Condition": 0, "Unshareable": "PrefixCacheShared"}
-"""The position of the condition's type among the arguments of each of these classes, or the type itself."""
-
-
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """The calls of the classes that have a reason, with their names."""
     for source in SOURCES:
@@ -64,8 +60,7 @@ def pairs() -> set[tuple[str, str]]:
     """
     found = set()
     for name, call in calls():
-        place = PAIR.get(name)
-        condition = constant(call.args[place]) if isinstance(place, int) else place
+        condition = {"Condition": constant(call.args[0]), "Unshareable": "PrefixCacheShared"}.get(name)
         reason = constant(call.args[REASON_POSITION[name]])
         if condition and reason:
             found.add((condition, reason))
