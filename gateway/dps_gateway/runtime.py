@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dps_gateway.auth import Key, KeyLoad, Keys
+from dps_gateway.body_budget import BodyBudget
 from dps_gateway.client_connections import ClientConnections, connections_of_files
 from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
@@ -128,6 +129,7 @@ class Runtime:
             lambda: self.config.timeouts.keep_alive_seconds,
             self._count_closed_connection,
         )
+        self.bodies = BodyBudget(self._max_buffered_bytes)
         self.draining = False
         self._ready_without_engines = _answers_without_engines(config)
         self.config = config
@@ -195,6 +197,7 @@ class Runtime:
             self.metrics.queued.labels(name.value).set(pool.queued)
             self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
         self.metrics.client_connections.set(len(self.clients))
+        self.metrics.buffered_bytes.set(self.bodies.used)
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
     def key(self, headers: Mapping[str, str]) -> Key | None:
@@ -260,6 +263,12 @@ class Runtime:
     def _max_connections(self) -> int:
         share = worker_share(self.config.limits.max_connections, self.config.listen.workers)
         return min(share, connections_of_files())
+
+    def _max_buffered_bytes(self) -> int:
+        """This worker's share. It has room for at least one body."""
+        limits = self.config.limits
+        share = worker_share(limits.max_buffered_bytes, self.config.listen.workers)
+        return max(share, limits.max_body_bytes)
 
     def _count_closed_connection(self, reason: str) -> None:
         self.metrics.client_connections_closed.labels(reason).inc()

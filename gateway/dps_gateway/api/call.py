@@ -10,8 +10,8 @@ from typing import Any, Final
 from aiohttp import web
 from opentelemetry.trace import Span
 
-from dps_gateway.api.errors import error_response, errors_of
-from dps_gateway.api.request import request_id_of, timeout_seconds_of
+from dps_gateway.api.errors import GatewayFull, error_response, errors_of
+from dps_gateway.api.request import read_body, request_id_of, timeout_seconds_of
 from dps_gateway.auth import Key
 from dps_gateway.engine.dialect import ErrorFormat, Usage
 from dps_gateway.runtime import Runtime
@@ -51,6 +51,8 @@ class Call:
     """The usage that the engine reported, if any."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
+    _buffered: int = 0
+    """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0
     """The end of the time for the whole response, on the event loop's clock."""
     _write_limit: float | None = None
@@ -64,13 +66,26 @@ class Call:
             self.runtime.key_load.enter(key)
             self.key = key
 
+    async def body(self) -> bytes:
+        """The request's body, which counts as buffered until the call has ended.
+
+        Raises BodyTooLarge, BodyTooSlow, BadRequest, and GatewayFull if there is no room for it.
+        """
+        return await read_body(self.request, self.runtime.config, self._buffer)
+
+    def _buffer(self, size: int) -> None:
+        if not self.runtime.bodies.reserve(size):
+            raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
+        self._buffered += size
+
     @property
     def tenant(self) -> str:
         """The tenant of the request after `authenticate`: the empty string if no keys are configured."""
         return self.key.tenant if self.key is not None else ""
 
     def ended(self) -> None:
-        """Stop watching the client, and counting the request as in flight for its API key."""
+        """Stop watching the client, and counting the request as in flight for its API key and its body as buffered."""
+        self.runtime.bodies.release(self._buffered)
         if self._watch is not None:
             self._watch.cancel()
         if self.key is not None:

@@ -28,11 +28,11 @@ class BodyTooLarge(Exception):
 
 
 class BodyTooSlow(Exception):
-    """The request body has not arrived within timeouts.bodySeconds."""
+    """The request body has not arrived within timeouts.bodySeconds, or at limits.minBodyBytesPerSecond."""
 
 
 class GatewayFull(Exception):
-    """The gateway has limits.maxConnections client connections, all of which are in use."""
+    """The gateway has limits.maxConnections client connections in use, or limits.maxBufferedBytes of request bodies."""
 
 
 class NotFound(Exception):

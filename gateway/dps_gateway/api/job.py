@@ -15,7 +15,7 @@ from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.model_names import resolve_model
-from dps_gateway.api.request import parse_object, read_body
+from dps_gateway.api.request import parse_object
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
@@ -69,11 +69,12 @@ class Job:
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BodyTooLarge or BadRequest.
+    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, or as
+    `Call.body`.
     """
     runtime = call.runtime
     call.authenticate()
-    raw = await read_body(call.request, runtime.config)
+    raw = await call.body()
     raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)

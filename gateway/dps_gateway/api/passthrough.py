@@ -13,7 +13,7 @@ from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
 from dps_gateway.api.errors import BadRequest, NotFound, error_event
 from dps_gateway.api.model_names import resolve_model, served_name
-from dps_gateway.api.request import parse_object, read_body, urgency_of
+from dps_gateway.api.request import parse_object, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.routing.decision import Decision, Reason
@@ -77,7 +77,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         change = server_info.public_info
     elif request.method == "GET":
         target, change = _models(call, target)
-    body = await read_body(request, runtime.config) if request.can_read_body else None
+    body = await call.body() if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
     pool, replica = least_loaded(runtime.pools), None

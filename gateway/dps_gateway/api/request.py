@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
@@ -66,22 +67,43 @@ def urgency_of(request: web.Request, key: Key | None) -> int:
     return max(asked, permitted)
 
 
-async def read_body(request: web.Request, config: GatewayConfig) -> bytes:
-    """The body of the request, decompressed.
+async def read_body(
+    request: web.Request, config: GatewayConfig, reserve: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """The body of the request, decompressed. `reserve` is called with the size of each part before it is kept.
 
-    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, and BodyTooSlow if it takes longer than timeouts.bodySeconds.
+    Raises BodyTooLarge if it exceeds limits.maxBodyBytes, and BodyTooSlow if it takes longer than timeouts.bodySeconds
+    or, after timeouts.headerSeconds, arrives at less than limits.minBodyBytesPerSecond on average.
     """
-    max_bytes, seconds = config.limits.max_body_bytes, config.timeouts.body_seconds
+    limits, timeouts = config.limits, config.timeouts
     if request.content.is_eof():  # most bodies have arrived with the head and need no timer
-        return await _read(request, max_bytes)
+        return await _read(request, limits.max_body_bytes, reserve)
+    began = asyncio.get_running_loop().time()
+    rate = limits.min_body_bytes_per_second
+
+    def ends(size: int) -> float:
+        patience = timeouts.header_seconds + size / rate if rate else timeouts.body_seconds
+        return began + min(timeouts.body_seconds, patience)
+
     try:
-        async with asyncio.timeout(seconds):
-            return await _read(request, max_bytes)
+        async with asyncio.timeout_at(ends(0)) as limit:
+            return await _read(
+                request, limits.max_body_bytes, reserve, lambda size: limit.reschedule(ends(size))
+            )
     except TimeoutError as error:
-        raise BodyTooSlow(f"the body did not arrive within {seconds:g} s (timeouts.bodySeconds)") from error
+        seconds = asyncio.get_running_loop().time() - began
+        raise BodyTooSlow(
+            f"the body did not arrive within {seconds:.3g} s (timeouts.bodySeconds, limits.minBodyBytesPerSecond)"
+        ) from error
 
 
-async def _read(request: web.Request, max_bytes: int) -> bytes:
+async def _read(
+    request: web.Request,
+    max_bytes: int,
+    reserve: Callable[[int], None],
+    arrived: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """The body. `arrived` is called with the size that has arrived so far."""
     too_large = BodyTooLarge(f"the request is larger than {max_bytes} bytes (limits.maxBodyBytes)")
     if (request.content_length or 0) > max_bytes:
         raise too_large
@@ -91,7 +113,9 @@ async def _read(request: web.Request, max_bytes: int) -> bytes:
             size += len(chunk)
             if size > max_bytes:
                 raise too_large
+            reserve(len(chunk))
             chunks.append(chunk)
+            arrived(size)
     except (web.RequestPayloadError, aiohttp.ClientPayloadError) as error:
         raise BadRequest("the request body is incomplete or cannot be decompressed") from error
     return b"".join(chunks)

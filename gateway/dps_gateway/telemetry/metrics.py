@@ -118,6 +118,9 @@ class Metrics:
         self.client_connections = self._plain_gauge(
             "dps_client_connections", "Open connections of clients", "livesum"
         )
+        self.buffered_bytes = self._plain_gauge(
+            "dps_buffered_bytes", "Size of the bodies of the requests in progress", "livesum"
+        )
         self.client_connections_closed = counter(
             "dps_client_connections_closed", "Client connections that the gateway closed, by reason", "reason"
         )

@@ -51,6 +51,19 @@ class GatewayLimits(APIObject):
     max_body_bytes: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Maximum size of a request body in bytes."
     )
+    max_buffered_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**40,
+        description="Maximum total size of the bodies of all requests in progress in one gateway pod, in bytes.",
+    )
+    min_body_bytes_per_second: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="Average rate at which a request body must have arrived after timeouts.headerSeconds; 0 for no "
+        "minimum.",
+    )
     max_in_flight_per_replica: int | None = Field(
         default=None,
         ge=1,
