@@ -98,8 +98,10 @@ class Runtime:
         self.upstream = Upstream(config.timeouts)
         session, limits = config.session, config.limits
         self.mirror = Mirror(session.mirror_records)
-        self.peers = HttpPeers() if session.peers is not None else None
-        self.workers = WorkerPeers(worker_socket) if worker_socket is not None else None
+        self.peers = HttpPeers(self._count_invalid_entries) if session.peers is not None else None
+        self.workers = (
+            WorkerPeers(worker_socket, self._count_invalid_entries) if worker_socket is not None else None
+        )
         peers = [group for group in (self.peers, self.workers) if group is not None]
         store = SessionStore(self.redis, self.mirror, session.ttl_seconds, AllPeers(peers) if peers else None)
         self.turns = Turns(
@@ -272,6 +274,9 @@ class Runtime:
 
     def _count_closed_connection(self, reason: str) -> None:
         self.metrics.client_connections_closed.labels(reason).inc()
+
+    def _count_invalid_entries(self, count: int) -> None:
+        self.metrics.invalid_peer_entries.inc(count)
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()

@@ -68,7 +68,13 @@ class Pointer:
 def is_valid_entry(scopes: Collection[str], key: str, value: bytes) -> bool:
     """Whether `key` is in one of these scopes (`Scope.name`) and `value` is a valid value for that key."""
     match = _KEY.fullmatch(key)
-    if match is None or match["scope"] not in scopes or len(value) > MAX_VALUE_BYTES:
+    return match is not None and match["scope"] in scopes and is_valid_value(key, value)
+
+
+def is_valid_value(key: str, value: bytes) -> bool:
+    """Whether `value` is a valid value for `key`, in any scope."""
+    match = _KEY.fullmatch(key)
+    if match is None or len(value) > MAX_VALUE_BYTES:
         return False
     if match["response"] is not None:
         return StoredResponse.decode(value) is not None

@@ -1,7 +1,11 @@
-"""Exchange cached session state with the other gateway replicas and worker processes while Redis is unavailable."""
+"""Exchange cached session state with the other gateway replicas and worker processes while Redis is unavailable.
+
+What peers return is checked: a peer of another version, or an impostor, must not break requests or displace memory.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -10,13 +14,20 @@ from typing import Final
 import aiohttp
 import orjson
 
+from dps_gateway.session.keys import MAX_VALUE_BYTES, is_valid_value
 from dps_gateway.session.store import Peers
+
+log = logging.getLogger(__name__)
 
 PATH: Final = "/mirror"
 """Path on the admin port. POST takes a JSON array of keys and returns an object of cached values; PUT takes such an
 object and caches its values."""
 TIMEOUT_SECONDS: Final = 0.25
 """The maximum time for which a request waits for a dead peer whose endpoint has not been removed yet."""
+
+MAX_ESCAPED: Final = 2
+"""The maximum length of a value as a string in JSON, as a multiple of its length: only quotation marks and backslashes
+are escaped in a valid value."""
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -27,10 +38,12 @@ _UNIX_URL: Final = "http://worker"
 class HttpPeers:
     """Queries the admin ports of all gateway replicas in parallel.
 
-    The list may include this gateway replica, whose answer is redundant.
+    The list may include this gateway replica, whose answer is redundant. `on_invalid` is called with the number of
+    entries that are ignored because they are not valid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_invalid: Callable[[int], None] = lambda count: None) -> None:
+        self._invalid = _Invalid(on_invalid)
         self._urls: tuple[str, ...] = ()
         self._headers: dict[str, str] = {}
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
@@ -42,10 +55,12 @@ class HttpPeers:
     def set_endpoints(self, urls: Iterable[str]) -> None:
         """Set the peers' admin base URLs, as found by discovery."""
         self._urls = tuple(urls)
+        self._invalid.keep(self._urls)
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
-        return await asyncio.gather(*(_fetch(self._session, url, keys, self._headers) for url in self._urls))
+        fetches = (_fetch(self._session, url, keys, self._invalid, self._headers) for url in self._urls)
+        return await asyncio.gather(*fetches)
 
     async def publish(self, entries: dict[str, bytes]) -> None:
         """Push entries to every peer's mirror. Peers that time out are skipped. Never raises."""
@@ -56,15 +71,20 @@ class HttpPeers:
 
 
 class WorkerPeers:
-    """Queries the other worker processes of this gateway replica, each on its own Unix socket in a shared folder."""
+    """Queries the other worker processes of this gateway replica, each on its own Unix socket in a shared folder.
 
-    def __init__(self, own_socket: Path) -> None:
+    `on_invalid` is described at `HttpPeers`.
+    """
+
+    def __init__(self, own_socket: Path, on_invalid: Callable[[int], None] = lambda count: None) -> None:
         self._own = own_socket
+        self._invalid = _Invalid(on_invalid)
         self._sessions: dict[Path, aiohttp.ClientSession] = {}
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         """Each worker's cached values of `keys`. Never raises."""
-        return await asyncio.gather(*(_fetch(session, _UNIX_URL, keys) for session in await self._others()))
+        others = await self._others()
+        return await asyncio.gather(*(_fetch(session, _UNIX_URL, keys, self._invalid) for session in others))
 
     async def publish(self, entries: dict[str, bytes]) -> None:
         """Push entries to every worker's mirror. Never raises."""
@@ -112,11 +132,60 @@ async def _push(
 
 
 async def _fetch(
-    session: aiohttp.ClientSession, url: str, keys: list[str], headers: Mapping[str, str] = NO_HEADERS
+    session: aiohttp.ClientSession,
+    url: str,
+    keys: list[str],
+    report: "_Invalid",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> dict[str, bytes]:
+    """The peer's valid values of `keys`."""
+    limit = sum(len(key) + MAX_ESCAPED * MAX_VALUE_BYTES for key in keys)
+    content = b""
     try:
         async with session.post(url + PATH, data=orjson.dumps(keys), headers=headers) as response:
-            values = orjson.loads(await response.read()) if response.status == 200 else {}
-            return {key: value.encode() for key, value in values.items()}
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError):
+            if response.status != 200:
+                return {}
+            while len(content) <= limit and (chunk := await response.content.readany()):
+                content += chunk
+    except (aiohttp.ClientError, OSError, TimeoutError):
         return {}
+    values, invalid = _valid(content if len(content) <= limit else b"", keys)
+    if invalid:
+        report.add(url, invalid)
+    return values
+
+
+class _Invalid:
+    """Counts entries that are not valid, and logs the first of each peer."""
+
+    def __init__(self, on_invalid: Callable[[int], None]) -> None:
+        self._on_invalid = on_invalid
+        self._logged: set[str] = set()
+
+    def add(self, url: str, count: int) -> None:
+        """Record that the peer at this base URL has returned such entries."""
+        self._on_invalid(count)
+        if url not in self._logged:
+            self._logged.add(url)
+            log.warning("the peer %s returns session state that is not valid; it is ignored", url)
+
+    def keep(self, urls: Iterable[str]) -> None:
+        """Forget all peers but these."""
+        self._logged.intersection_update(urls)
+
+
+def _valid(content: bytes, keys: Iterable[str]) -> tuple[dict[str, bytes], int]:
+    """The valid values of `keys` in a peer's answer, and the number of other entries. An unreadable answer is one."""
+    try:
+        document = orjson.loads(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return {}, 1
+    asked = set(keys)
+    values = {
+        key: encoded
+        for key, value in document.items()
+        if key in asked and isinstance(value, str) and is_valid_value(key, encoded := value.encode())
+    }
+    return values, len(document) - len(values)

@@ -34,6 +34,9 @@ HOLDERS_PER_POOL: Final = 2
 """The number of replicas of each pool that are kept for a point, and for which the newest point of a conversation is
 kept. A session uses a second one while its preferred replica is overloaded."""
 
+MAX_LENGTH: Final = 2**53
+"""No number in a record is larger. Records with larger ones could not be written."""
+
 _LABEL_CHARS: Final = 6
 _LETTERS: Final = {Pool.SPECULATIVE: "s", Pool.GREEDY: "g"}
 _POOLS: Final = {letter: pool for pool, letter in _LETTERS.items()}
@@ -244,6 +247,10 @@ def _point(
     correction: int = 0,
     conversation: str = "",
 ) -> Point:
+    """Raises ValueError or TypeError for fields that no record has."""
+    largest = max(turn, offset, tokens, counted, abs(correction))
+    if min(turn, offset, tokens, counted) < 0 or largest > MAX_LENGTH:
+        raise ValueError("a number is out of range")
     holders, shared = _cached(cached)
     return Point(
         int(turn),

@@ -7,6 +7,7 @@ import orjson
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import TAG_CHARS, Scope
+from dps_gateway.session.record import MAX_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class StoredResponse:
         """Parse the stored form. Returns None for anything else."""
         try:
             pool, url, session, digest, tokens = orjson.loads(raw)
+            if not 0 <= tokens <= MAX_LENGTH:
+                return None
             return cls(Pool(pool), str(url), str(session), str(digest), int(tokens))
         except (TypeError, ValueError):
             return None

@@ -131,6 +131,9 @@ class Metrics:
             "dps_state_degraded", "1 while session state is not being written to Redis", "livemax"
         )
         self.state_errors = counter("dps_state_errors", "Redis calls that failed, by kind", "kind")
+        self.invalid_peer_entries = self._plain_counter(
+            "dps_invalid_peer_entries", "Entries of session state from peers that were not valid"
+        )
         self.token_count_mismatch = self._plain_counter(
             "dps_token_count_mismatch", "Turns whose prompt length differs from the engine's prompt_tokens"
         )
