@@ -1,5 +1,7 @@
 """A session backend for tests, with a dictionary in place of Redis."""
 
+from collections.abc import Sequence
+
 from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
 
 
@@ -8,7 +10,7 @@ class FakeBackend:
     read and a commit as another gateway would.
 
     unavailable: every call fails. full: every write fails. timeouts: how many writes time out before one succeeds.
-    foreign: keys that hold a value of another type.
+    foreign: keys that hold a value of another type. short_lived: keys of pointers that expire early.
     """
 
     def __init__(self) -> None:
@@ -17,6 +19,7 @@ class FakeBackend:
         self.full = False
         self.timeouts = 0
         self.foreign: set[str] = set()
+        self.short_lived: set[str] = set()
 
     async def get(self, key: str) -> bytes | None:
         self._check()
@@ -39,6 +42,7 @@ class FakeBackend:
         value: bytes,
         ttl_seconds: int,
         pointer: tuple[str, bytes] | None,
+        dropped: Sequence[str] = (),
     ) -> tuple[bool, bytes | None]:
         self._check()
         if self.full:
@@ -51,6 +55,9 @@ class FakeBackend:
         self.values[key] = value
         if pointer is not None:
             self.values[pointer[0]] = pointer[1]
+            own = pointer[1].partition(b",")[0]
+            self.short_lived.difference_update([pointer[0]])
+            self.short_lived.update(key for key in dropped if self.values.get(key, b"").startswith(own))
         return True, None
 
     async def delete(self, key: str) -> bool:

@@ -16,7 +16,7 @@ from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
-from dps_gateway.session.store import Hit, StoreUnavailable
+from dps_gateway.session.store import DROPPED_SECONDS, Hit, StoreUnavailable
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
 from dps_testkit.processes import LocalProcesses
@@ -69,6 +69,7 @@ class SessionEntries:
         tag = history_tag(f"first message {number}".encode())
         session = SessionId.of_history(tag, b"first prompt")
         point = Point(1, f"digest-{number}", 100, 25, 30, (Holder(Pool.GREEDY, "aaaa"),))
+        self.tag, self.point = tag, point
         self.record = record_key(SCOPE, session)
         self.records = record_prefix(SCOPE, tag)
         self.pointer = pointer_key(SCOPE, tag, point.digest)
@@ -103,6 +104,24 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, entries: 
     # Every key expires.
     for key in (entries.record, entries.pointer):
         assert 0 < await client.ttl(key) <= TTL_SECONDS
+
+    # Pointers to dropped points expire early, unless they belong to another session or expire earlier in any case.
+    other = Pointer(SessionId.of_history(entries.tag, b"other"), entries.point).encode()
+    dropped = {"own": entries.points_to, "other": other, "ending": entries.points_to, "gone": None}
+    keys = {name: pointer_key(SCOPE, entries.tag, f"dropped-{name}") for name in dropped}
+    for name, text in dropped.items():
+        if text is not None:
+            await client.set(keys[name], text, ex=7 if name == "ending" else TTL_SECONDS)
+    changed = (entries.record, entries.newer, entries.value, TTL_SECONDS)
+    assert await store.swap(*changed, pointer, list(keys.values())) == (True, None)
+    lives = {name: await client.ttl(key) for name, key in keys.items()}
+    assert 0 < lives["own"] <= DROPPED_SECONDS < lives["other"] <= TTL_SECONDS
+    assert (0 < lives["ending"] <= 7, lives["gone"]) == (True, -2)
+    assert await store.swap(*changed, pointer, [entries.pointer]) == (False, entries.value)
+    assert await client.ttl(entries.pointer) > DROPPED_SECONDS
+    for key in keys.values():
+        await client.delete(key)
+    assert await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None) == (True, None)
 
     # Scripts that the server has lost are loaded again, even during concurrent calls.
     await client.script_flush()

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from dps_gateway.session.breaker import Breaker
-from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.store import DROPPED_SECONDS, ForeignValue, Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
@@ -36,11 +36,22 @@ return false
 """
 
 # Compare and set. Returns an empty array on success, or an array with the current value ("" if there is none).
+# KEYS[2] is the new pointer, if any. The further keys are those of pointers that expire early if they are of the same
+# session, with which their values begin.
 _SWAP: Final = """
 local current = redis.call('GET', KEYS[1]) or ''
 if current ~= ARGV[1] then return {current} end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-if KEYS[2] then redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3]) end
+if not KEYS[2] then return {} end
+redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3])
+local session = string.match(ARGV[4], '^%["[^"]+"')
+for number = 3, #KEYS do
+  local pointer = redis.call('GET', KEYS[number])
+  local own = pointer and string.sub(pointer, 1, #session) == session
+  if own and redis.call('TTL', KEYS[number]) > tonumber(ARGV[5]) then
+    redis.call('EXPIRE', KEYS[number], ARGV[5])
+  end
+end
 return {}
 """
 
@@ -165,11 +176,12 @@ class RedisBackend:
         value: bytes,
         ttl_seconds: int,
         pointer: tuple[str, bytes] | None,
+        dropped: Sequence[str] = (),
     ) -> tuple[bool, bytes | None]:
         keys, arguments = [key], [expected or b"", value, ttl_seconds]
         if pointer is not None:
-            keys.append(pointer[0])
-            arguments.append(pointer[1])
+            keys += [pointer[0], *dropped]
+            arguments += [pointer[1], DROPPED_SECONDS]
         try:
             reply = await self._eval(_SWAP_SCRIPT, keys, arguments)
         except StoreUnavailable:

@@ -4,7 +4,7 @@ A request never fails because of session state. In the worst case the session is
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +28,11 @@ committed."""
 
 MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
+
+
+DROPPED_SECONDS: Final = 300
+"""The time after which the pointer to a point expires that has been dropped from the session's record. Prompts that
+continue such a point, such as those of sub-agents that share a beginning, usually follow soon."""
 
 
 class StateSource(StrEnum):
@@ -69,8 +74,11 @@ class Backend(Protocol):
         value: bytes,
         ttl_seconds: int,
         pointer: tuple[str, bytes] | None,
+        dropped: Sequence[str] = (),
     ) -> tuple[bool, bytes | None]:
         """Compare and set: replace `expected` with `value` and write `pointer`.
+
+        dropped: keys of pointers that expire within DROPPED_SECONDS if they point to the same session as `pointer`.
 
         Returns (True, None), or (False, the current value) if it is not `expected`.
         """
@@ -174,7 +182,8 @@ class SessionStore:
         """Add `point`, which grew from `parent`, to the session's record, once an engine has begun to answer it.
 
         `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. If
-        `pointer_digest` is set, a pointer to this point is stored as well, by which `find` finds the session.
+        `pointer_digest` is set, a pointer to this point is stored as well, by which `find` finds the session, and those
+        to the points that this commit drops from the record expire early.
         """
         await self._update(
             record_key(scope, session),
@@ -183,6 +192,7 @@ class SessionStore:
             (pointer_key(scope, session.tag, pointer_digest), Pointer(session, point).encode())
             if pointer_digest
             else None,
+            lambda digest: pointer_key(scope, session.tag, digest),
         )
 
     async def amend(self, scope: Scope, session: SessionId, change: Callable[[Record], Record]) -> None:
@@ -273,15 +283,20 @@ class SessionStore:
         snapshot: Snapshot | None,
         change: Callable[[Record | None], Record],
         pointer: tuple[str, bytes] | None,
+        key_of_pointer: Callable[[str], str] = lambda digest: digest,
     ) -> None:
         record = snapshot.record if snapshot else None
         if self._backend is not None:
             expected = snapshot.raw if snapshot and snapshot.source is StateSource.REDIS else None
             failures = 0
             for _ in range(COMMIT_ATTEMPTS):
-                value = change(record).encode()
+                changed = change(record)
+                value = changed.encode()
+                dropped = [key_of_pointer(digest) for digest in _dropped(record, changed)] if pointer else []
                 try:
-                    done, current = await self._backend.swap(key, expected, value, self.ttl_seconds, pointer)
+                    done, current = await self._backend.swap(
+                        key, expected, value, self.ttl_seconds, pointer, dropped
+                    )
                 except StoreUnavailable:
                     failures += 1
                     if failures == MAX_COMMIT_FAILURES:
@@ -329,6 +344,12 @@ def merged_values(found: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
             record = _merged(known, _decode(value)) if known is not None else None
             result[key] = record.encode() if record is not None else result.get(key, value)
     return result
+
+
+def _dropped(before: Record | None, after: Record) -> Iterable[str]:
+    """The digests of the points that a change has removed from a record."""
+    kept = {point.digest for point in after.points}
+    return (point.digest for point in before.points if point.digest not in kept) if before is not None else ()
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:
