@@ -118,10 +118,12 @@ class EnginePool:
         return any(replica.accepts(self.slots(replica)) for replica in self.replicas.values())
 
     def slots(self, replica: Replica) -> int:
-        """The number of requests that this process may have on a replica at the same time.
+        """The number of requests that this process may have on a replica at the same time: one while it is probed.
 
         More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority.
         """
+        if replica.probing:
+            return 1
         running = replica.max_running
         configured = self.max_in_flight_per_replica
         return configured if running is None else min(configured, self._share(running))
@@ -241,11 +243,17 @@ class EnginePool:
 
         In slow start a replica receives only a part of its share, unless the others are full or start as well.
         """
-        free = [replica for replica in usable if not replica.probing or replica.accepts(self.slots(replica))]
-        share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / max(1, len(usable))
-        full = max((replica.weight for replica in free), default=1.0)
-        eager = [each for each in free if each.weight >= full or each.in_flight < each.weight / full * share]
-        return preferred(session, eager, self.slots, held) or preferred(session, free, self.slots, held)
+        if len(usable) > 1 and any(replica.weight < 1.0 for replica in usable):
+            free = [replica for replica in usable if replica.in_flight < self.slots(replica)]
+            share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / len(usable)
+            full = max((replica.weight for replica in free), default=1.0)
+            eager = [
+                each for each in free if each.weight >= full or each.in_flight < each.weight / full * share
+            ]
+            replica = preferred(session, eager, self.slots, held)
+            if replica is not None:
+                return replica
+        return preferred(session, usable, self.slots, held)
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

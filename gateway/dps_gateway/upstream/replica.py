@@ -121,7 +121,7 @@ class Replica:
     @property
     def max_running(self) -> int | None:
         """The number of requests that it is known to run at the same time at most."""
-        return (self.configuration or UNKNOWN).max_running
+        return self.configuration.max_running if self.configuration is not None else None
 
     def salts_by(self, header: str) -> bool:
         """Whether it is known to take cache salts from this header."""
@@ -207,7 +207,7 @@ class Replica:
             self._unproven = False
             self.start_slowly()
         elif not self._unproven and self.weight == 1.0:
-            self._ejections = 0
+            self._ejections, self._started_at = 0, None
         if not self.ejected:
             self._recent.append(False)
 
