@@ -154,9 +154,9 @@ class Session(_Section):
 
 class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
-    max_buffered_bytes: Annotated[int, Field(gt=0)] = 512 * 1024 * 1024
+    max_buffered_bytes: Annotated[int, Field(gt=0)] = 256 * 1024 * 1024
     """Maximum total size of the bodies of all requests in progress. There is room for a body of `max_body_bytes` in any
-    case. A request takes several times the size of its body in memory, and the operator gives a gateway 2 GiB."""
+    case. A request takes about four times the size of its body in memory, and the operator gives a gateway 2 GiB."""
     min_body_bytes_per_second: Annotated[int, Field(ge=0)] = 500
     """The average rate at which a body must have arrived after `timeouts.header_seconds`. The default is that of
     Apache's mod_reqtimeout. With 0 there is no minimum."""
