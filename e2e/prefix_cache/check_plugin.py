@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -21,7 +22,7 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from dps_sglang import identity
+from dps_sglang import compatibility, identity
 from dps_sglang.mooncake import tagged
 from dps_sglang.sharing import not_shared
 
@@ -166,6 +167,8 @@ def main() -> None:
     ).kv_hit_pages
     result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    with patch.object(compatibility, "VERSIONS", frozenset({"0.6.0"})):
+        result["pages found with another version of SGLang"] = backend(folder, host).batch_exists(KEYS)
     result["pages found with several workers for HTTP"] = backend(
         folder, host, tokenizer_worker_num=2
     ).batch_exists(KEYS)
@@ -184,6 +187,8 @@ def main() -> None:
         "unknown weights": equal(folder),
         "unsupported version": equal(first, hook=not_shared("this version is not supported")),
     }
+    attached = Scheduler.attach_hicache_storage_wrapped(SimpleNamespace(), None)
+    result["other storage can be attached"] = attached.success
     replace_weights()
     result["pages found after the weights were replaced"] = reader.batch_exists(KEYS)
     result["pages found by a storage that was opened afterwards"] = backend(folder, host).batch_exists(KEYS)

@@ -1,12 +1,14 @@
-"""Requests of three tenants to real SGLang servers, on every routed endpoint whose prompts SGLang caches."""
+"""Requests of three tenants to real SGLang servers, on every endpoint whose prompts SGLang caches."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 
 from dps_local.stack import MODEL
+from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 KEYS = {"alpha": "sk-alpha", "beta": "sk-beta", "gamma": "sk-gamma"}
@@ -20,6 +22,7 @@ ENDPOINTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"max_output_tokens": 16, "store": False},
     "/v1/messages": {"max_tokens": 1},
     "/generate": {"sampling_params": {"max_new_tokens": 1}},
+    "/v1/score": {"items": [" yes", " no"], "label_token_ids": [1, 2]},
 }
 
 
@@ -41,9 +44,11 @@ async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:
         "/v1/completions": {"prompt": text},
         "/v1/responses": {"input": text},
         "/generate": {"text": text},
+        "/v1/score": {"query": text},
     }.get(path, {"messages": [{"role": "user", "content": text}]})
     body = {"model": MODEL, **prompt, **ENDPOINTS[path]}
     headers = {"Authorization": f"Bearer {KEYS[tenant]}"}
+    before = await _all_cached_tokens(gateway)
     async with (
         aiohttp.ClientSession(raise_for_status=True) as http,
         http.post(gateway.url + path, json=body, headers=headers) as response,
@@ -51,6 +56,16 @@ async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:
         answer = await response.json()
     if path == "/generate":
         return int(answer["meta_info"]["cached_tokens"])
+    if (
+        path == "/v1/score"
+    ):  # does not report them; the items are two prompts, of which the second finds the first
+        return int(await _all_cached_tokens(gateway) - before - WORDS)
     usage = answer["usage"]
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return int(usage.get("cache_read_input_tokens") or details.get("cached_tokens") or 0)
+
+
+async def _all_cached_tokens(gateway: Gateway) -> float:
+    """The cached tokens of all requests to the gateway's engine since it started."""
+    (engine,) = yaml.safe_load(gateway.file.read_text())["pools"]["greedy"]["endpoints"]
+    return await metric(engine, "sglang:cached_tokens_total")

@@ -33,9 +33,10 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         "hooked": [
             "__init__",
             "_build_sidecar_transfers",
-            "_convert_to_internal_request",
             "_draft_extend_for_prefill",
+            "attach_hicache_storage_wrapped",
             "clear",
+            "generate_request",
             "resolved_dict",
             "update_weights_from_disk",
             "update_weights_from_distributed",
@@ -47,6 +48,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         "pages found if the draft model has a KV memory pool": 0,
         "pages found with other weights": 0,
         "pages found with LoRA": 0,
+        "pages found with another version of SGLang": 0,
         "pages found with several workers for HTTP": 0,
         "Mooncake tags that equal the first engine's": {
             "same weights elsewhere": True,
@@ -55,6 +57,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
             "unknown weights": False,
             "unsupported version": False,
         },
+        "other storage can be attached": False,
         "pages found after the weights were replaced": 0,
         "pages found by a storage that was opened afterwards": 0,
         "Mooncake tag after the weights were replaced": False,

@@ -15,11 +15,15 @@ from dps_sglang.metrics import PageMetrics
 from dps_sglang.settings import Settings
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
 from dps_sglang.sharing import SHARING, NotShareable, refuse_to_clear
+from dps_sglang.storage.directory import directory_id
 from dps_sglang.storage.page import PageFormat
 from dps_sglang.storage.probe import Bandwidth, measure
 from dps_sglang.storage.store import PageStore
 
 logger = logging.getLogger(__name__)
+
+IDENTIFY_SECONDS = 60.0
+"""How often the identifier of the directory is read."""
 
 
 class SharedPrefixCache(HiCacheStorage):
@@ -34,6 +38,7 @@ class SharedPrefixCache(HiCacheStorage):
         self._page_tokens = 1
         self._page_bytes = 0
         self._warned_of_sidecars = False
+        self._closed = threading.Event()
         self._measured: list[Bandwidth] = []
         """The bandwidth at start, until SGLang collects it."""
 
@@ -51,7 +56,7 @@ class SharedPrefixCache(HiCacheStorage):
         pages = TorchPages(pool)
         geometry = engine_geometry(self._config, pool, pages.page_bytes, self._settings.weights)
         page_format = PageFormat.of(geometry, self._settings.secret())
-        SHARING.begin(page_format.folder, self._stop)
+        SHARING.begin(self._stop)
         self._page_tokens = pool.page_size
         self._page_bytes = pages.page_bytes
         logger.info(
@@ -61,9 +66,27 @@ class SharedPrefixCache(HiCacheStorage):
             geometry,
         )
         # In a thread, because a directory of a network file system can hang.
-        threading.Thread(target=self._measure, name="dps-prefix-cache-probe", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(page_format.folder,), name="dps-prefix-cache-watch", daemon=True
+        ).start()
         self._store = PageStore(self._settings.directory, page_format, self._settings.limits)
         return SharedCache(self._store, pages)
+
+    def _watch(self, folder: str) -> None:
+        """Measure the directory's bandwidth once, and report which directory it is until the storage is closed.
+
+        The directory may be deleted and created again.
+        """
+        self._identify(folder)
+        self._measure()
+        while not self._closed.wait(IDENTIFY_SECONDS):
+            self._identify(folder)
+
+    def _identify(self, folder: str) -> None:
+        try:
+            SHARING.identify(f"{folder}@{directory_id(self._settings.directory)}")
+        except OSError as error:
+            logger.warning("dps prefix cache: the directory cannot be identified: %s", error)
 
     def _measure(self) -> None:
         """Measure the directory's bandwidth, and log how many tokens per second the storage can deliver."""
@@ -150,6 +173,7 @@ class SharedPrefixCache(HiCacheStorage):
         SHARING.refuse("the storage was detached")
 
     def _stop(self) -> None:
+        self._closed.set()
         if self._cache is not None:
             self._cache.close()
 

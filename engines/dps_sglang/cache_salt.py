@@ -1,7 +1,7 @@
-"""Lets a header carry the cache salt of requests that have no field for it, such as those to /v1/messages.
+"""Lets a header carry the cache salt of requests that have no field for it: those to /v1/messages and /v1/score.
 
-SGLang 0.5.23 converts a request of Anthropic's Messages API to a chat request, which has the field `cache_salt`, but
-has no way to set it. The gateway sets the header, and never forwards a client's own.
+SGLang 0.5.23 converts them to the request of its own /generate, which has the field `cache_salt`, but has no way to set
+it. The gateway sets the header, and never forwards a client's own.
 """
 
 import os
@@ -17,11 +17,15 @@ RUST_SERVER = "SGLANG_RUST_SERVER"
 """The variable that selects SGLang's server in Rust."""
 
 
-def salted(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
-    """Wraps `OpenAIServingChat._convert_to_internal_request`: a chat without a salt gets that of the header."""
-    if request.cache_salt is None and raw_request is not None:
-        request.cache_salt = raw_request.headers.get(SALT_HEADER)
-    return original(self, request, raw_request)
+def salted(original: Callable[..., Any], self: Any, obj: Any, request: Any = None) -> Any:
+    """Wraps `TokenizerManager.generate_request`: a prompt without a salt gets that of the header.
+
+    Requests for embeddings have no salt, because SGLang does not cache their prompts.
+    """
+    headers = getattr(request, "headers", None)
+    if headers is not None and getattr(obj, "cache_salt", "") is None:
+        obj.cache_salt = headers.get(SALT_HEADER)
+    return original(self, obj, request)
 
 
 def announced(original: Callable[..., Any], self: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
 BUILD_SIDECARS = f"{UNIFIED_CACHE}._build_sidecar_transfers"
 DRAFT_PREFILL = f"{DRAFT_WORKER}._draft_extend_for_prefill"
 
-CHAT_CONVERSION = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request"
+GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
 
 SERVER_INFO = "sglang.srt.server_args.ServerArgs.resolved_dict"
 
@@ -37,10 +37,14 @@ WEIGHT_UPDATES = tuple(
     )
 )
 
-UPDATE_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(WEIGHT_UPDATES, ("self", "recv_req"))
+ATTACH_STORAGE = "sglang.srt.managers.scheduler.Scheduler.attach_hicache_storage_wrapped"
+
+SHARING_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    (*WEIGHT_UPDATES, ATTACH_STORAGE), ("self", "recv_req")
+)
 """The functions that `sharing` wraps. Without them, no pages are shared."""
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    **UPDATE_SIGNATURES,
+    **SHARING_SIGNATURES,
     f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
     f"{STORAGE}.batch_exists": ("self", "keys", "extra_info"),
     f"{STORAGE}.batch_exists_v2": ("self", "keys", "pool_transfers", "extra_info"),
@@ -75,14 +79,14 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
 }
 """The functions that `draft_refill` wraps and calls."""
 MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    **UPDATE_SIGNATURES,
+    **SHARING_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
     MOONCAKE_CLEAR: ("self",),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
 """The functions that `mooncake` wraps and calls."""
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    CHAT_CONVERSION: ("self", "request", "raw_request"),
+    GENERATE: ("self", "obj", "request"),
     SERVER_INFO: ("self",),
 }
 """The functions that `cache_salt` wraps."""

@@ -1,8 +1,8 @@
 """Lets a STANDALONE engine use pages that an engine without a draft model wrote (SGLang 0.5.23).
 
 SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
-For a request whose prefix came from host memory or storage, the draft model prefills that prefix itself, into the
-slots that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
+For a request with a prefix from host memory or storage, the draft model prefills these tokens itself, into the slots
+that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
 draft: a wrong draft only lowers the acceptance length. With tensor parallelism, a failure in one process ends the
 engine, as the failure of any forward pass does, because the other processes wait for its part of the result.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+from dps_sglang.sharing import SHARING
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +31,18 @@ def without_draft_pages(
 ) -> Any:
     """Wraps `_build_sidecar_transfers`: draft pages are copied between device and host, but not stored."""
     transfers = original(self, phase, *args, **kwargs)
-    if phase.name in STORAGE_PHASES:
+    if SHARING.begun and phase.name in STORAGE_PHASES:
         return [transfer for transfer in transfers if transfer.name.value not in DRAFT_POOLS]
     return transfers
 
 
 def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `_draft_extend_for_prefill`: the draft model first runs over the prefixes that were fetched."""
-    if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
+    """Wraps `_draft_extend_for_prefill`: the draft model first runs over the tokens that were fetched."""
+    if SHARING.begun and self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
         for row, request in enumerate(batch.reqs):
             if needs_refill(request):
                 try:
-                    prefill_prefix(self, batch, row, request)
+                    prefill_fetched(self, batch, row, request)
                 except RuntimeError:
                     if self.server_args.tp_size > 1:
                         raise
@@ -54,13 +56,24 @@ def needs_refill(request: Any) -> bool:
     return bool(request.extend_batch_idx == 1 and request.prefix_len and fetched)
 
 
-def prefill_prefix(worker: Any, batch: Any, row: int, request: Any) -> None:
-    """Run the draft model over a request's cached prefix, chunk by chunk."""
+def fetched_from(request: Any) -> int:
+    """The first token of a request's cached prefix that was not in device memory when the request was scheduled.
+
+    The draft model's KV of those before it is in device memory, too.
+    """
+    start = request.prefix_len - min(request.prefix_len, request.materialized_host_hit_len())
+    if request.storage_hit_length and request.storage_hit_start is not None:
+        return int(min(start, request.storage_hit_start))
+    return int(start)
+
+
+def prefill_fetched(worker: Any, batch: Any, row: int, request: Any) -> None:
+    """Run the draft model over the tokens of a request's prefix that were fetched, chunk by chunk."""
     length = request.prefix_len
     tokens = request.get_fill_ids()
     slots = worker.req_to_token_pool.req_to_token[batch.req_pool_indices[row], :length].to(torch.int64)
     chunk_tokens = _chunk_tokens(worker.server_args.chunked_prefill_size)
-    for start in range(0, length, chunk_tokens):
+    for start in range(fetched_from(request), length, chunk_tokens):
         end = min(length, start + chunk_tokens)
         # SGLang feeds a draft model the tokens shifted by one.
         chunk = _chunk(batch, row, request, list(tokens[start + 1 : end + 1]), start, end)

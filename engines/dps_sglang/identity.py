@@ -18,6 +18,14 @@ KV_OPTIONS = (
     "quantization_param_path",
     "model_impl",
     "load_format",
+    "model_loader_extra_config",
+    "custom_weight_loader",
+    "modelopt_quant",
+    "quantize_and_serve",
+    "rl_quant_profile",
+    "prefill_kv_cache_dequant_dtype",
+    "kt_weight_path",
+    "kt_method",
 )
 """Engine options that change KV without changing a page's shape."""
 

@@ -39,6 +39,8 @@ class SharingMetric:
         pages: identifies the pages that this process can read and write; empty if it shares none. problem: why it
         shares none, or does not read them; empty if there is no problem.
         """
+        if self._exported == (pages, problem):
+            return
         if self._exported is not None:
             _sharing().labels(*self._exported).set(0)
         self._exported = pages, problem

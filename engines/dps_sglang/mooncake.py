@@ -26,7 +26,8 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
         page_bytes = TorchPages(mem_pool).page_bytes
         geometry = engine_geometry(storage_config, mem_pool, page_bytes, settings.get("weights"))
         suffix = geometry.digest().hex()[:16]
-        SHARING.begin(suffix, partial(_rename_pages, self))
+        SHARING.begin(partial(_rename_pages, self))
+        SHARING.identify(suffix)
         logger.info("dps prefix cache: shared with the tag %s; geometry: %s", suffix, geometry)
     except NotShareable as error:
         suffix = unique_name()

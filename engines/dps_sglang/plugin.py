@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import announced, salted
-from dps_sglang.sharing import before_new_weights, not_shared
+from dps_sglang.sharing import before_new_weights, not_shared, without_other_storage
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,14 @@ def register() -> None:
     elif compatibility.exists(compatibility.MOONCAKE_INIT):
         reason = compatibility.objection(version("sglang"), compatibility.MOONCAKE_SIGNATURES)
         _wrap(compatibility.MOONCAKE_INIT, not_shared(str(reason)))
-    if _supported("not shared", compatibility.UPDATE_SIGNATURES):
+    if _supported("not shared", compatibility.SHARING_SIGNATURES):
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)
+        _wrap(compatibility.ATTACH_STORAGE, without_other_storage)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
-    if serves and _supported("tenants are not separated on /v1/messages", compatibility.SALT_SIGNATURES):
-        _wrap(compatibility.CHAT_CONVERSION, salted)
+    if serves and _supported("some requests do not separate tenants", compatibility.SALT_SIGNATURES):
+        _wrap(compatibility.GENERATE, salted)
         _wrap(compatibility.SERVER_INFO, announced)
 
 

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -97,12 +97,18 @@ class SharedCache:
 
         Last page first, so that the beginning of a prefix is evicted after its end.
         """
+        transfers: list[Future[T]] = []
         try:
-            results = list(self._threads.map(operation, reversed(keys), reversed(slots)))
+            for key, slot in zip(reversed(keys), reversed(slots), strict=True):
+                transfers.append(self._threads.submit(operation, key, slot))
+            results = [transfer.result() for transfer in transfers]
         except (CancelledError, RuntimeError):
             if not self._closed:
                 raise
             return [closed] * len(keys)
+        finally:
+            # The engine reuses the slots when this method returns, so no thread may still copy to or from them.
+            wait(transfers)
         return results[::-1]
 
     def _read(self, key: str, slot: int) -> bool:

@@ -3,6 +3,7 @@ engine are replaced, it stops sharing pages, because the names of its pages iden
 """
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
@@ -26,31 +27,52 @@ class Sharing:
     """The state of one process. SGLang may open a storage more than once, if a request to an engine attaches it."""
 
     def __init__(self) -> None:
+        self.begun = False
+        """Whether this process has shared pages. Then its storage has no pages of a draft model."""
         self._metric = SharingMetric()
         self._ends: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._shares = False
         self._pages = ""
+        self._problem = ""
         self._replaced = False
 
-    def begin(self, pages: str, end: Callable[[], None]) -> None:
-        """Report that this process shares pages. Raises NotShareable if the weights have been replaced.
+    def begin(self, end: Callable[[], None]) -> None:
+        """Begin to share pages. Raises NotShareable if the weights have been replaced.
 
-        pages: identifies them. Engines with the same value read each other's. end: ends the sharing.
+        end: ends the sharing. The state is reported when the pages are identified.
         """
-        if self._replaced:
-            raise NotShareable(REPLACED)
-        self._ends.append(end)
-        self._pages = pages
-        self._metric.export(pages, "")
+        with self._lock:
+            if self._replaced:
+                raise NotShareable(REPLACED)
+            self._ends.append(end)
+            self.begun = self._shares = True
+            self._pages = self._problem = ""
+
+    def identify(self, pages: str) -> None:
+        """Report which pages this process shares, unless it shares none any more.
+
+        Engines with the same value of `pages` read each other's pages.
+        """
+        with self._lock:
+            if self._shares:
+                self._pages = pages
+                self._metric.export(pages, self._problem)
 
     def refuse(self, problem: str) -> None:
         """Report that this process shares no pages."""
         logger.warning("dps prefix cache: not shared: %s", problem)
-        self._metric.export("", problem)
+        with self._lock:
+            self._shares = False
+            self._metric.export("", problem)
 
     def only_write(self, problem: str) -> None:
         """Report that other engines can read the pages of this one, which reads none."""
         logger.warning("dps prefix cache: prefixes are not read: %s", problem)
-        self._metric.export(self._pages, problem)
+        with self._lock:
+            self._problem = problem
+            if self._pages:
+                self._metric.export(self._pages, problem)
 
     def end(self) -> None:
         """End the sharing, because the weights are about to be replaced."""
@@ -102,3 +124,18 @@ def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kw
     """Wraps the methods of SGLang's scheduler that replace weights."""
     SHARING.end()
     return original(self, *args, **kwargs)
+
+
+def without_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Wraps the scheduler's method with which a request to an admin endpoint attaches a storage.
+
+    Through a storage with other settings, such as SGLang's `file` in the same directory, an engine could remove the
+    pages of other engines.
+    """
+    if not SHARING.begun:
+        return original(self, recv_req)
+    from sglang.srt.managers.io_struct import AttachHiCacheStorageReqOutput
+
+    problem = "this engine has shared a prefix cache with others; restart it to use another storage"
+    logger.warning("dps prefix cache: a request to attach a storage was refused: %s", problem)
+    return AttachHiCacheStorageReqOutput(success=False, message=problem)

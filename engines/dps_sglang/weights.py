@@ -1,52 +1,42 @@
-"""A fingerprint of a checkpoint that does not require reading the whole checkpoint.
+"""A fingerprint of a checkpoint: SHA-256 of all its files, so that a change of a single weight is noticed.
 
-Names and sizes do not distinguish a fine-tuned checkpoint from its base. Every tensor of a safetensors file is
-therefore sampled, and other weight files are sampled at regular offsets.
+SGLang has just read the files, so that they usually come from the operating system's page cache. A thread computes
+SHA-256 of about 1.5 GB/s.
 """
 
 import hashlib
-import json
-import struct
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".gguf"}
-SAMPLE_BYTES = 1024
-SAMPLES = 64
-MAX_HEADER_BYTES = 100_000_000
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+OTHER_SUFFIXES = {".json", ".py"}
+"""Configurations, also of quantization, and the model's own code."""
+THREADS = 8
+HUB_BLOB = re.compile(r"[0-9a-f]{64}")
+"""The Hub's client stores a large file under its SHA-256, and creates a link of the file's name to it."""
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of the model's configuration and of samples of its weights.
+    """SHA-256 of the names and contents of the model's weights, configuration and code.
 
     Raises OSError if a file cannot be read, and ValueError if the folder holds no weights.
     """
-    files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    if not files:
+    suffixes = WEIGHT_SUFFIXES | OTHER_SUFFIXES
+    files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+    if not any(path.suffix in WEIGHT_SUFFIXES for path in files):
         raise ValueError(f"no weights in {folder}")
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"\0{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            for offset in _offsets(file, path.suffix, size):
-                file.seek(offset)
-                digest.update(file.read(SAMPLE_BYTES))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="dps-prefix-cache-weights") as threads:
+        contents = threads.map(_sha256, files)
+        digest = hashlib.sha256()
+        for path, content in zip(files, contents, strict=True):
+            digest.update(f"{path.name}\0{content}\0".encode())
     return digest.hexdigest()
 
 
-def _offsets(file: BinaryIO, suffix: str, size: int) -> list[int]:
-    """Where to sample: the middle of every tensor, or regular offsets where the tensors are unknown."""
-    if suffix == ".safetensors" and size > 8:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length <= min(MAX_HEADER_BYTES, size - 8):
-            header = json.loads(file.read(length))
-            spans = sorted(
-                tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"
-            )
-            return [0, *(8 + length + _middle(start, end) for start, end in spans)]
-    return [size * number // SAMPLES for number in range(SAMPLES)] + [max(0, size - SAMPLE_BYTES)]
-
-
-def _middle(start: int, end: int) -> int:
-    return max(start, int((start + end - SAMPLE_BYTES) // 2))
+def _sha256(path: Path) -> str:
+    target = path.resolve()
+    if target.parent.name == "blobs" and HUB_BLOB.fullmatch(target.name):
+        return target.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

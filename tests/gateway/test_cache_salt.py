@@ -179,10 +179,17 @@ async def test_every_endpoint_with_a_salt_receives_the_tenants(
     assert rest == [{key: value for key, value in body.items() if key not in ignored}] * 2
 
 
-async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_header(gateway: Gateway) -> None:
+WITHOUT_A_FIELD = ["/v1/messages", "/v1/score", "/score", "/v1/sc%6Fre"]
+"""Endpoints that cache prompts, and whose requests have no field for a salt."""
+
+
+@pytest.mark.parametrize("path", [*WITHOUT_A_FIELD, "/v1/embeddings", "/classify"])
+async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_header(
+    gateway: Gateway, path: str
+) -> None:
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
     for key in ("sk-alpha", "sk-beta", "sk-alpha"):
-        await gateway.post(body, key, "/v1/messages")
+        await gateway.post(body, key, path)
     alpha, beta, again = gateway.salts
     assert alpha == again
     assert None not in {alpha, beta}
@@ -190,17 +197,19 @@ async def test_requests_without_a_field_for_the_salt_carry_the_tenants_in_a_head
     assert [json.loads(sent) for sent in gateway.received] == [body] * 3
 
 
+@pytest.mark.parametrize("path", WITHOUT_A_FIELD)
 @pytest.mark.parametrize("configuration", [None, UNKNOWN], ids=["unknown", "without the plugin"])
 async def test_requests_whose_salt_no_engine_reads_are_refused(
-    gateway: Gateway, configuration: Configuration | None
+    gateway: Gateway, configuration: Configuration | None, path: str
 ) -> None:
     for pool in gateway.runtime.pools.values():
         for replica in pool.replicas.values():
             replica.configuration = configuration
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
-    assert (await gateway.post(body, path="/v1/messages"))[0] == 503
+    assert (await gateway.post(body, path=path))[0] == 503
     assert gateway.received == []
     assert (await gateway.post(body))[0] == 200
+    assert (await gateway.post(body, path="/v1/embeddings"))[0] == 200
 
 
 async def test_requests_whose_salt_is_in_a_header_are_sent_to_an_engine_that_reads_it(

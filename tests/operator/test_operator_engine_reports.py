@@ -68,6 +68,7 @@ def pages(**outcomes: float) -> Mapping[str, float]:
 FULL = EngineReports(full=frozenset({"greedy"}))
 FAILING = EngineReports(failing=frozenset({"greedy"}))
 NOTHING = EngineReports()
+BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ NOTHING = EngineReports()
             [pages(full=5), pages(full=100), pages(full=7)], FULL, id="an engine that has restarted"
         ),
         pytest.param([pages(), pages(write_error=100)], FAILING, id="pages cannot be written"),
+        pytest.param([pages(), pages(busy=60, stored=40)], FAILING, id="engines wait for each other's locks"),
         pytest.param([pages(), pages(read_error=60, read=40)], FAILING, id="pages cannot be read"),
         pytest.param([pages(), pages(rejected=60, read=40)], FAILING, id="pages are damaged"),
         pytest.param([pages(), pages(rejected=40, read=60)], NOTHING, id="few pages are damaged"),
@@ -162,16 +164,22 @@ WRITER = EngineSample(frozenset({("a", "it needs pages of draft")}))
     ("speculative", "greedy", "expected"),
     [
         pytest.param(EngineSample(), EngineSample(), NOTHING, id="without the metric"),
-        pytest.param(OURS, OURS, NOTHING, id="same pages"),
-        pytest.param(TWO_RANKS, TWO_RANKS, NOTHING, id="same pages of two ranks"),
-        pytest.param(OURS, OTHERS, EngineReports(different=True), id="different pages"),
+        pytest.param(OURS, OURS, EngineReports(BOTH), id="same pages"),
+        pytest.param(TWO_RANKS, TWO_RANKS, EngineReports(BOTH), id="same pages of two ranks"),
         pytest.param(
-            OURS, LORA, EngineReports(unshared={"greedy": "LoRA adapters are enabled"}), id="one shares none"
+            OURS, EngineSample(), EngineReports(frozenset({"speculative"})), id="only one has reported"
+        ),
+        pytest.param(OURS, OTHERS, EngineReports(BOTH, different=True), id="different pages"),
+        pytest.param(
+            OURS,
+            LORA,
+            EngineReports(BOTH, unshared={"greedy": "LoRA adapters are enabled"}),
+            id="one shares none",
         ),
         pytest.param(
             WRITER,
             OURS,
-            EngineReports(write_only={"speculative": "it needs pages of draft"}),
+            EngineReports(BOTH, write_only={"speculative": "it needs pages of draft"}),
             id="one reads none",
         ),
     ],
@@ -189,7 +197,7 @@ def test_engines_report_whether_they_share_pages(
 def test_pools_in_the_middle_of_a_rollout_share_the_pages_of_the_engines_that_are_equal() -> None:
     tally = EngineTally()
     tally.add({"speculative": {"a": OURS, "b": OTHERS}, "greedy": {"c": OURS}}, 0.0)
-    assert tally.reports == NOTHING
+    assert tally.reports == EngineReports(BOTH)
     tally.add({"speculative": {"a": OURS}, "greedy": {"c": replace(OTHERS)}}, 1.0)
     assert tally.reports.different
 

@@ -231,7 +231,8 @@ CASES = {
     "CRDNotInstalled": Case(
         "Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", NotInstalledError("no such kind"))
     ),
-    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE),
+    "NotReported": Case("PrefixCacheShared", PREFIX_CACHE),
+    "BothWays": Case("PrefixCacheShared", PREFIX_CACHE, reported(reporting=frozenset(POOLS))),
     "AlgorithmNotSupported": Case("PrefixCacheShared", shared({"algorithm": "Eagle3", "draftModel": "d"})),
     "VersionNotSupported": Case("PrefixCacheShared", {**PREFIX_CACHE, "engine": {"version": "0.5.22"}}),
     "RuntimeNotSupported": Case("PrefixCacheShared", {**VLLM, "prefixCache": PREFIX_CACHE["prefixCache"]}),

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from dps_engines.pools import POOLS
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, Finished, child
+from dps_operator.prefix_cache.engines import EngineReports
 from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.status.build import build_status, invalid_spec_status
 from dps_operator.status.conditions import conditions
@@ -51,7 +53,10 @@ def test_healthy_router_has_all_conditions() -> None:
 
 def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> None:
     spec = {name: value for name, value in PREFIX_CACHE.items() if name not in SMALLEST}
-    assert condition_reasons(HEALTHY, **spec)["PrefixCacheShared"] == ("True", "BothWays")
+    assert condition_reasons(HEALTHY, **spec)["PrefixCacheShared"] == ("Unknown", "NotReported")
+    health = CacheHealth(reports=EngineReports(reporting=frozenset(POOLS)))
+    sharing = replace(HEALTHY, cache_health=health)
+    assert condition_reasons(sharing, **spec)["PrefixCacheShared"] == ("True", "BothWays")
     old = condition_reasons(HEALTHY, **spec | {"engine": {"version": "0.5.8"}})
     assert old["PrefixCacheShared"] == ("False", "VersionNotSupported")
     assert old["Ready"] == ("True", "Serving")

@@ -80,3 +80,13 @@ class Memory:
 def script(*arguments: object) -> list[str]:
     """The command line that runs the writer process."""
     return [sys.executable, str(Path(__file__).with_name("writer.py")), *map(str, arguments)]
+
+
+def same_shard(tmp_path: Path, count: int) -> list[str]:
+    """Keys whose pages compete for one shard."""
+    pages = store(tmp_path / "probe")
+    by_shard: dict[str, list[str]] = {}
+    for number in range(count * SHARDS * 3):
+        path, _ = pages._locate(str(number))
+        by_shard.setdefault(path.parts[-3], []).append(str(number))
+    return next(keys for keys in by_shard.values() if len(keys) >= count)[:count]

@@ -23,6 +23,7 @@ from tests.plugin.pages import (
     files,
     payload,
     read,
+    same_shard,
     store,
     total_bytes,
 )
@@ -189,16 +190,6 @@ def test_read_returns_the_stored_page_or_a_miss_and_the_limit_holds(
         assert total_bytes(root) <= SHARDS * 2 * PAGE_BYTES
 
 
-def same_shard(tmp_path: Path, count: int) -> list[str]:
-    """Keys whose pages compete for one shard."""
-    pages = store(tmp_path / "probe")
-    by_shard: dict[str, list[str]] = {}
-    for number in range(count * SHARDS * 3):
-        path, _ = pages._locate(str(number))
-        by_shard.setdefault(path.parts[-3], []).append(str(number))
-    return next(keys for keys in by_shard.values() if len(keys) >= count)[:count]
-
-
 def test_least_recently_used_page_is_evicted_first(tmp_path: Path) -> None:
     pages = store(tmp_path, pages_per_shard=4)
     first, *others, last = same_shard(tmp_path, 5)
@@ -254,6 +245,55 @@ def test_used_bytes_are_recounted_if_the_lock_file_is_damaged(tmp_path: Path, le
             lock.write_bytes(ledger)
         assert pages.put(key, payload(key)) is Outcome.STORED
         assert len(files(tmp_path)) <= 3
+
+
+def test_used_bytes_are_corrected_if_a_page_was_replaced_by_a_larger_file(tmp_path: Path) -> None:
+    pages = store(tmp_path)
+    pages.put("k", payload("k"))
+    path, _ = pages._locate("k")
+    path.write_bytes(bytes(100 * PAGE_BYTES))
+    path.chmod(0o000)
+    assert pages.put("k", payload("k")) is Outcome.STORED
+    assert read(pages, "k") == payload("k")
+
+
+def pipe(path: Path, target: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("plant", [pipe, link])
+def test_links_and_pipes_are_misses_and_are_replaced(
+    tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    pages = store(tmp_path / "root")
+    pages.put("k", payload("k"))
+    path, _ = pages._locate("k")
+    target = tmp_path / "target"
+    path.rename(target)
+    plant(path, target)
+    assert read(pages, "k") is None
+    assert not pages.contains("k")
+    assert pages.put("k", payload("k")) is Outcome.STORED
+    assert read(pages, "k") == payload("k")
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
+def test_unfinished_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    pages = store(tmp_path / "root")
+    pages.put("k", payload("k"))
+    path, _ = pages._locate("k")
+    path.unlink()
+    target = tmp_path / "target"
+    target.write_text("another program's")
+    path.with_suffix(".tmp").symlink_to(target)
+    assert pages.put("k", payload("k")) is Outcome.WRITE_ERROR
+    assert target.read_text() == "another program's"
+    assert pages.put("k", payload("k")) is Outcome.STORED
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from dps_sglang.storage.shard import Outcome
 from tests.plugin.engine import PAGES, PROMPTS, content, keys
-from tests.plugin.pages import GEOMETRY, PAGE_BYTES, files, read, store
+from tests.plugin.pages import GEOMETRY, PAGE_BYTES, files, payload, read, same_shard, store
 
 ROOT = Path(__file__).parents[2]
 PAGE_TOKENS = GEOMETRY.page_tokens
@@ -181,6 +181,17 @@ def test_engines_of_other_geometries_use_the_same_folder(tmp_path: Path) -> None
         other.rounds(FAULTS)
         for each in (one, other):
             each.until(lambda lines: any(line != "0" for line in lines))
+
+
+def test_new_pages_replace_old_ones_on_a_disk_that_is_smaller_than_the_limit(small_disk: Path) -> None:
+    root = small_disk / "root"
+    pages = store(root, pages_per_shard=1000)
+    keys = same_shard(root, 600)
+    outcomes = [pages.put(key, payload(key)) for key in keys]
+    assert set(outcomes) == {Outcome.STORED}
+    assert pages.counts()["evicted"] >= len(keys) - 2**20 // PAGE_BYTES
+    assert [read(pages, key) for key in keys[-100:]] == [payload(key) for key in keys[-100:]]
+    assert not files(root, "*.tmp")
 
 
 def test_engines_on_a_full_disk_serve_what_is_stored(small_disk: Path, tmp_path: Path) -> None:

@@ -72,11 +72,17 @@ def test_only_the_present_state_of_an_engine_is_exported(
     shares: Sharing, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        shares.begin("folder", lambda: None)
+        shares.begin(lambda: None)
+        assert states() == []
+        shares.identify("folder")
         assert states() == [("folder", "")]
         shares.only_write("it has a draft model")
         assert states() == [("folder", "it has a draft model")]
+        shares.identify("folder of another file system")
+        assert states() == [("folder of another file system", "it has a draft model")]
         shares.refuse("LoRA")
+        assert states() == [("", "LoRA")]
+        shares.identify("folder")
         assert states() == [("", "LoRA")]
     assert [record.getMessage() for record in caplog.records] == [
         "dps prefix cache: prefixes are not read: it has a draft model",
@@ -90,7 +96,7 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
     memory = Memory()
     memory.pages = {0: payload("a")}
     cache = SharedCache(store(tmp_path), memory)
-    shares.begin("folder", cache.close)
+    shares.begin(cache.close)
     assert cache.write(["a"], [0]) == [True]
 
     request = SimpleNamespace()
@@ -101,7 +107,7 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
     assert cache.write(["b"], [0]) == [False]
     assert states() == [("", REPLACED)]
     with pytest.raises(NotShareable, match="restart it"):
-        shares.begin("folder", cache.close)
+        shares.begin(cache.close)
 
 
 def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -> None:

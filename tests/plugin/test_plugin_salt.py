@@ -8,9 +8,9 @@ import pytest
 from dps_sglang.cache_salt import RUST_SERVER, SALT_HEADER, announced, salted
 
 
-def convert(_serving: Any, request: Any, raw_request: Any) -> tuple[str | None, Any]:
-    """Like SGLang's conversion: returns the salt with which the engine would look up the prompt."""
-    return request.cache_salt, raw_request
+def generate(_manager: Any, obj: Any, request: Any) -> tuple[str | None, Any]:
+    """Like SGLang's method: returns the salt with which the engine would look up the prompt."""
+    return obj.cache_salt, request
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,18 @@ def convert(_serving: Any, request: Any, raw_request: Any) -> tuple[str | None, 
     ],
 )
 def test_salt_of_a_request(field: str | None, headers: dict[str, str], expected: str | None) -> None:
-    raw = SimpleNamespace(headers=headers)
-    assert salted(convert, None, SimpleNamespace(cache_salt=field), raw) == (expected, raw)
+    request = SimpleNamespace(headers=headers)
+    assert salted(generate, None, SimpleNamespace(cache_salt=field), request) == (expected, request)
 
 
 def test_request_without_an_http_request_is_unchanged() -> None:
-    assert salted(convert, None, SimpleNamespace(cache_salt=None)) == (None, None)
+    assert salted(generate, None, SimpleNamespace(cache_salt=None)) == (None, None)
+
+
+def test_request_for_an_embedding_has_no_salt() -> None:
+    request = SimpleNamespace(headers={SALT_HEADER: "header"})
+    unchanged = SimpleNamespace()
+    assert salted(lambda _manager, obj, request: vars(obj), None, unchanged, request) == {}
 
 
 @pytest.mark.parametrize(

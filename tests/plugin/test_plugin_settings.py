@@ -1,6 +1,8 @@
 """Settings, the checkpoint's fingerprint, the check of SGLang's functions, and the installation."""
 
+import hashlib
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -86,6 +88,7 @@ def test_same_checkpoint_has_the_same_fingerprint_elsewhere(tmp_path: Path) -> N
     "other",
     [
         {"tensors": {"a": bytes(5000), "b": b"2" * 9000}},
+        {"tensors": {"a": bytes(5000), "b": b"1" * 8999 + b"2"}},
         {"tensors": {"a": bytes(5000), "c": b"1" * 9000}},
         {"config": '{"rope_theta": 5}'},
         {"name": "other"},
@@ -97,13 +100,24 @@ def test_other_checkpoint_has_another_fingerprint(tmp_path: Path, other: dict[st
     assert fingerprint(checkpoint(tmp_path / "2", **(same | other))) != first
 
 
-def test_fingerprint_of_other_weight_formats_includes_samples_of_the_files(tmp_path: Path) -> None:
-    folders = [tmp_path / "1", tmp_path / "2"]
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "quantization.json", "modeling.py"])
+def test_fingerprint_includes_other_files_that_determine_kv(tmp_path: Path, name: str) -> None:
+    folders = [checkpoint(tmp_path / number, {"a": b"1"}) for number in ("1", "2")]
     for number, folder in enumerate(folders):
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        (folder / "pytorch_model.bin").write_bytes(bytes(100_000) + bytes([number]))
+        (folder / name).write_bytes(bytes(100_000) + bytes([number]))
     assert fingerprint(folders[0]) != fingerprint(folders[1])
+
+
+def test_files_in_the_cache_of_the_hub_have_the_fingerprint_of_copies(tmp_path: Path) -> None:
+    copied = checkpoint(tmp_path / "copied", {"a": b"1" * 100})
+    snapshot, blobs = tmp_path / "snapshots/revision", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in copied.iterdir():
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(blob)
+    assert fingerprint(snapshot) == fingerprint(copied)
 
 
 def test_folder_without_weights_is_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Batches between host memory and the store, with host memory as plain bytes."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,28 @@ def test_beginning_of_a_prefix_counts_as_more_recently_used_than_its_end(tmp_pat
     assert len(files(tmp_path)) == len(KEYS)
     first, last = (pages._locate(key)[0].stat().st_mtime_ns for key in (KEYS[0], KEYS[-1]))
     assert first >= last
+
+
+def test_no_page_is_copied_after_a_failed_transfer_has_returned(tmp_path: Path) -> None:
+    """SGLang reuses the slots afterwards."""
+
+    class SlowMemory(Memory):
+        copied_at = 0.0
+
+        def load(self, slot: int) -> memoryview:
+            if slot == SLOTS[-1]:  # the first page that is written
+                raise ValueError("not a page")
+            time.sleep(0.05)
+            self.copied_at = time.monotonic()
+            return super().load(slot)
+
+    memory = SlowMemory()
+    memory.pages = {slot: payload(key) for key, slot in zip(KEYS, SLOTS, strict=True)}
+    with pytest.raises(ValueError, match="not a page"):
+        SharedCache(store(tmp_path), memory).write(KEYS, SLOTS)
+    returned_at = time.monotonic()
+    time.sleep(0.2)
+    assert 0 < memory.copied_at < returned_at
 
 
 def test_closed_cache_finds_and_stores_nothing(tmp_path: Path) -> None:

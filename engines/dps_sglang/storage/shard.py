@@ -24,8 +24,9 @@ LEDGER = struct.Struct("<QQ")
 """The bytes in use and their bitwise complement. If the two do not match, the bytes in use are unknown."""
 COMPLEMENT = 2**64 - 1
 FREED_SHARE = 0.1
-"""Fraction of the limit that an eviction frees, so that directory scans are rare."""
+"""Fraction of the pages that an eviction removes, so that directory scans are rare."""
 RETRY_SECONDS = 0.002
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Outcome(Enum):
@@ -74,7 +75,7 @@ class Shard:
                     return Outcome.BUSY
                 return self._put_locked(lock, path, parts, size)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in NO_SPACE:
                 return Outcome.FULL
             raise
 
@@ -88,17 +89,18 @@ class Shard:
                 _write_ledger(lock, used)
                 return Outcome.FULL
         _write_ledger(lock, None)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(UNFINISHED_SUFFIX)
         try:
-            _write(unfinished, parts)
-            os.replace(unfinished, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+            _replace(path, parts)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                _write_ledger(lock, used)
+                raise
+            # Other data fill the disk or the quota. The least recently used pages make room for the new one.
+            used = self._evict(size, disk_full=True)
             _write_ledger(lock, used)
-            raise
-        _write_ledger(lock, used - replaced + size)
+            replaced = _size(path)
+            _replace(path, parts)
+        _write_ledger(lock, max(0, used - replaced) + size)
         return Outcome.STORED
 
     def _excess(self, used: int, size: int) -> int:
@@ -109,14 +111,17 @@ class Shard:
             excess = max(excess, self.minimum_free_bytes + size - stat.f_bavail * stat.f_frsize)
         return excess
 
-    def _evict(self, size: int) -> int:
-        """Remove the least recently used pages until `size` bytes fit, and return the bytes in use."""
+    def _evict(self, size: int, disk_full: bool = False) -> int:
+        """Remove the least recently used pages until `size` bytes fit, and return the bytes in use.
+
+        disk_full: whether a page of this size has just failed to be written, although the limits permit it.
+        """
         usage = self.scan()
         used = usage.total
-        excess = self._excess(used + size, size)
+        excess = max(self._excess(used + size, size), size if disk_full else 0)
         if excess <= 0:
             return used
-        target = used - max(excess, int(self.limit_bytes * FREED_SHARE))
+        target = used - max(excess, int(min(self.limit_bytes, used) * FREED_SHARE))
         for _, page_bytes, page in usage.pages:
             if used <= target:
                 break
@@ -150,7 +155,9 @@ class Shard:
         deadline = time.monotonic() + self.lock_seconds
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            lock = os.open(
+                self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660
+            )
             try:
                 if _try_lock(lock) and _is_current(lock, self.folder / LOCK_NAME):
                     yield lock
@@ -199,9 +206,22 @@ def _size(path: Path) -> int:
         return 0
 
 
+def _replace(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file, and give it its name when it is complete. Raises OSError; no unfinished file remains."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(UNFINISHED_SUFFIX)
+    try:
+        _write(unfinished, parts)
+        os.replace(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
 def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     """Write a new file without syncing it: a page that a power failure leaves incomplete fails verification later."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o660)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     try:
         for part in parts:
             left = memoryview(part).cast("B")

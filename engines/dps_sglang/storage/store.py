@@ -6,9 +6,11 @@ read nor removed, except to stay within the limit. No operation clears the store
 
 import contextlib
 import os
+import stat
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from dps_sglang.storage.page import HEADER_BYTES, PageError, PageFormat
@@ -59,7 +61,7 @@ class PageStore:
         """
         path, name = self._locate(key)
         try:
-            with path.open("rb", buffering=0) as file:
+            with _open(path) as file:
                 header = file.read(HEADER_BYTES)
                 self._pages.check_header(header, name, os.fstat(file.fileno()).st_size)
                 if into.nbytes != self._pages.payload_bytes or file.readinto(into) != into.nbytes:
@@ -116,7 +118,7 @@ class PageStore:
 
     def _has(self, path: Path, name: bytes) -> bool:
         try:
-            with path.open("rb", buffering=0) as file:
+            with _open(path) as file:
                 self._pages.check_header(file.read(HEADER_BYTES), name, os.fstat(file.fileno()).st_size)
         except OSError:
             return False
@@ -134,3 +136,16 @@ class PageStore:
     def _count(self, outcome: str) -> None:
         with self._lock:
             self._counts[outcome] += 1
+
+
+def _open(path: Path) -> FileIO:
+    """A page's file, unbuffered. Raises OSError, and PageError for anything else than a regular file.
+
+    Whoever can write to the volume could create a link, or a pipe, for whose writer an ordinary open would wait.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = FileIO(descriptor)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise PageError("not a regular file")
+    return file

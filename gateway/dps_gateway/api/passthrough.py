@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from dps_gateway.api import model_list, server_info
+from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
@@ -38,6 +39,9 @@ RELAYED_POST: Final = (
 
 _ADMINISTRATIVE: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """vLLM's endpoints below /v1 that change the engine for all clients."""
+
+_PREFILLING: Final = frozenset({"/score", "/v1/score"})
+"""The relayed endpoints for which SGLang prefills prompts and caches them."""
 
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
 
@@ -84,18 +88,23 @@ async def _forward(call: Call) -> web.StreamResponse:
     if (response_id := _response_id(request.rel_url.raw_path)) is not None:
         stored = await holder(call, response_id)
         pool, replica = stored.pool, stored.url
-    trace = runtime.tracing.propagate(call.span, request.headers)
+    salt = runtime.cache_salt(call.tenant)
+    added = runtime.tracing.propagate(call.span, request.headers)
+    if salt is not None:
+        added = {**added, SALT_HEADER: salt.of(None)}
+    prefills = unquote(request.rel_url.raw_path).rstrip("/") in _PREFILLING
     outbound = Outbound(
         method=request.method,
         path=target,
         body=body,
-        headers=lambda api_key: forwarded_headers(request.headers, api_key, trace, call.request_id),
+        headers=lambda api_key: forwarded_headers(request.headers, api_key, added, call.request_id),
         session=None,
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),
         streamed=True,
         prompt=None,
         buffered=False,
+        salt_header=SALT_HEADER if prefills and runtime.separates_tenants else None,
         replica=replica,
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)

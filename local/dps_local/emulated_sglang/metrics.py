@@ -22,7 +22,7 @@ SCHEDULER_LABELS = {**ENGINE_LABELS, "tp_rank": "0", "pp_rank": "0", "moe_ep_ran
 class EngineMetrics:
     """One engine's metrics. The public attributes are also reported by other endpoints."""
 
-    def __init__(self, model_name: str, capacity: int) -> None:
+    def __init__(self, model_name: str, capacity: int, shared_pages: str | None = None) -> None:
         self.registry = CollectorRegistry()
         self.gen_throughput = 0.0
         self.cache_hit_rate = 0.0
@@ -72,6 +72,8 @@ class EngineMetrics:
             buckets=STAGE_LATENCY,
             registry=self.registry,
         )
+        if shared_pages is not None:
+            self._shares(shared_pages)
         self._prefetch: Histogram | None = None
         self._ttft = self._histogram("time_to_first_token_seconds", TIME_TO_FIRST_TOKEN, True)
         self._e2e = self._histogram("e2e_request_latency_seconds", E2E_LATENCY, True)
@@ -91,6 +93,16 @@ class EngineMetrics:
         elif step.seconds:
             self.gen_throughput = tokens / step.seconds
         self.observe_load(scheduler)
+
+    def _shares(self, pages: str) -> None:
+        """Export the metric of the plugin dps_sglang."""
+        gauge = Gauge(
+            "dps_prefix_cache_sharing",
+            "1 for the pages of the common prefix cache that this engine uses, and the problem that it has with them",
+            ["pages", "problem"],
+            registry=self.registry,
+        )
+        gauge.labels(pages, "").set(1)
 
     def fetched(self, tokens: int, seconds: float) -> None:
         """Record a transfer from the storage. As in SGLang, engines without storage do not export its metrics."""

@@ -20,7 +20,7 @@ from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
 from dps_local.emulated_sglang.scheduler import Scheduler
 from dps_local.emulated_sglang.settings import EngineSettings
-from dps_local.emulated_sglang.storage import Storage
+from dps_local.emulated_sglang.storage import Storage, shared_pages
 
 ENGINE = web.AppKey("engine", Engine)
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -104,7 +104,11 @@ def _engine(settings: EngineSettings, prompts: Prompts, clock: Clock) -> Engine:
         scheduler,
         AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
         clock,
-        EngineMetrics(settings.served_model_name, settings.max_total_tokens),
+        EngineMetrics(
+            settings.served_model_name,
+            settings.max_total_tokens,
+            shared_pages(settings.storage) if settings.storage else None,
+        ),
         settings.context_length,
         speculation.draft_tokens if speculation else 1,
         Storage(settings.storage) if settings.storage else None,

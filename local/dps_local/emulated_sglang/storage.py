@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from dps_local.emulated_sglang.radix import Namespace
+from dps_sglang.storage.directory import directory_id
 
 Policy = Literal["best_effort", "wait_complete", "timeout"]
 
@@ -22,6 +23,8 @@ FETCH_THRESHOLD_TOKENS = 256
 TOKENS_PER_SECOND = 350_000.0
 """20 GB/s, as in `dps simulate`, for the 56 KiB of KV that a token of Qwen2.5-7B has."""
 DRAFT_SUFFIX = ".draft"
+PLUGIN_BACKEND = "SharedPrefixCache"
+"""The backend of the plugin dps_sglang, as SGLang reports it."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,13 @@ class Storage:
         for end in range(size, len(tokens) + 1, size):
             digest.update(array("L", tokens[end - size : end]).tobytes())
             yield digest.hexdigest()
+
+
+def shared_pages(options: StorageOptions) -> str | None:
+    """What the plugin dps_sglang reports as the pages that an engine shares; None without the plugin."""
+    if options.backend != PLUGIN_BACKEND:
+        return None
+    try:
+        return f"{options.folder.name}@{directory_id(options.folder.parent)}"
+    except OSError:
+        return None

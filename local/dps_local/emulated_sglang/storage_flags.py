@@ -11,12 +11,10 @@ from typing import Any
 
 from dps_engines.sglang.prefix_cache import GEOMETRY, GREEDY, SHARED
 from dps_local.emulated_sglang.settings import VERSION
-from dps_local.emulated_sglang.storage import FETCH_THRESHOLD_TOKENS, StorageOptions
+from dps_local.emulated_sglang.storage import FETCH_THRESHOLD_TOKENS, PLUGIN_BACKEND, StorageOptions
 from dps_sglang.settings import Settings, SettingsError
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
-PLUGIN_BACKEND = "SharedPrefixCache"
-"""The backend of the plugin dps_sglang, as SGLang reports it."""
 POLICIES = ("best_effort", "wait_complete", "timeout")
 
 

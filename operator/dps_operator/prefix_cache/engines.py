@@ -45,6 +45,8 @@ class EngineSample:
 class EngineReports:
     """What is wrong according to the engines of a DPSRouter; nothing, unless they report it."""
 
+    reporting: frozenset[PoolName] = frozenset()
+    """Pools of which an engine reports the pages that it shares, or why it shares none."""
     unshared: Mapping[PoolName, str] = field(default_factory=dict)
     """Why an engine of these pools shares no pages."""
     write_only: Mapping[PoolName, str] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class EngineTally:
                 for name, new in _increase(self._last.get(address), sample.counters).items():
                     sums[name] = sums.get(name, 0.0) + new
             self._sums[pool] = sums
-            _judge(full, pool, _share(sums, ("full", "too_large"), ("stored", "write_error")))
+            _judge(full, pool, _share(sums, ("full", "too_large"), ("stored", "write_error", "busy")))
             _judge(failing, pool, _failing(sums))
             per_token = max((sample.kv_gigabytes_per_token for sample in engines.values()), default=0.0)
             _judge_bandwidth(slow, pool, sums, per_token)
@@ -116,7 +118,13 @@ class EngineTally:
         self._updated = now
         unshared, write_only = _problems(samples)
         self.reports = EngineReports(
-            unshared, write_only, _different(samples), frozenset(full), frozenset(failing), slow
+            frozenset(pool for pool, engines in samples.items() if _states(engines)),
+            unshared,
+            write_only,
+            _different(samples),
+            frozenset(full),
+            frozenset(failing),
+            slow,
         )
 
 
@@ -137,7 +145,7 @@ def _share(sums: Mapping[str, float], bad: Collection[str], good: Collection[str
 
 def _failing(sums: Mapping[str, float]) -> float | None:
     """The larger share of the pages that could not be written, and of those that could not be used."""
-    written = _share(sums, ("write_error",), ("stored", "full"))
+    written = _share(sums, ("write_error", "busy"), ("stored", "full"))
     used = _share(sums, ("read_error", "rejected"), ("read",))
     return max((share for share in (written, used) if share is not None), default=None)
 

@@ -30,13 +30,16 @@ def _shared(reports: EngineReports) -> Condition:
         return Condition("PrefixCacheShared", "False", "EngineNotSharing", message)
     if reports.different:
         message = (
-            "the pools store pages that the other pool cannot read; compare the lines with 'dps prefix cache: shared' "
-            "in the logs of both"
+            "the pools store pages that the other pool cannot read, or in different directories; compare the lines "
+            "with 'dps prefix cache: shared' in the logs of both, and the volumes of their nodes"
         )
         return Condition("PrefixCacheShared", "False", "GeometryDiffers", message)
     for pool, problem in reports.write_only.items():
         message = f"an engine of the {pool} pool reads no pages, but others can read those that it writes: {problem}"
         return Condition("PrefixCacheShared", "False", "OneWay", message)
+    if silent := [pool for pool in POOLS if pool not in reports.reporting]:
+        message = f"{_pools(silent)} have not reported whether they share pages"
+        return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
     message = "the engines of both pools can read each other's pages"
     return Condition("PrefixCacheShared", "True", "BothWays", message)
 
