@@ -22,7 +22,7 @@ ENDPOINTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"max_output_tokens": 16, "store": False},
     "/v1/messages": {"max_tokens": 1},
     "/generate": {"sampling_params": {"max_new_tokens": 1}},
-    "/v1/score": {"items": [" yes", " no"], "label_token_ids": [1, 2]},
+    "/v1/score": {"items": [" yes"], "label_token_ids": [1, 2]},
 }
 
 
