@@ -56,10 +56,8 @@ async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:
         answer = await response.json()
     if path == "/generate":
         return int(answer["meta_info"]["cached_tokens"])
-    if (
-        path == "/v1/score"
-    ):  # does not report them; the items are two prompts, of which the second finds the first
-        return int(await _all_cached_tokens(gateway) - before - WORDS)
+    if path == "/v1/score":  # its answers do not report them
+        return int(await _all_cached_tokens(gateway) - before)
     usage = answer["usage"]
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return int(usage.get("cache_read_input_tokens") or details.get("cached_tokens") or 0)
