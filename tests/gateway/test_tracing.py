@@ -37,7 +37,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.fixture
 async def gateway(exporter: InMemorySpanExporter, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A gateway with one engine. The parameter is its policy."""
+    """A gateway with one engine. The parameter is its policy, which other settings of routing may follow."""
     tokenizer = str(bundled_tokenizer())
     engine = TestServer(create_app(EngineSettings(tokenizer, served_model_name="m", speed=100.0)))
     await engine.start_server()
@@ -153,6 +153,25 @@ async def test_server_span_of_a_turn_has_a_span_for_the_decision_and_one_for_the
         "server.address": "127.0.0.1",
         "server.port": present(call, "server.port"),
     }
+
+
+@pytest.mark.parametrize("gateway", ["DeltaPrefill, commonPrefixCache: true"], indirect=True)
+async def test_span_of_a_turn_has_the_sources_of_its_prompt_with_a_common_prefix_cache(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello " * 100}], "max_tokens": 1}
+    async with ClientSession(raise_for_status=True) as session:
+        for _ in range(2):
+            async with session.post(f"{gateway}/v1/chat/completions", json=body) as response:
+                tokens = (await response.json())["usage"]["prompt_tokens"]
+    attributes = [dict(span.attributes or {}) for span in by_name(exporter, "chat m")]
+    sources = [
+        {name: each[f"dps.{name}_tokens"] for name in ("held", "fetched", "computed")} for each in attributes
+    ]
+    assert sources == [
+        {"held": 0, "fetched": 0, "computed": tokens},
+        {"held": tokens - 1, "fetched": 0, "computed": 1},
+    ]
 
 
 async def test_client_error_does_not_mark_the_server_span_as_failed(

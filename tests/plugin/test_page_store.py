@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dps_sglang.storage.geometry import Geometry
 from dps_sglang.storage.page import PageError, PageFormat
-from dps_sglang.storage.shard import Outcome
+from dps_sglang.storage.shard import Outcome, Shard
 from dps_sglang.storage.store import SHARDS
 from tests.plugin.pages import (
     GEOMETRY,
@@ -247,14 +247,13 @@ def test_used_bytes_are_recounted_if_the_lock_file_is_damaged(tmp_path: Path, le
         assert len(files(tmp_path)) <= 3
 
 
-def test_used_bytes_are_corrected_if_a_page_was_replaced_by_a_larger_file(tmp_path: Path) -> None:
-    pages = store(tmp_path)
-    pages.put("k", payload("k"))
-    path, _ = pages._locate("k")
-    path.write_bytes(bytes(100 * PAGE_BYTES))
-    path.chmod(0o000)
-    assert pages.put("k", payload("k")) is Outcome.STORED
-    assert read(pages, "k") == payload("k")
+def test_file_that_is_larger_than_all_recorded_pages_is_replaced(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, limit_bytes=1000)
+    path = tmp_path / "geometry/k.page"
+    assert shard.put(tmp_path / "geometry/other.page", [b"page"]) is Outcome.STORED
+    path.write_bytes(bytes(100))
+    assert shard.put(path, [b"page"]) is Outcome.STORED
+    assert path.read_bytes() == b"page"
 
 
 def pipe(path: Path, target: Path) -> None:
