@@ -1,6 +1,6 @@
 # On a fresh machine start with `make demo` and `make test`; `make help` lists all targets.
 PYTHON ?= python3
-ROUTERS ?= 300
+ROUTERS ?= 1000
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -41,7 +41,7 @@ bench: $(INSTALLED) ## benchmark the request path against other routers, tracing
 	@$(BIN)/python -m dps_lab.bench
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory bench-operator; else echo "Go is not installed: skipping bench-operator"; fi
 
-bench-operator: $(INSTALLED) ## benchmark one operator with 300 DPSRouters, or ROUTERS=1000, on a real API server
+bench-operator: $(INSTALLED) ## benchmark one operator with 1,000 DPSRouters, or ROUTERS, on a real API server
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m e2e.cluster.bench $(ROUTERS)
 

@@ -118,7 +118,7 @@ def _listing(operator: Operator, before: Counter[str]) -> None:
 
 def main() -> None:
     """Run the benchmark on a temporary control plane."""
-    routers = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    routers = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     with (
         tempfile.TemporaryDirectory() as folder,
         control_plane(Path(folder) / "cluster", PORT) as bare_cluster,
