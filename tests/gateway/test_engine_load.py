@@ -307,6 +307,21 @@ async def test_queued_request_is_sent_when_an_engine_reports_a_higher_limit() ->
     assert await waiting is replica
 
 
+async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as_the_last_one_ran() -> None:
+    engines = pool("a", slots=100)
+    (replica,) = engines.replicas.values()
+    assert engines.slots(replica) == 100
+    engines.record_configuration(replica, Configuration(max_running=48))
+    engines.mark_unavailable(replica)
+    assert engines.slots(replica) == 48
+    engines.set_endpoints([])
+    engines.set_endpoints(["b"])
+    (new,) = engines.replicas.values()
+    assert engines.slots(new) == 48
+    engines.record_configuration(new, UNKNOWN)
+    assert engines.slots(new) == 100
+
+
 async def test_worker_sends_only_its_share_of_the_requests_that_an_engine_runs() -> None:
     engines = EnginePool(Pool.GREEDY, 100, Admission(0), share=lambda limit: limit // 4)
     engines.set_endpoints(["a"])

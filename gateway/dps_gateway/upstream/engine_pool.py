@@ -59,6 +59,9 @@ class EnginePool:
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
+        self._last_running: int | None = None
+        """The last limit of running requests that a replica reported. It is assumed for replicas that have not reported
+        theirs yet, so that queued requests do not flood an engine that has just started."""
         self.unanswered = Unanswered()
         self.has_answered = False
         """Whether any replica has ever answered, even if it has been removed since."""
@@ -124,7 +127,8 @@ class EnginePool:
         """
         if replica.probing:
             return 1
-        running = replica.max_running
+        configuration = replica.configuration
+        running = self._last_running if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
         return configured if running is None else min(configured, self._share(running))
 
@@ -159,6 +163,7 @@ class EnginePool:
     def record_configuration(self, replica: Replica, configuration: Configuration) -> None:
         """Record what the engine reports about its configuration."""
         replica.configuration = configuration
+        self._last_running = configuration.max_running or self._last_running
         self.admission.assign()
 
     def record_late_check(self, replica: Replica) -> None:

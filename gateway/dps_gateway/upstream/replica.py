@@ -118,11 +118,6 @@ class Replica:
         """The units in which it caches and fetches tokens."""
         return (self.configuration or UNKNOWN).units
 
-    @property
-    def max_running(self) -> int | None:
-        """The number of requests that it is known to run at the same time at most."""
-        return self.configuration.max_running if self.configuration is not None else None
-
     def salts_by(self, header: str) -> bool:
         """Whether it is known to take cache salts from this header."""
         return (self.configuration or UNKNOWN).salt_header == header
