@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dps_gateway.config import ConfigError, read_text
+from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
 
 HASHED: Final = "sha256:"
 """The prefix of a hashed key. A slow hash such as scrypt protects secrets that can be guessed. Generated keys have 256
@@ -138,27 +139,34 @@ class Keys:
 
 
 class KeyLoad:
-    """The requests in flight of each API key in this process.
+    """The requests in flight of each API key. `shared` contains those in the other workers, if there are any."""
 
-    `share` returns the part of a limit that this process enforces.
-    """
-
-    def __init__(self, share: Callable[[int], int] = lambda limit: limit) -> None:
-        self._share = share
+    def __init__(self, shared: SharedCounts | None = None) -> None:
+        self._shared = shared
         self._in_flight: Counter[bytes] = Counter()
 
     def enter(self, key: Key) -> None:
         """Count a request in flight until `leave` is called. Raises KeyBusy if the key has reached its limit."""
+        self._add(key, 1)
         limit = key.max_in_flight
-        if limit is not None and self._in_flight[key.digest] >= self._share(limit):
+        # Counted first, so that two workers cannot both use the last place.
+        if limit is not None and self._in_flight[key.digest] + self._in_others(key) > limit:
+            self._add(key, -1)
             raise KeyBusy(f"the API key may have at most {limit} requests in flight")
-        self._in_flight[key.digest] += 1
 
     def leave(self, key: Key) -> None:
         """Stop counting a request."""
-        self._in_flight[key.digest] -= 1
+        self._add(key, -1)
+
+    def _add(self, key: Key, change: int) -> None:
+        self._in_flight[key.digest] += change
+        if self._shared is not None:
+            self._shared.publish(key.digest[:NAME_BYTES], self._in_flight[key.digest])
         if not self._in_flight[key.digest]:
             del self._in_flight[key.digest]
+
+    def _in_others(self, key: Key) -> int:
+        return self._shared.of_others(key.digest[:NAME_BYTES]) if self._shared is not None else 0
 
 
 def parse_key(line: str) -> Key | None:

@@ -25,6 +25,7 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import SessionStore
+from dps_gateway.shared_counts import SUFFIX, SharedCounts
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
@@ -138,7 +139,8 @@ class Runtime:
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.key_load = KeyLoad(lambda limit: worker_share(limit, count))
+        self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
+        self.key_load = KeyLoad(self._counts)
         self.policy = loaded.policy
         self._started_with = config
         self._set_endpoints(config)
@@ -234,6 +236,8 @@ class Runtime:
     async def close(self) -> None:
         """Close all connections and flush spans."""
         await self.upstream.close()
+        if self._counts is not None:
+            self._counts.close()
         for peers in (self.peers, self.workers):
             if peers is not None:
                 await peers.close()

@@ -12,13 +12,15 @@ from types import FrameType
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from dps_gateway.shared_counts import SUFFIX
+
 RESPAWN_SECONDS = 1.0
 CANNOT_START = 2
 """Exit status of a worker whose configuration or tokenizer cannot be used."""
 
 
 SOCKETS = "DPS_WORKER_SOCKETS"
-"""The environment variable that names the folder of the workers' Unix sockets."""
+"""The environment variable that names the folder of the workers' Unix sockets and shared counts."""
 
 
 def own_socket() -> Path | None:
@@ -63,7 +65,8 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
                     stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-                    (Path(sockets) / f"{worker.pid}.sock").unlink(missing_ok=True)
+                    for suffix in (".sock", SUFFIX):
+                        (Path(sockets) / f"{worker.pid}{suffix}").unlink(missing_ok=True)
                     time.sleep(RESPAWN_SECONDS)
                     workers[index] = start()
         for worker in workers:

@@ -1,14 +1,19 @@
 """API keys: their validation, their limits, their tenants, and their absence from error messages."""
 
+from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from dps_gateway.auth import Forbidden, Key, KeyBusy, KeyLoad, Keys, Unauthorized, digest_of, parse_key
 from dps_gateway.config import ConfigError, GatewayConfig
 from dps_gateway.runtime import Runtime
+from dps_gateway.shared_counts import MAX_NAMES, NAME_BYTES, SUFFIX, SharedCounts
 from dps_testkit.tokenizers import shared_tokenizer
 
 
@@ -144,7 +149,7 @@ def test_requests_in_flight_are_limited_for_each_key() -> None:
     load.enter(one)
 
 
-async def test_workers_of_a_gateway_divide_the_limit_of_a_key() -> None:
+async def test_workers_of_a_gateway_share_the_limit_of_a_key(tmp_path: Path) -> None:
     pool = {"endpoints": ["http://127.0.0.1:1"]}
     config = GatewayConfig.model_validate(
         {
@@ -153,13 +158,53 @@ async def test_workers_of_a_gateway_divide_the_limit_of_a_key() -> None:
             "pools": {"speculative": pool, "greedy": pool},
         }
     )
-    runtime = Runtime(config, shared_tokenizer())
-    key = Key("t", b"1", max_in_flight=4)
-    runtime.key_load.enter(key)
-    runtime.key_load.enter(key)
+    first, second = (Runtime(config, shared_tokenizer(), tmp_path / f"{pid}.sock") for pid in (1, 2))
+    key, other = (Key("t", digest_of(text), max_in_flight=3) for text in ("one", "other"))
+    for _ in range(3):  # even if all of them are on connections to one worker
+        first.key_load.enter(key)
+        second.key_load.enter(other)
+    for load, busy in ((second.key_load, key), (first.key_load, key), (first.key_load, other)):
+        with pytest.raises(KeyBusy, match="at most 3 requests in flight"):
+            load.enter(busy)
+    first.key_load.leave(key)
+    second.key_load.enter(key)
     with pytest.raises(KeyBusy):
-        runtime.key_load.enter(key)
-    await runtime.close()
+        first.key_load.enter(key)
+    await second.close()
+    (tmp_path / f"2{SUFFIX}").unlink()  # as after the death of a worker
+    first.key_load.enter(key)
+    with pytest.raises(KeyBusy):
+        first.key_load.enter(key)
+    await first.close()
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, MAX_NAMES + 9), st.integers(0, 9)), max_size=200))
+def test_shared_counts_add_up(changes: list[tuple[int, int, int]]) -> None:
+    with TemporaryDirectory() as folder:
+        workers = [SharedCounts(Path(folder) / f"{number}{SUFFIX}") for number in range(3)]
+        counts = [Counter[int]() for _ in workers]
+        for worker, name, count in changes:
+            workers[worker].publish(digest_of(f"{name}")[:NAME_BYTES], count)
+            counts[worker][name] = count
+            for number, reader in enumerate(workers):
+                others = sum(own[name] for index, own in enumerate(counts) if index != number)
+                assert reader.of_others(digest_of(f"{name}")[:NAME_BYTES]) == others
+        for each in workers:
+            each.close()
+
+
+def test_shared_counts_have_room_again_when_others_are_zero(tmp_path: Path) -> None:
+    writer, reader = (SharedCounts(tmp_path / f"{number}{SUFFIX}") for number in range(2))
+    names = [digest_of(f"{number}")[:NAME_BYTES] for number in range(MAX_NAMES + 1)]
+    for name in names:
+        writer.publish(name, 1)
+    assert sum(map(reader.of_others, names)) == MAX_NAMES
+    writer.publish(names[0], 0)
+    writer.publish(names[-1], 2)
+    assert (reader.of_others(names[0]), reader.of_others(names[-1])) == (0, 2)
+    for each in (writer, reader):
+        each.close()
 
 
 def test_tenant_whose_last_key_was_revoked_is_not_authorized() -> None:

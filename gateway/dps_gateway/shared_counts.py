@@ -1,0 +1,93 @@
+"""Counts that the worker processes of one gateway replica add up, in memory that they share.
+
+Each worker writes its own counts to a file of its own, which the others map into memory. So there are no locks, and
+the counts of a worker that has died disappear with its file.
+"""
+
+import mmap
+import time
+from pathlib import Path
+from typing import Final
+
+SUFFIX: Final = ".counts"
+
+NAME_BYTES: Final = 16
+
+MAX_NAMES: Final = 1024
+"""The number of names for which a worker can share a count above 0 at the same time. Others are counted as 0."""
+
+_SETTLED_NS: Final = 1_000_000_000
+
+_COUNTS: Final = MAX_NAMES * NAME_BYTES
+_COUNT_BYTES: Final = 8
+_SIZE: Final = _COUNTS + MAX_NAMES * _COUNT_BYTES
+
+
+class SharedCounts:
+    """This worker's counts, and those of the other workers with files in the same folder."""
+
+    def __init__(self, own: Path) -> None:
+        """`own` is the path of this worker's file, which is created. Its name ends with SUFFIX. Raises OSError."""
+        own.write_bytes(bytes(_SIZE))
+        self._own = own
+        with own.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _SIZE)
+        self._entries: dict[bytes, int] = {}
+        self._free = list(range(MAX_NAMES))
+        self._others: dict[Path, mmap.mmap] = {}
+        self._changed_ns = 0
+
+    def publish(self, name: bytes, count: int) -> None:
+        """Set this worker's count for a name of NAME_BYTES bytes."""
+        entry = self._entries.get(name)
+        if entry is None:
+            if not count or not self._free:
+                return
+            entry = self._entries[name] = self._free.pop()
+        self._write_count(entry, count)
+        if count:
+            self._memory[entry * NAME_BYTES : (entry + 1) * NAME_BYTES] = name
+        else:
+            self._memory[entry * NAME_BYTES : (entry + 1) * NAME_BYTES] = bytes(NAME_BYTES)
+            self._free.append(self._entries.pop(name))
+
+    def of_others(self, name: bytes) -> int:
+        """The sum of the other workers' counts for a name."""
+        self._find_others()
+        return sum(_count(memory, name) for memory in self._others.values())
+
+    def close(self) -> None:
+        """Unmap all files."""
+        for memory in (self._memory, *self._others.values()):
+            memory.close()
+
+    def _write_count(self, entry: int, count: int) -> None:
+        start = _COUNTS + entry * _COUNT_BYTES
+        self._memory[start : start + _COUNT_BYTES] = count.to_bytes(_COUNT_BYTES, "little")
+
+    def _find_others(self) -> None:
+        """Map the files of new workers, and forget those of workers that have ended."""
+        changed_ns = self._own.parent.stat().st_mtime_ns
+        if changed_ns == self._changed_ns:
+            return
+        files = set(self._own.parent.glob(f"*{SUFFIX}")) - {self._own}
+        for gone in self._others.keys() - files:
+            self._others.pop(gone).close()
+        complete = True
+        for new in files - self._others.keys():
+            with new.open("rb") as file:
+                if new.stat().st_size == _SIZE:
+                    self._others[new] = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
+                else:  # it is being created
+                    complete = False
+        # Two files that are created in quick succession can leave the folder with the same time of change.
+        settled = time.time_ns() - changed_ns > _SETTLED_NS
+        self._changed_ns = changed_ns if complete and settled else 0
+
+
+def _count(memory: mmap.mmap, name: bytes) -> int:
+    at = memory.find(name, 0, _COUNTS)
+    if at == -1:
+        return 0
+    start = _COUNTS + at // NAME_BYTES * _COUNT_BYTES
+    return int.from_bytes(memory[start : start + _COUNT_BYTES], "little")

@@ -1,0 +1,74 @@
+"""The limit of an API key, which the workers of a gateway share, whichever of them serves its connections."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW
+from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc"),
+]
+
+LIMIT = 3
+HEADERS = {"Authorization": "Bearer sk-limited", "Connection": "close"}
+
+
+def workers_of(gateway: Gateway) -> list[int]:
+    """The process ids of a gateway's workers."""
+    children = Path(f"/proc/{gateway.child.pid}/task/{gateway.child.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_workers_share_the_limit_of_a_key_and_forget_the_requests_of_dead_workers(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"team:sk-limited maxInFlight={LIMIT}\n")
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession(headers=HEADERS) as http:
+        (engine,) = await processes.start_engines("only", arguments=SLOW)
+        gateway = await processes.start_gateway(
+            [engine], [engine], {"listen": {"workers": 2}, "auth": {"keysFile": str(keys)}}
+        )
+
+        async def listening(count: int = 2) -> bool:
+            return gateway.child.log.read_text().count("listening on") == count
+
+        await wait_until(listening, "both workers listen")
+
+        async def begin() -> aiohttp.ClientResponse:
+            return await http.post(gateway.url + CHAT, json=ENDLESS_STREAM)
+
+        running: list[aiohttp.ClientResponse] = []
+
+        async def reached() -> bool:
+            response = await begin()
+            if response.status == 200:
+                running.append(response)
+            else:
+                response.close()
+            return len(running) == LIMIT
+
+        for _ in range(6):  # the kernel chooses the worker of each connection
+            await wait_until(reached, "the key has as many requests in flight as it may have")
+            refused = [await begin() for _ in range(LIMIT)]
+            assert [response.status for response in refused] == [429] * LIMIT
+            running += refused
+            while running:
+                running.pop().close()
+        await wait_until(reached, "the key has as many requests in flight as it may have")
+        for pid in workers_of(gateway):
+            os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: listening(4), "the workers have been replaced")
+        while running:
+            running.pop().close()
+        await wait_until(reached, "the requests of the dead workers no longer count")
+        while running:
+            running.pop().close()
