@@ -32,12 +32,12 @@ from e2e.real_sglang.local_sglang import tiny_model
 
 DISK = 256 * 2**20
 """The size of the volume, twice the size limit of all pages."""
-ATTEMPTS = 3
+ATTEMPTS = 6
 """Rounds of sessions after a fault, in one of which the pools must share pages. A busy machine may exceed SGLang's time
 limit for fetches, so the first one may fail."""
 QUESTIONS = dict(zip(("greedy", "speculative"), alternating(2), strict=True))
 """For each pool, a first question that is routed to it."""
-OUTCOMES = ("rejected", "full")
+OUTCOMES = ("rejected", "evicted")
 PODS = f"dpsrouter.io/router={ROUTER}"
 
 

@@ -145,7 +145,7 @@ STORAGE: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
 }
 
 
-REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "disk full": ["full"]}
+REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "disk full": ["evicted"]}
 """The outcomes by which the engines' metric of pages shows a fault."""
 
 
