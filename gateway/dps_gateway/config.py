@@ -155,11 +155,11 @@ class Session(_Section):
 class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
     max_buffered_bytes: Annotated[int, Field(gt=0)] = 256 * 1024 * 1024
-    """Maximum total size of the bodies of all requests in progress. There is room for a body of `max_body_bytes` in any
-    case. A request takes about four times the size of its body in memory, and the operator gives a gateway 2 GiB."""
+    """Maximum total size of the bodies of all requests in progress. The limit is at least `max_body_bytes`. A request
+    takes about four times the size of its body in memory, and the operator gives a gateway 2 GiB."""
     min_body_bytes_per_second: Annotated[int, Field(ge=0)] = 500
-    """The average rate at which a body must have arrived after `timeouts.header_seconds`. The default is that of
-    Apache's mod_reqtimeout. With 0 there is no minimum."""
+    """Minimum average rate, in bytes per second, at which a request body must arrive after a grace period of
+    `timeouts.header_seconds`; 0 for no minimum. The default is that of Apache's mod_reqtimeout."""
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     max_queued: Annotated[int, Field(ge=0)] = 1024
     """Maximum number of requests that wait for a free replica. Further requests are answered with 429."""
@@ -186,8 +186,8 @@ class Timeouts(_Section):
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""
     slow_start_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """Time in which the share of an engine that joins others, or returns to service, grows from a tenth to that of the
-    others. With 0 it has its full share immediately."""
+    """Duration of the slow start in which the share of requests of an engine that joins a pool or returns to service
+    grows from a tenth to that of the other engines; 0 to disable."""
     drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
     """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
     served meanwhile."""

@@ -194,7 +194,7 @@ def test_shared_counts_add_up(changes: list[tuple[int, int, int]]) -> None:
             each.close()
 
 
-def test_shared_counts_have_room_again_when_others_are_zero(tmp_path: Path) -> None:
+def test_entry_of_a_count_that_is_zero_is_reused(tmp_path: Path) -> None:
     writer, reader = (SharedCounts(tmp_path / f"{number}{SUFFIX}") for number in range(2))
     names = [digest_of(f"{number}")[:NAME_BYTES] for number in range(MAX_NAMES + 1)]
     for name in names:

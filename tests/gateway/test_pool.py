@@ -401,7 +401,7 @@ async def test_first_replicas_begin_with_their_full_share() -> None:
     assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0, SMALLEST_WEIGHT]
 
 
-async def test_policies_see_the_replica_that_a_slow_start_leaves() -> None:
+async def test_policies_see_the_replica_that_is_chosen_during_a_slow_start() -> None:
     engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
     sessions = [str(number) for number in range(20)]
     engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3

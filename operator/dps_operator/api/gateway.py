@@ -61,15 +61,15 @@ class GatewayLimits(APIObject):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Average rate at which a request body must have arrived after timeouts.headerSeconds; 0 for no "
-        "minimum.",
+        description="Minimum average rate, in bytes per second, at which a request body must arrive after a grace "
+        "period of timeouts.headerSeconds; 0 for no minimum.",
     )
     max_in_flight_per_replica: int | None = Field(
         default=None,
         ge=1,
         le=100000,
-        description="Maximum number of requests in flight from one gateway pod to one engine; lower if the engine "
-        "reports that it runs fewer requests at the same time.",
+        description="Maximum number of requests in flight from one gateway pod to one engine; if the engine reports a "
+        "lower limit on running requests, that limit applies.",
     )
     max_queued: int | None = Field(
         default=None,
@@ -141,8 +141,8 @@ class GatewayTimeouts(APIObject):
         default=None,
         ge=0,
         le=86400,
-        description="Time in which the share of an engine that joins others, or returns to service, grows from a tenth "
-        "to that of the others, in seconds.",
+        description="Duration, in seconds, of the slow start in which the share of requests of an engine that joins a "
+        "pool or returns to service grows from a tenth to that of the other engines; 0 to disable.",
     )
     drain_delay_seconds: float | None = Field(
         default=None,
