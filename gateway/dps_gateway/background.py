@@ -25,6 +25,8 @@ from dps_gateway.upstream.reports import watch_configuration, watch_load
 log = logging.getLogger(__name__)
 
 GAUGE_SECONDS: Final = 1.0
+SLOT_SECONDS: Final = 0.02
+"""The longest time for which a queued request waits for a slot that another worker has released."""
 RESTART_SECONDS: Final = 1.0
 
 Task = Callable[[], Awaitable[None]]
@@ -105,6 +107,7 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
     tasks |= _discovery(runtime)
     if runtime.config.listen.workers > 1:
         tasks["gauges"] = lambda: _refresh_gauges(runtime)
+        tasks["queue"] = lambda: _assign_slots(runtime)
     if config_file is not None:
         source = Source(config_file)
         tasks["config"] = lambda: watch_config(source, runtime)
@@ -127,6 +130,14 @@ def _discovery(runtime: Runtime) -> dict[str, Task]:
         for name, (service, found) in services.items()
         if service is not None
     }
+
+
+async def _assign_slots(runtime: Runtime) -> None:
+    """Assign slots that other workers have released to the requests in this worker's queue."""
+    while True:
+        if len(runtime.admission):
+            runtime.admission.assign(only_free=True)
+        await asyncio.sleep(SLOT_SECONDS)
 
 
 async def _refresh_gauges(runtime: Runtime) -> None:

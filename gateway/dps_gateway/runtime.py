@@ -35,6 +35,7 @@ from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Upstream
 from dps_gateway.upstream.retries import RetryBudget
+from dps_gateway.worker_load import WorkerLoad, equal_part
 
 log = logging.getLogger(__name__)
 
@@ -108,19 +109,20 @@ class Runtime:
         self.turns = Turns(
             store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
         )
-        count = config.listen.workers
-        self.admission = Admission(worker_share(limits.max_queued, count))
+        self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
+        load = WorkerLoad(self._counts, config.listen.workers)
+        self.admission = Admission(limits.max_queued, load)
         self.admission.holding = _requests_wait(config)
         self.pools = {
             pool: EnginePool(
                 pool,
-                worker_share(limits.max_in_flight_per_replica, count),
+                limits.max_in_flight_per_replica,
                 self.admission,
                 loaded.engine_keys[pool],
                 loaded.trust[pool],
                 partial(self._is_ready, pool.other),
                 config.timeouts.slow_start_seconds,
-                lambda running: worker_share(running, count),
+                load,
             )
             for pool in Pool
         }
@@ -132,14 +134,13 @@ class Runtime:
             lambda: self.config.timeouts.keep_alive_seconds,
             self._count_closed_connection,
         )
-        self.bodies = BodyBudget(self._max_buffered_bytes)
+        self.bodies = BodyBudget(self._max_buffered_bytes, load)
         self.draining = False
         self._ready_without_engines = _answers_without_engines(config)
         self.config = config
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
         self.key_load = KeyLoad(self._counts)
         self.policy = loaded.policy
         self._started_with = config
@@ -170,13 +171,12 @@ class Runtime:
             loaded.session_keys, config.session.ttl_seconds, config.routing.common_prefix_cache
         )
         self.upstream.configure(config.timeouts)
-        limits, count = config.limits, config.listen.workers
-        self.admission.max_queued = worker_share(limits.max_queued, count)
+        self.admission.max_queued = config.limits.max_queued
         self.admission.holding = _requests_wait(config)
         self._ready_without_engines |= _answers_without_engines(config)
         for name, pool in self.pools.items():
             pool.configure(
-                worker_share(limits.max_in_flight_per_replica, count),
+                config.limits.max_in_flight_per_replica,
                 loaded.engine_keys[name],
                 loaded.trust[name],
                 config.timeouts.slow_start_seconds,
@@ -267,14 +267,12 @@ class Runtime:
         return bool(self.pools[pool].ready)
 
     def _max_connections(self) -> int:
-        share = worker_share(self.config.limits.max_connections, self.config.listen.workers)
+        share = equal_part(self.config.limits.max_connections, self.config.listen.workers)
         return min(share, connections_of_files())
 
     def _max_buffered_bytes(self) -> int:
-        """This worker's share. It has room for at least one body."""
-        limits = self.config.limits
-        share = worker_share(limits.max_buffered_bytes, self.config.listen.workers)
-        return max(share, limits.max_body_bytes)
+        """There is room for at least one body."""
+        return max(self.config.limits.max_buffered_bytes, self.config.limits.max_body_bytes)
 
     def _count_closed_connection(self, reason: str) -> None:
         self.metrics.client_connections_closed.labels(reason).inc()
@@ -284,14 +282,6 @@ class Runtime:
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()
-
-
-def worker_share(limit: int, workers: int) -> int:
-    """The part of a limit that each of several workers enforces, so that together they stay within it.
-
-    It is at least 1 unless the limit is 0, because a worker without a share could not serve any request.
-    """
-    return max(min(limit, 1), limit // workers)
 
 
 def _requests_wait(config: GatewayConfig) -> bool:

@@ -322,15 +322,6 @@ async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as
     assert engines.slots(new) == 100
 
 
-async def test_worker_sends_only_its_share_of_the_requests_that_an_engine_runs() -> None:
-    engines = EnginePool(Pool.GREEDY, 100, Admission(0), share=lambda limit: limit // 4)
-    engines.set_endpoints(["a"])
-    replica = engines.replicas["a"]
-    assert engines.slots(replica) == 100
-    engines.record_configuration(replica, Configuration(max_running=48))
-    assert engines.slots(replica) == 12
-
-
 async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(
     engine: Engine,
 ) -> None:

@@ -1,5 +1,6 @@
-"""The limit of an API key, which the workers of a gateway share, whichever of them serves its connections."""
+"""Limits that the workers of a gateway share, whichever of them serves a connection."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -72,3 +73,38 @@ async def test_workers_share_the_limit_of_a_key_and_forget_the_requests_of_dead_
         await wait_until(reached, "the requests of the dead workers no longer count")
         while running:
             running.pop().close()
+
+
+async def test_workers_share_the_slots_of_an_engine_and_pass_them_on(tmp_path: Path) -> None:
+    headers = {"Connection": "close"}
+    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession(headers=headers) as http:
+        (engine,) = await processes.start_engines("only", arguments=SLOW)
+        limits = {"maxInFlightPerReplica": LIMIT, "maxQueued": LIMIT}
+        gateway = await processes.start_gateway(
+            [engine], [engine], {"listen": {"workers": 2}, "limits": limits}
+        )
+
+        async def listening() -> bool:
+            return gateway.child.log.read_text().count("listening on") == 2
+
+        await wait_until(listening, "both workers listen")
+
+        async def begin() -> aiohttp.ClientResponse:
+            return await http.post(gateway.url + CHAT, json=ENDLESS_STREAM)
+
+        # Both pools have the same engine, and each has its own slots.
+        running = [await begin() for _ in range(2 * LIMIT)]
+        assert [response.status for response in running] == [200] * (2 * LIMIT)
+        waiting = [asyncio.create_task(begin()) for _ in range(LIMIT)]
+
+        async def queued() -> bool:
+            return await gateway.metric("dps_queued") == LIMIT
+
+        await wait_until(queued, "the queue is full")
+        refused = [await begin() for _ in range(4)]
+        assert [response.status for response in refused] == [429] * 4
+        for response in running:
+            response.close()
+        for response in await asyncio.gather(*waiting):
+            assert response.status == 200
+            response.close()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, PriorityQueue
 from dps_gateway.upstream.replica import Replica
+from dps_gateway.worker_load import WorkerLoad
 
 
 class PoolFull(Exception):
@@ -85,8 +86,10 @@ class _Waiter:
 class Admission:
     """Admits requests to replicas. Pools that share it share its queue."""
 
-    def __init__(self, max_queued: int) -> None:
+    def __init__(self, max_queued: int, workers: WorkerLoad | None = None) -> None:
+        """`max_queued` limits the queues of all `workers` together."""
         self.max_queued = max_queued
+        self._workers = workers or WorkerLoad()
         self.holding = True
         """Whether requests may wait while no replica is ready."""
         self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
@@ -123,7 +126,7 @@ class Admission:
         assignment = _take(request)
         if assignment is not None:
             return assignment
-        if len(self._waiting) >= self.max_queued:
+        if len(self._waiting) + self._workers.queued_elsewhere >= self.max_queued:
             self._make_room(request)
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
         entry = Entry(request.tenant, request.session, waiter, request.urgency)
@@ -206,6 +209,7 @@ class Admission:
             self._count(entry, -1)
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
+        self._workers.publish_queued(len(self._waiting))
         choices = entry.item.request.choices
         self._preferred[choices[0].pool] += change
         for choice in choices:

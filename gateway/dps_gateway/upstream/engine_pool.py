@@ -13,6 +13,7 @@ from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Configuration, Replica
 from dps_gateway.upstream.unanswered import Unanswered
+from dps_gateway.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
 
@@ -40,18 +41,17 @@ class EnginePool:
         trust: ssl.SSLContext | bool = True,
         replaceable: Callable[[], bool] = lambda: False,
         slow_start_seconds: float = 0.0,
-        share: Callable[[int], int] = lambda limit: limit,
+        workers: WorkerLoad | None = None,
     ) -> None:
         """`replaceable` returns whether the other pool could serve the requests of this one.
 
-        max_in_flight_per_replica: the maximum number of this process's requests on a replica.
-        share: the part of the requests that a replica can run at the same time that this process may send to it.
+        max_in_flight_per_replica: the maximum number of requests of all `workers` on a replica.
         slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
         of the others.
         """
         self.name = name
         self._replaceable = replaceable
-        self._share = share
+        self._workers = workers or WorkerLoad()
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
@@ -130,7 +130,8 @@ class EnginePool:
         configuration = replica.configuration
         running = self._last_running if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
-        return configured if running is None else min(configured, self._share(running))
+        limit = configured if running is None else min(configured, running)
+        return self._workers.slots(self.name, replica.id, limit)
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -151,7 +152,7 @@ class EnginePool:
 
     def release(self, replica: Replica) -> None:
         """End a request on `replica`, which is assigned to the next request in the queue."""
-        replica.in_flight -= 1
+        self._count(replica, -1)
         self.admission.assign(only_free=True)
 
     def mark_available(self, replica: Replica) -> None:
@@ -238,8 +239,12 @@ class EnginePool:
         """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
         replica = self._choice(session, self.usable(avoid), held)
         if replica is not None:
-            replica.in_flight += 1
+            self._count(replica, 1)
         return replica
+
+    def _count(self, replica: Replica, change: int) -> None:
+        replica.in_flight += change
+        self._workers.publish_in_flight(self.name, replica.id, replica.in_flight)
 
     def _choice(
         self, session: str | None, usable: Sequence[Replica], held: Mapping[str, int]

@@ -1,0 +1,68 @@
+"""The load of all workers of one gateway replica, so that its limits apply to all of them together."""
+
+import hashlib
+from functools import cache
+from typing import Final
+
+from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
+
+_QUEUED: Final = b"queued".ljust(NAME_BYTES, b"\0")
+_BODIES: Final = b"bodies".ljust(NAME_BYTES, b"\0")
+
+
+class WorkerLoad:
+    """Publishes this worker's load, and applies limits to the sum of all workers.
+
+    Two workers that take the last slot at the same moment may together exceed the limit of a replica by one.
+    """
+
+    def __init__(self, counts: SharedCounts | None = None, workers: int = 1) -> None:
+        """`counts` is None if there is only one worker."""
+        self._counts = counts
+        self._workers = workers
+
+    def publish_in_flight(self, pool: str, replica_id: str, requests: int) -> None:
+        """Publish the number of this worker's requests on a replica of a pool."""
+        if self._counts is not None:
+            self._counts.publish(_name(pool, replica_id), requests)
+
+    def publish_queued(self, requests: int) -> None:
+        """Publish the number of requests in this worker's queue."""
+        if self._counts is not None:
+            self._counts.publish(_QUEUED, requests)
+
+    def publish_buffered(self, size: int) -> None:
+        """Publish the number of bytes that this worker has reserved for bodies."""
+        if self._counts is not None:
+            self._counts.publish(_BODIES, size)
+
+    @property
+    def queued_elsewhere(self) -> int:
+        """The number of requests in the queues of the other workers."""
+        return 0 if self._counts is None else self._counts.of_others(_QUEUED)
+
+    @property
+    def buffered_elsewhere(self) -> int:
+        """The number of bytes that the other workers have reserved for bodies."""
+        return 0 if self._counts is None else self._counts.of_others(_BODIES)
+
+    def slots(self, pool: str, replica_id: str, limit: int) -> int:
+        """How many requests this worker may have on a replica of a pool that may have `limit` of all workers together.
+
+        While other workers have queued requests, a worker takes no more than its equal part. Otherwise a busy worker
+        would take each slot that becomes free, before another one could.
+        """
+        if self._counts is None:
+            return limit
+        free = max(0, limit - self._counts.of_others(_name(pool, replica_id)))
+        return min(free, equal_part(limit, self._workers)) if self.queued_elsewhere else free
+
+
+def equal_part(limit: int, workers: int) -> int:
+    """The part of a limit for each of several workers, at least 1 unless the limit is 0."""
+    return max(min(limit, 1), limit // workers)
+
+
+@cache
+def _name(pool: str, replica_id: str) -> bytes:
+    return hashlib.blake2b(f"{pool}/{replica_id}".encode(), digest_size=NAME_BYTES).digest()

@@ -1,0 +1,122 @@
+"""Limits that the workers of a gateway share: slots of engines, queues and memory for bodies."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.body_budget import BodyBudget
+from dps_gateway.pool import Pool
+from dps_gateway.shared_counts import SUFFIX, SharedCounts
+from dps_gateway.upstream.admission import Admission, Choice, PoolFull, ReplicaRequest
+from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.replica import Replica
+from dps_gateway.worker_load import WorkerLoad, equal_part
+
+NOWHERE: frozenset[str] = frozenset()
+
+
+class Worker:
+    """A worker with one pool, whose only replica is `engine`."""
+
+    def __init__(self, load: WorkerLoad, slots: int, max_queued: int = 100) -> None:
+        self.admission = Admission(max_queued, load)
+        self.pool = EnginePool(Pool.GREEDY, slots, self.admission, workers=load)
+        self.pool.set_endpoints(["http://engine"])
+
+    def take(self) -> Replica | None:
+        return self.pool.take(None, NOWHERE)
+
+    async def acquire(self) -> Replica:
+        request = ReplicaRequest([Choice(self.pool)], None)
+        _, replica = await self.admission.acquire(request, 10.0)
+        return replica
+
+
+@pytest.fixture
+def loads(tmp_path: Path) -> Iterator[list[WorkerLoad]]:
+    """The loads of two workers."""
+    with ExitStack() as files:
+        counts = [
+            files.enter_context(closing(SharedCounts(tmp_path / f"{number}{SUFFIX}"))) for number in range(2)
+        ]
+        yield [WorkerLoad(each, 2) for each in counts]
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "expected"), [(8, 2, 4), (9, 2, 4), (1, 4, 1), (0, 4, 0)], ids=str
+)
+def test_equal_part_is_at_least_one_of_a_limit_above_zero(limit: int, workers: int, expected: int) -> None:
+    assert equal_part(limit, workers) == expected
+
+
+async def test_one_worker_may_use_all_slots_of_an_engine(loads: Sequence[WorkerLoad]) -> None:
+    one, other = (Worker(load, slots=4) for load in loads)
+    taken = [one.take() for _ in range(4)]
+    assert None not in taken
+    assert (one.take(), other.take()) == (None, None)
+    one.pool.release(one.pool.replicas["http://engine"])
+    assert other.take() is not None
+    assert (one.take(), other.take()) == (None, None)
+
+
+async def test_released_slot_goes_to_the_worker_that_has_less_than_its_part(
+    loads: Sequence[WorkerLoad],
+) -> None:
+    one, other = (Worker(load, slots=2) for load in loads)
+    for _ in range(2):
+        one.take()
+    queued = [asyncio.create_task(worker.acquire()) for worker in (one, other)]
+    await asyncio.sleep(0)
+    one.pool.release(one.pool.replicas["http://engine"])
+    other.admission.assign(only_free=True)  # which a worker does every few milliseconds
+    assert await queued[1]
+    assert not queued[0].done()
+    one.pool.release(one.pool.replicas["http://engine"])
+    assert await queued[0]
+
+
+async def test_queues_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad]) -> None:
+    one, other = (Worker(load, slots=1, max_queued=2) for load in loads)
+    one.take()
+    queued = [asyncio.create_task(worker.acquire()) for worker in (one, other)]
+    await asyncio.sleep(0)
+    with pytest.raises(PoolFull, match="and so is the queue"):
+        await one.acquire()
+    queued.pop().cancel()
+    await asyncio.sleep(0)
+    third = asyncio.create_task(one.acquire())
+    await asyncio.sleep(0)
+    assert not third.done()
+    for task in (*queued, third):
+        task.cancel()
+
+
+def test_bodies_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad]) -> None:
+    one, other = (BodyBudget(lambda: 100, load) for load in loads)
+    assert one.reserve(60)
+    assert not other.reserve(41)
+    assert other.reserve(40)
+    one.release(60)
+    assert other.reserve(60)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=60))
+def test_workers_together_never_exceed_the_slots_of_an_engine(steps: Sequence[tuple[bool, int]]) -> None:
+    with TemporaryDirectory() as folder, ExitStack() as files:
+        workers = []
+        for number in range(3):
+            counts = files.enter_context(closing(SharedCounts(Path(folder) / f"{number}{SUFFIX}")))
+            workers.append(Worker(WorkerLoad(counts, 3), slots=5))
+        for begins, number in steps:
+            worker = workers[number]
+            if begins:
+                worker.take()
+            elif worker.pool.in_flight:
+                worker.pool.release(worker.pool.replicas["http://engine"])
+            assert sum(each.pool.in_flight for each in workers) <= 5
