@@ -147,9 +147,8 @@ class KeyLoad:
 
     def enter(self, key: Key) -> None:
         """Count a request in flight until `leave` is called. Raises KeyBusy if the key has reached its limit."""
-        self._add(key, 1)
+        self._add(key, 1)  # first, so that two workers cannot both take the last slot
         limit = key.max_in_flight
-        # Counted first, so that two workers cannot both use the last place.
         if limit is not None and self._in_flight[key.digest] + self._in_others(key) > limit:
             self._add(key, -1)
             raise KeyBusy(f"the API key may have at most {limit} requests in flight")

@@ -1,7 +1,7 @@
-"""Counts that the worker processes of one gateway replica add up, in memory that they share.
+"""Counts that are summed over the worker processes of one gateway replica, in shared memory.
 
-Each worker writes its own counts to a file of its own, which the others map into memory. So there are no locks, and
-the counts of a worker that has died disappear with its file.
+Each worker writes its own counts to a file of its own, which the others map into memory. No locks are needed, and the
+counts of a worker that has died disappear with its file.
 """
 
 import mmap
@@ -14,7 +14,8 @@ SUFFIX: Final = ".counts"
 NAME_BYTES: Final = 16
 
 MAX_NAMES: Final = 1024
-"""The number of names for which a worker can share a count above 0 at the same time. Others are counted as 0."""
+"""The number of names for which a worker can share a count above 0 at the same time. Counts of further
+names are not shared."""
 
 _SETTLED_NS: Final = 1_000_000_000
 
@@ -33,7 +34,8 @@ class SharedCounts:
         with own.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
         self._entries: dict[bytes, int] = {}
-        self._free = list(range(MAX_NAMES))
+        self._free = list(range(MAX_NAMES))[::-1]
+        """The free entries, the lowest last, so that names are found early."""
         self._others: dict[Path, mmap.mmap] = {}
         self._changed_ns = 0
 
@@ -75,12 +77,13 @@ class SharedCounts:
             self._others.pop(gone).close()
         complete = True
         for new in files - self._others.keys():
-            with new.open("rb") as file:
-                if new.stat().st_size == _SIZE:
+            try:
+                with new.open("rb") as file:
                     self._others[new] = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
-                else:  # it is being created
-                    complete = False
-        # Two files that are created in quick succession can leave the folder with the same time of change.
+            except (OSError, ValueError):
+                # It is being created or removed, or there is no file descriptor left. The next call tries again.
+                complete = False
+        # Two files that are created in quick succession can leave the folder with the same modification time.
         settled = time.time_ns() - changed_ns > _SETTLED_NS
         self._changed_ns = changed_ns if complete and settled else 0
 

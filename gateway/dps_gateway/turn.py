@@ -208,7 +208,7 @@ class Turns:
         growth = compare(snapshot.record, prompt.starts_with)
         named = Session(session, scope, snapshot, growth, snapshot.record or Record(()), client_id)
         if named.base.full and growth.history is not History.GROWN:
-            return await self._beyond(named, prompt)
+            return await self._session_beyond_full_record(named, prompt)
         return named
 
     async def _continued(
@@ -244,14 +244,14 @@ class Turns:
             return Session(minted, scope, snapshot, growth, Record(()), by_history=True)
         return found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
 
-    async def _beyond(self, named: Session, prompt: Prompt) -> Session:
+    async def _session_beyond_full_record(self, named: Session, prompt: Prompt) -> Session:
         """A conversation for which the record of the session `named` has no room.
 
         It is a session of its own, which is recognised by its history within the session of the client's id.
         """
         tag = named.id.tag
         found = _found(named.scope, await self.store.find(named.scope, tag, prompt.lookups()), prompt)
-        if found is None or _reach(found) < _reach(named):
+        if found is None or _recorded_prefix_bytes(found) < _recorded_prefix_bytes(named):
             session = _fork(named, tag, prompt)
         else:
             session = found if found.growth.history is History.GROWN else _fork(found, tag, prompt)
@@ -283,7 +283,7 @@ def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
     return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
 
 
-def _reach(session: Session) -> int:
+def _recorded_prefix_bytes(session: Session) -> int:
     """The length of the longest recorded prefix of the prompt, in bytes."""
     return session.growth.base.offset if session.growth.base is not None else 0
 

@@ -207,6 +207,20 @@ def test_entry_of_a_count_that_is_zero_is_reused(tmp_path: Path) -> None:
         each.close()
 
 
+def test_file_of_a_worker_that_is_being_removed_or_created_counts_nothing(tmp_path: Path) -> None:
+    own = SharedCounts(tmp_path / f"own{SUFFIX}")
+    (tmp_path / f"removed{SUFFIX}").symlink_to(tmp_path / "nothing")
+    (tmp_path / f"created{SUFFIX}").touch()
+    name = digest_of("a")[:NAME_BYTES]
+    assert own.of_others(name) == 0
+    (tmp_path / f"created{SUFFIX}").unlink()
+    other = SharedCounts(tmp_path / f"created{SUFFIX}")
+    other.publish(name, 3)
+    assert own.of_others(name) == 3
+    for each in (own, other):
+        each.close()
+
+
 def test_tenant_whose_last_key_was_revoked_is_not_authorized() -> None:
     with pytest.raises(Unauthorized, match="revoked"):
         Keys().secret("team")

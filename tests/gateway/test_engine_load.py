@@ -10,11 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
 from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_testkit.engine_pool import SinglePool
@@ -320,6 +317,16 @@ async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as
     assert engines.slots(new) == 48
     engines.record_configuration(new, UNKNOWN)
     assert engines.slots(new) == 100
+
+
+async def test_requests_that_the_scheduler_does_not_run_do_not_wait_for_it() -> None:
+    engines = pool("a", slots=2)
+    replica = engines.replicas["a"]
+    engines.record_configuration(replica, Configuration(max_running=1))
+    assert engines.take(None, NO_REPLICA) is replica
+    assert engines.take(None, NO_REPLICA) is None
+    assert engines.take(None, NO_REPLICA, generates=False) is replica
+    assert engines.take(None, NO_REPLICA, generates=False) is None
 
 
 async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(

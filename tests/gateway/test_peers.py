@@ -16,7 +16,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, is_valid_value, pointer_key, record_key
 from dps_gateway.session.peers import HttpPeers, WorkerPeers
-from dps_gateway.session.record import FORMAT_VERSION, MAX_LENGTH, Holder, Point, Record
+from dps_gateway.session.record import FORMAT_VERSION, MAX_NUMBER, Holder, Point, Record
 from dps_gateway.session.stored_responses import StoredResponse, response_key
 
 SCOPE = Scope.of("model", "")
@@ -67,7 +67,7 @@ INVALID_ENTRIES: dict[str, Any] = {
     "an older format": VALID | {RECORD: VALID[RECORD].replace(str(FORMAT_VERSION), "1", 1)},
     "too long": VALID | {RECORD: VALID[RECORD] + " " * MAX_VALUE_BYTES},
     "a negative length": VALID | {RECORD: record(1, "d", -1, 1, 1, "gaaaa")},
-    "a length that cannot be stored": VALID | {RECORD: record(1, "d", 1, 1, MAX_LENGTH + 1, "gaaaa")},
+    "a length that cannot be stored": VALID | {RECORD: record(1, "d", 1, 1, MAX_NUMBER + 1, "gaaaa")},
     "a key that was not requested": VALID | {RECORD.replace("dps-", "dps-0"): VALID[RECORD]},
 }
 

@@ -326,8 +326,12 @@ def ejected(engines: SinglePool, replica: Replica) -> None:
 
 
 def failed(engines: SinglePool, replica: Replica) -> None:
-    engines.mark_unavailable(replica)
-    engines.mark_available(replica)
+    """Let the replica be unavailable for a minute."""
+    now = 1000.0
+    failed = engines.replicas[replica.url] = Replica(replica.url, lambda: now, engines.slow_start_seconds)
+    engines.mark_unavailable(failed)
+    now += 60.0
+    engines.mark_available(failed)
 
 
 def hung(engines: SinglePool, replica: Replica) -> None:
@@ -356,6 +360,14 @@ async def test_replica_in_slow_start_receives_a_part_of_its_share(returns: Retur
     for number in range(60):
         await engines.acquire(f"s{number}" if session else None, NO_REPLICA, 1.0)
     assert (engines.replicas["a"].in_flight, engines.in_flight) == (3, 60)
+
+
+async def test_replica_that_was_unavailable_for_a_moment_has_its_full_share() -> None:
+    engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
+    replica = engines.replicas["a"]
+    engines.mark_unavailable(replica)
+    engines.mark_available(replica)
+    assert replica.weight == 1.0
 
 
 @RETURNS
@@ -404,8 +416,8 @@ async def test_first_replicas_begin_with_their_full_share() -> None:
 async def test_policies_see_the_replica_that_is_chosen_during_a_slow_start() -> None:
     engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
     sessions = [str(number) for number in range(20)]
-    engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3
     failed(engines, engines.replicas["a"])
+    engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3
     views = [engines.view(session, CachedPrompt(1, {})) for session in sessions]
     assert {view and view.replica for view in views} == {engines.replicas["b"].id}
 

@@ -160,14 +160,14 @@ async def test_reloaded_configuration_shows_the_values_in_effect(file: Path, run
     assert (after.session.ttl_seconds, after.timeouts.queue_seconds) == (7, 7)
 
 
-async def test_workers_share_the_limits(file: Path) -> None:
-    write("gateway.yaml", CONFIG + "listen: {workers: 4}\nlimits: {maxInFlightPerReplica: 10, maxQueued: 2}")
+async def test_limits_are_reloaded(file: Path) -> None:
+    write("gateway.yaml", CONFIG + "limits: {maxInFlightPerReplica: 10, maxQueued: 2}")
     runtime = Runtime(load_config(file), shared_tokenizer())
-    assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [2, 2]
-    assert runtime.admission.max_queued == 1
-    write("gateway.yaml", CONFIG + "listen: {workers: 1}\nlimits: {maxInFlightPerReplica: 8, maxQueued: 0}")
+    assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [10, 10]
+    assert runtime.admission.max_queued == 2
+    write("gateway.yaml", CONFIG + "limits: {maxInFlightPerReplica: 8, maxQueued: 0}")
     assert reload_config(Source(file), runtime)
-    assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [2, 2]
+    assert [pool.max_in_flight_per_replica for pool in runtime.pools.values()] == [8, 8]
     assert runtime.admission.max_queued == 0
     await runtime.close()
 

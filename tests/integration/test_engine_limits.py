@@ -39,8 +39,11 @@ async def test_burst_waits_in_the_gateway(tmp_path: Path) -> None:
         async def queued() -> bool:
             return await gateway.metric("dps_queued") == REQUESTS - 2 * RUNNING
 
+        async def busy() -> bool:
+            return [await engine.running() for engine in (speculative, greedy)] == [RUNNING] * 2
+
         await wait_until(queued, "the other requests wait in the gateway")
+        await wait_until(busy, "each engine runs as many requests as it can")
         for engine in (speculative, greedy):
-            assert await engine.running() == RUNNING
             assert await metric(engine.url, "sglang:num_queue_reqs") == 0
         assert await asyncio.gather(*requests) == [200] * REQUESTS

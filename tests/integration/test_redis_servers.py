@@ -16,7 +16,7 @@ from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
-from dps_gateway.session.store import DROPPED_SECONDS, Hit, StoreUnavailable
+from dps_gateway.session.store import DROPPED_POINTER_TTL_SECONDS, Hit, StoreUnavailable
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
 from dps_testkit.processes import LocalProcesses
@@ -115,10 +115,10 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, entries: 
     changed = (entries.record, entries.newer, entries.value, TTL_SECONDS)
     assert await store.swap(*changed, pointer, list(keys.values())) == (True, None)
     lives = {name: await client.ttl(key) for name, key in keys.items()}
-    assert 0 < lives["own"] <= DROPPED_SECONDS < lives["other"] <= TTL_SECONDS
+    assert 0 < lives["own"] <= DROPPED_POINTER_TTL_SECONDS < lives["other"] <= TTL_SECONDS
     assert (0 < lives["ending"] <= 7, lives["gone"]) == (True, -2)
     assert await store.swap(*changed, pointer, [entries.pointer]) == (False, entries.value)
-    assert await client.ttl(entries.pointer) > DROPPED_SECONDS
+    assert await client.ttl(entries.pointer) > DROPPED_POINTER_TTL_SECONDS
     for key in keys.values():
         await client.delete(key)
     assert await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None) == (True, None)

@@ -84,7 +84,7 @@ class Call:
         return self.key.tenant if self.key is not None else ""
 
     def ended(self) -> None:
-        """Stop watching the client, and counting the request as in flight for its API key and its body as buffered."""
+        """Stop watching the client, release the memory of the body, and stop counting the request for its API key."""
         self.runtime.bodies.release(self._buffered)
         if self._watch is not None:
             self._watch.cancel()

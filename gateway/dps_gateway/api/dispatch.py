@@ -49,6 +49,8 @@ class Outbound:
     """The prompt, which determines the preferred replica together with the session; None if it is unknown."""
     salt_header: str | None = None
     """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
+    generates: bool = True
+    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
     replica: str | None = None
     """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
 
@@ -175,7 +177,9 @@ class _Dispatch:
             # A replica on which the request has failed is not ready again before a health check has succeeded.
             choices = [Choice(choice.pool) for choice in choices]
         held = outbound.prompt.held if outbound.prompt is not None else {}
-        request = ReplicaRequest(choices, outbound.session, outbound.tenant, outbound.urgency, held)
+        request = ReplicaRequest(
+            choices, outbound.session, outbound.tenant, outbound.urgency, held, outbound.generates
+        )
         try:
             chosen, replica = await runtime.admission.acquire(
                 request, patience, wake_seconds, self._deadline.left_seconds

@@ -28,11 +28,11 @@ class BodyTooLarge(Exception):
 
 
 class BodyTooSlow(Exception):
-    """The request body has not arrived within timeouts.bodySeconds, or at limits.minBodyBytesPerSecond."""
+    """The request body did not arrive within timeouts.bodySeconds, or arrived below limits.minBodyBytesPerSecond."""
 
 
 class GatewayFull(Exception):
-    """The gateway has limits.maxConnections client connections in use, or limits.maxBufferedBytes of request bodies."""
+    """The gateway has reached limits.maxConnections or limits.maxBufferedBytes."""
 
 
 class NotFound(Exception):

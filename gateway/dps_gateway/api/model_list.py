@@ -1,12 +1,12 @@
 """The models of /v1/models: those that an engine lists, under the names that requests use. No I/O.
 
 SGLang and vLLM list a LoRA adapter by its own name, with the model's name as its `parent`. In requests, SGLang expects
-`MODEL:ADAPTER`, and takes the adapter's own name for the model; vLLM expects the adapter's own name.
+`MODEL:ADAPTER`, and answers requests for the adapter's own name with the base model. vLLM expects the adapter's own
+name.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote
 
 import orjson
 
@@ -20,10 +20,10 @@ _VLLM: Final = "vllm"
 """The owner that vLLM states for its models."""
 
 
-def asked_model(raw_path: str) -> str | None:
-    """The name in the path /v1/models/NAME, or None for other paths."""
-    root, separator, name = raw_path.partition(f"{PATH}/")
-    return unquote(name) or None if separator and not root else None
+def asked_model(path: str) -> str | None:
+    """The name in the path /v1/models/NAME, which is not percent-encoded, or None for other paths."""
+    root, separator, name = path.partition(f"{PATH}/")
+    return name or None if separator and not root else None
 
 
 def model_list(model: Model, content: bytes, permitted: Callable[[str], bool]) -> bytes:
@@ -38,14 +38,17 @@ def model_list(model: Model, content: bytes, permitted: Callable[[str], bool]) -
     return orjson.dumps(listing | {"data": data})
 
 
-def model_card(model: Model, content: bytes, asked: str, name: str) -> bytes:
+def model_card(
+    model: Model, content: bytes, asked: str, name: str, permitted: Callable[[str], bool]
+) -> bytes:
     """The entry of an engine's list for the model that a client has `asked` for, and whose name in requests is `name`.
 
     Raises ModelNotFound if the engine does not list it, and ValueError if `content` is no list of models.
     """
     _, cards = _read(model, content)
     if name not in cards:
-        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {', '.join(cards)}")
+        served = ", ".join(filter(permitted, cards))
+        raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
     return orjson.dumps(cards[name] | {"id": asked})
 
 

@@ -41,7 +41,7 @@ def served_name(model: Model, asked: Any) -> Any:
 
 
 def is_served(model: Model, name: Any) -> bool:
-    """Whether requests may name this model, which is not an alias."""
+    """Whether requests may use this name; aliases must already be resolved."""
     if not model.strict:
         return True
     return isinstance(name, str) and (name == model.name or name.startswith(f"{model.name}:"))

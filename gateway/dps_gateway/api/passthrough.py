@@ -40,8 +40,13 @@ RELAYED_POST: Final = (
 _ADMINISTRATIVE: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """vLLM's endpoints below /v1 that change the engine for all clients."""
 
-_PREFILLING: Final = frozenset({"/score", "/v1/score"})
-"""The relayed endpoints for which SGLang prefills prompts and caches them."""
+_CACHES_PROMPTS: Final = frozenset(
+    {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/decisions", "/v1/systemone"}
+)
+"""The relayed endpoints for which SGLang may prefill and cache prompts of a model that generates text."""
+
+_WITHOUT_SCHEDULER: Final = frozenset({"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"})
+"""The relayed endpoints with bodies that the engine's HTTP server answers itself."""
 
 _ROUTED: Final = frozenset(route.path for route in ROUTES)
 
@@ -66,7 +71,7 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     return raw_path_and_query
 
 
-Change = Callable[[bytes], bytes]
+AnswerChange = Callable[[bytes], bytes]
 """Returns what the client receives instead of an engine's answer. It raises ValueError if the answer has another form
 than expected."""
 
@@ -76,7 +81,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     call.headers["x-dps-history"] = History.STATELESS.value
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
-    change: Change | None = None
+    change: AnswerChange | None = None
     if request.path == server_info.PATH:
         change = server_info.public_info
     elif request.method == "GET":
@@ -92,7 +97,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     added = runtime.tracing.propagate(call.span, request.headers)
     if salt is not None:
         added = {**added, SALT_HEADER: salt.of(None)}
-    prefills = unquote(request.rel_url.raw_path).rstrip("/") in _PREFILLING
+    path = unquote(request.rel_url.raw_path).rstrip("/")
     outbound = Outbound(
         method=request.method,
         path=target,
@@ -104,7 +109,8 @@ async def _forward(call: Call) -> web.StreamResponse:
         streamed=True,
         prompt=None,
         buffered=False,
-        salt_header=SALT_HEADER if prefills and runtime.separates_tenants else None,
+        salt_header=SALT_HEADER if path in _CACHES_PROMPTS and runtime.separates_tenants else None,
+        generates=request.method != "GET" and response_id is None and path not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
@@ -120,23 +126,25 @@ def _response_id(raw_path: str) -> str | None:
     return rest[0].split("/")[0] if rest and not root else None
 
 
-def _models(call: Call, target: str) -> tuple[str, Change | None]:
-    """The target of a request for the models or for one of them, and the change of the answer; other targets unchanged.
+def _models(call: Call, target: str) -> tuple[str, AnswerChange | None]:
+    """The target of the request, and how to change the answer if it asks for the models or for one of them.
 
     Raises ModelNotFound and Forbidden.
     """
-    model, key, raw_path = call.runtime.config.model, call.key, call.request.rel_url.raw_path
-    if raw_path == model_list.PATH:
-        limited = key.models if key is not None else None
-        return target, lambda content: model_list.model_list(
-            model, content, lambda name: limited is None or name in limited
-        )
-    if (asked := model_list.asked_model(raw_path)) is None:
+    model, key, path = call.runtime.config.model, call.key, unquote(call.request.rel_url.raw_path)
+    limited = key.models if key is not None else None
+
+    def permitted(name: str) -> bool:
+        return limited is None or name in limited
+
+    if path == model_list.PATH:
+        return target, lambda content: model_list.model_list(model, content, permitted)
+    if (asked := model_list.asked_model(path)) is None:
         return target, None
     name = served_name(model, asked)
     if key is not None:
         key.check_models({"model": name}, model.name)
-    return model_list.PATH, lambda content: model_list.model_card(model, content, asked, name)
+    return model_list.PATH, lambda content: model_list.model_card(model, content, asked, name, permitted)
 
 
 def _checked_model(call: Call, body: bytes) -> bytes:
@@ -155,7 +163,7 @@ def _checked_model(call: Call, body: bytes) -> bytes:
     return body
 
 
-async def _relay(call: Call, placed: Placed, change: Change | None) -> web.StreamResponse:
+async def _relay(call: Call, placed: Placed, change: AnswerChange | None) -> web.StreamResponse:
     answer = placed.answer
     if change is not None and answer.status < 400:
         return await send_complete(call, answer, _changed(await _body(answer), change))
@@ -186,12 +194,12 @@ async def _body(answer: Answer) -> bytes:
         raise error.as_failure() from error
 
 
-def _changed(content: bytes, change: Change) -> bytes:
+def _changed(content: bytes, change: AnswerChange) -> bytes:
     """Raises UpstreamFailed."""
     try:
         return change(content)
     except ValueError as error:
-        raise UpstreamFailed("broken", "the engine's information cannot be read") from error
+        raise UpstreamFailed("broken", "the engine's answer does not have the expected form") from error
 
 
 pass_through: Final = handler(ROUTE, "relayed", _forward)

@@ -82,8 +82,8 @@ async def read_body(
     rate = limits.min_body_bytes_per_second
 
     def ends(size: int) -> float:
-        patience = timeouts.header_seconds + size / rate if rate else timeouts.body_seconds
-        return began + min(timeouts.body_seconds, patience)
+        seconds = timeouts.header_seconds + size / rate if rate else timeouts.body_seconds
+        return began + min(timeouts.body_seconds, seconds)
 
     try:
         async with asyncio.timeout_at(ends(0)) as limit:
@@ -93,7 +93,7 @@ async def read_body(
     except TimeoutError as error:
         seconds = asyncio.get_running_loop().time() - began
         raise BodyTooSlow(
-            f"the body did not arrive within {seconds:.3g} s (timeouts.bodySeconds, limits.minBodyBytesPerSecond)"
+            f"the body was incomplete after {seconds:.3g} s (timeouts.bodySeconds or limits.minBodyBytesPerSecond)"
         ) from error
 
 

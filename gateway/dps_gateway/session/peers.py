@@ -1,6 +1,7 @@
 """Exchange cached session state with the other gateway replicas and worker processes while Redis is unavailable.
 
-What peers return is checked: a peer of another version, or an impostor, must not break requests or displace memory.
+What peers return is checked: a peer of another version, or an impostor, must not make requests fail or exhaust the
+memory.
 """
 
 import asyncio
@@ -156,7 +157,7 @@ async def _fetch(
 
 
 class _Invalid:
-    """Counts entries that are not valid, and logs the first of each peer."""
+    """Counts invalid entries, and logs the first for each base URL, which all workers share."""
 
     def __init__(self, on_invalid: Callable[[int], None]) -> None:
         self._on_invalid = on_invalid

@@ -28,14 +28,14 @@ MAX_POINTS: Final = 64
 """Maximum number of points in a record (about 4 KB in total). The oldest are dropped first, and heads last."""
 
 MAX_CONVERSATIONS: Final = MAX_POINTS - RECENT_POINTS
-"""The number of conversations from which on a record is full, so that no conversation displaces another one's head."""
+"""A record with this many conversations is full. One more could displace the head of another."""
 
 HOLDERS_PER_POOL: Final = 2
 """The number of replicas of each pool that are kept for a point, and for which the newest point of a conversation is
 kept. A session uses a second one while its preferred replica is overloaded."""
 
-MAX_LENGTH: Final = 2**53
-"""No number in a record is larger. Records with larger ones could not be written."""
+MAX_NUMBER: Final = 2**53
+"""The largest valid number in a record. Integers of more than 64 bits could not be serialized."""
 
 _LABEL_CHARS: Final = 6
 _LETTERS: Final = {Pool.SPECULATIVE: "s", Pool.GREEDY: "g"}
@@ -74,8 +74,11 @@ class Point(NamedTuple):
 
     @property
     def length(self) -> int:
-        """L_t: the length of the whole prompt in the engine's tokens."""
-        return self.counted + self.correction
+        """L_t: the length of the whole prompt in the engine's tokens.
+
+        A correction that was found for a longer prompt could make it negative.
+        """
+        return max(0, self.counted + self.correction)
 
     @property
     def pools(self) -> frozenset[Pool]:
@@ -247,9 +250,9 @@ def _point(
     correction: int = 0,
     conversation: str = "",
 ) -> Point:
-    """Raises ValueError or TypeError for fields that no record has."""
+    """Raises ValueError or TypeError for invalid fields."""
     largest = max(turn, offset, tokens, counted, abs(correction))
-    if min(turn, offset, tokens, counted) < 0 or largest > MAX_LENGTH:
+    if min(turn, offset, tokens, counted) < 0 or largest > MAX_NUMBER:
         raise ValueError("a number is out of range")
     holders, shared = _cached(cached)
     return Point(

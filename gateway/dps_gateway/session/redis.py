@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from dps_gateway.session.breaker import Breaker
-from dps_gateway.session.store import DROPPED_SECONDS, ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.store import DROPPED_POINTER_TTL_SECONDS, ForeignValue, Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
@@ -36,8 +36,8 @@ return false
 """
 
 # Compare and set. Returns an empty array on success, or an array with the current value ("" if there is none).
-# KEYS[2] is the new pointer, if any. The further keys are those of pointers that expire early if they are of the same
-# session, with which their values begin.
+# KEYS[2] is the new pointer, if any. Any further keys are pointers, which expire early if their values begin with the
+# same session id as the new pointer's.
 _SWAP: Final = """
 local current = redis.call('GET', KEYS[1]) or ''
 if current ~= ARGV[1] then return {current} end
@@ -181,7 +181,7 @@ class RedisBackend:
         keys, arguments = [key], [expected or b"", value, ttl_seconds]
         if pointer is not None:
             keys += [pointer[0], *dropped]
-            arguments += [pointer[1], DROPPED_SECONDS]
+            arguments += [pointer[1], DROPPED_POINTER_TTL_SECONDS]
         try:
             reply = await self._eval(_SWAP_SCRIPT, keys, arguments)
         except StoreUnavailable:

@@ -30,9 +30,9 @@ MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
 
 
-DROPPED_SECONDS: Final = 300
-"""The time after which the pointer to a point expires that has been dropped from the session's record. Prompts that
-continue such a point, such as those of sub-agents that share a beginning, usually follow soon."""
+DROPPED_POINTER_TTL_SECONDS: Final = 300
+"""The time after which the pointer to a point that has been dropped from the session's record expires, in seconds.
+Until then, conversations that continue from it are recognised."""
 
 
 class StateSource(StrEnum):
@@ -78,7 +78,8 @@ class Backend(Protocol):
     ) -> tuple[bool, bytes | None]:
         """Compare and set: replace `expected` with `value` and write `pointer`.
 
-        dropped: keys of pointers that expire within DROPPED_SECONDS if they point to the same session as `pointer`.
+        dropped: keys of pointers that expire within DROPPED_POINTER_TTL_SECONDS if they point to the same session as
+        `pointer`.
 
         Returns (True, None), or (False, the current value) if it is not `expected`.
         """

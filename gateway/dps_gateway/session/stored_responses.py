@@ -7,7 +7,7 @@ import orjson
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import TAG_CHARS, Scope
-from dps_gateway.session.record import MAX_LENGTH
+from dps_gateway.session.record import MAX_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StoredResponse:
         """Parse the stored form. Returns None for anything else."""
         try:
             pool, url, session, digest, tokens = orjson.loads(raw)
-            if not 0 <= tokens <= MAX_LENGTH:
+            if not 0 <= tokens <= MAX_NUMBER:
                 return None
             return cls(Pool(pool), str(url), str(session), str(digest), int(tokens))
         except (TypeError, ValueError):

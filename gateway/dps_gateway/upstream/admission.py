@@ -38,8 +38,13 @@ class ReplicaPool(Protocol):
     def usable(self, avoid: frozenset[str]) -> list[Replica]:
         """The replicas that may receive requests, except those whose URL is in `avoid`."""
 
-    def take(self, session: str | None, avoid: frozenset[str], held: Mapping[str, int]) -> Replica | None:
-        """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
+    def take(
+        self, session: str | None, avoid: frozenset[str], held: Mapping[str, int], generates: bool
+    ) -> Replica | None:
+        """Reserve a replica if one is free. `held` is described at `affinity.ranked`.
+
+        generates: whether the request occupies the engine's scheduler.
+        """
 
     def release(self, replica: Replica) -> None:
         """End a request on a replica."""
@@ -67,6 +72,8 @@ class ReplicaRequest:
     """From 0 (served first) to 7, as in RFC 9218."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
+    generates: bool = True
+    """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
 
 
 Assignment = tuple[ReplicaPool, Replica]
@@ -223,7 +230,7 @@ def _usable(request: ReplicaRequest) -> bool:
 def _take(request: ReplicaRequest) -> Assignment | None:
     """Reserve a replica of the first pool in which one is free."""
     for choice in request.choices:
-        replica = choice.pool.take(request.session, choice.avoid, request.held)
+        replica = choice.pool.take(request.session, choice.avoid, request.held, request.generates)
         if replica is not None:
             return choice.pool, replica
     return None

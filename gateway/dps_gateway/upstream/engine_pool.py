@@ -59,7 +59,7 @@ class EnginePool:
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
-        self._last_running: int | None = None
+        self._last_reported_limit: int | None = None
         """The last limit of running requests that a replica reported. It is assumed for replicas that have not reported
         theirs yet, so that queued requests do not flood an engine that has just started."""
         self.unanswered = Unanswered()
@@ -94,7 +94,7 @@ class EnginePool:
         known = self.replicas
         self.replicas = {url: known.get(url) or self._new(url) for url in urls}
         for url in self.replicas.keys() - known.keys() if known else ():
-            self.replicas[url].start_slowly()
+            self.replicas[url].begin_slow_start()
         self.admission.assign()
 
     def _new(self, url: str) -> Replica:
@@ -125,13 +125,17 @@ class EnginePool:
 
         More than the engine runs would wait in its own queue, which is neither fair nor ordered by priority.
         """
-        if replica.probing:
-            return 1
         configuration = replica.configuration
-        running = self._last_running if configuration is None else configuration.max_running
+        running = self._last_reported_limit if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
-        limit = configured if running is None else min(configured, running)
-        return self._workers.slots(self.name, replica.id, limit)
+        return self._slots(replica, configured if running is None else min(configured, running))
+
+    def _slots_without_scheduler(self, replica: Replica) -> int:
+        """The same for requests that do not occupy the engine's scheduler, such as those for a list of the models."""
+        return self._slots(replica, self.max_in_flight_per_replica)
+
+    def _slots(self, replica: Replica, limit: int) -> int:
+        return 1 if replica.probing else self._workers.slots(self.name, replica.id, limit)
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -164,7 +168,7 @@ class EnginePool:
     def record_configuration(self, replica: Replica, configuration: Configuration) -> None:
         """Record what the engine reports about its configuration."""
         replica.configuration = configuration
-        self._last_running = configuration.max_running or self._last_running
+        self._last_reported_limit = configuration.max_running or self._last_reported_limit
         self.admission.assign()
 
     def record_late_check(self, replica: Replica) -> None:
@@ -234,10 +238,18 @@ class EnginePool:
         return [replica for replica in self.ready if replica.url not in avoid]
 
     def take(
-        self, session: str | None, avoid: frozenset[str], held: Mapping[str, int] = NOTHING_HELD
+        self,
+        session: str | None,
+        avoid: frozenset[str],
+        held: Mapping[str, int] = NOTHING_HELD,
+        generates: bool = True,
     ) -> Replica | None:
         """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
-        replica = self._choice(session, self.usable(avoid), held)
+        usable = self.usable(avoid)
+        if generates:
+            replica = self._choice(session, usable, held)
+        else:
+            replica = preferred(session, usable, self._slots_without_scheduler, held)
         if replica is not None:
             self._count(replica, 1)
         return replica
@@ -256,11 +268,13 @@ class EnginePool:
         if len(usable) > 1 and any(replica.weight < 1.0 for replica in usable):
             free = [replica for replica in usable if replica.in_flight < self.slots(replica)]
             share = LOAD_FACTOR * (sum(replica.in_flight for replica in usable) + 1) / len(usable)
-            full = max((replica.weight for replica in free), default=1.0)
-            eager = [
-                each for each in free if each.weight >= full or each.in_flight < each.weight / full * share
+            largest = max((replica.weight for replica in free), default=1.0)
+            below_share = [
+                each
+                for each in free
+                if each.weight >= largest or each.in_flight < each.weight / largest * share
             ]
-            replica = preferred(session, eager, self.slots, held)
+            replica = preferred(session, below_share, self.slots, held)
             if replica is not None:
                 return replica
         return preferred(session, usable, self.slots, held)

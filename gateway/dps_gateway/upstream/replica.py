@@ -36,6 +36,10 @@ LONGEST_EJECTION_SECONDS: Final = 60.0
 SMALLEST_WEIGHT: Final = 0.1
 """The share of a replica at the beginning of its slow start, relative to that of the others."""
 
+OUTAGE_SECONDS: Final = 15.0
+"""Time without an answer after which a replica begins a slow start when it answers again. After a shorter time, for
+example because of one broken connection, it has probably not been restarted, and still holds its sessions' prefixes."""
+
 
 LOST_SECONDS: Final = 30.0
 """Time without an answer to a health check after which requests that the replica has not begun to answer are given up.
@@ -108,10 +112,10 @@ class Replica:
         """Whether each of the most recent answers was an error."""
         self._ejections = 0
         self._ejected_until = 0.0
-        self._unproven = False
-        """Whether no request has succeeded since it was ejected."""
-        self._started_at: float | None = None
-        """When its slow start began. None if it began with its full share."""
+        self._awaits_probe = False
+        """Whether it has been ejected, and no request has succeeded since."""
+        self._slow_start_began_at: float | None = None
+        """None if it has had no slow start, or the slow start has ended."""
 
     @property
     def units(self) -> CacheUnits:
@@ -130,18 +134,21 @@ class Replica:
     @property
     def probing(self) -> bool:
         """Whether an ejection's backoff has ended, and no request has succeeded since."""
-        return self._unproven and not self.ejected
+        return self._awaits_probe and not self.ejected
 
     @property
     def weight(self) -> float:
         """The share of requests, relative to that of other replicas, that it should receive: 1 except in slow start."""
-        if self._started_at is None or self._clock() - self._started_at >= self.slow_start_seconds:
+        if (
+            self._slow_start_began_at is None
+            or self._clock() - self._slow_start_began_at >= self.slow_start_seconds
+        ):
             return 1.0
-        return max(SMALLEST_WEIGHT, (self._clock() - self._started_at) / self.slow_start_seconds)
+        return max(SMALLEST_WEIGHT, (self._clock() - self._slow_start_began_at) / self.slow_start_seconds)
 
-    def start_slowly(self) -> None:
+    def begin_slow_start(self) -> None:
         """Begin the slow start."""
-        self._started_at = self._clock()
+        self._slow_start_began_at = self._clock()
 
     @property
     def silent_seconds(self) -> float:
@@ -180,9 +187,9 @@ class Replica:
         self.others = Load(running, waiting, tokens)
 
     def answered(self) -> None:
-        """Record a successful health check. A replica that was unavailable begins a slow start."""
-        if not self.available:
-            self.start_slowly()
+        """Record a successful health check. A replica that was unavailable for some time begins a slow start."""
+        if not self.available and self._clock() - self._answered_at >= OUTAGE_SECONDS:
+            self.begin_slow_start()
         self.available = True
         self.late_checks = 0
         self._answered_at = self._clock()
@@ -199,10 +206,10 @@ class Replica:
         self.answered()
         self._errors = 0
         if self.probing:
-            self._unproven = False
-            self.start_slowly()
-        elif not self._unproven and self.weight == 1.0:
-            self._ejections, self._started_at = 0, None
+            self._awaits_probe = False
+            self.begin_slow_start()
+        elif not self._awaits_probe and self.weight == 1.0:
+            self._ejections, self._slow_start_began_at = 0, None
         if not self.ejected:
             self._recent.append(False)
 
@@ -217,7 +224,7 @@ class Replica:
         self._token_at = self._clock()
         if self.hung:
             self.hung = False
-            self.start_slowly()
+            self.begin_slow_start()
 
     def eject(self) -> float:
         """Take it out of rotation. Returns the backoff in seconds.
@@ -226,7 +233,7 @@ class Replica:
         """
         backoff = min(FIRST_EJECTION_SECONDS * 2.0**self._ejections, LONGEST_EJECTION_SECONDS)
         self._ejections += 1
-        self._errors, self._unproven = 0, True
+        self._errors, self._awaits_probe = 0, True
         self._recent.clear()
         self._ejected_until = self._clock() + backoff
         return backoff

@@ -77,14 +77,14 @@ async def test_body_that_arrives_too_slowly_is_refused(gateway: InProcessGateway
 async def test_body_that_arrives_at_the_minimum_rate_is_accepted(
     gateway: InProcessGateway, rate: int
 ) -> None:
-    configure(gateway, "timeouts", header_seconds=0.2, body_seconds=30.0)
+    configure(gateway, "timeouts", header_seconds=1.0, body_seconds=30.0)
     configure(gateway, "limits", min_body_bytes_per_second=rate)
     body = json.dumps(chat()).encode()
     upload = Upload(gateway, CHAT, len(body) + 300)
     await upload.begin()
     for _ in range(10):
         await upload.send(b" " * 30)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.15)
     await upload.send(body)
     assert (await upload.answer())[0] == 200
 
