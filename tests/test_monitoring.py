@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, Metric
 import dps_operator.app  # noqa: F401 - registers the operator's metrics
 from dps_gateway.telemetry.metrics import Metrics
 from dps_operator.builders.monitoring import service_monitor
+from dps_operator.builders.scaling import autoscalers
 from dps_sglang.metrics import PAGES
 from dps_testkit.dashboard import dashboard, metrics
 from dps_testkit.operator.routers import EVERYTHING, router
@@ -50,6 +51,19 @@ def test_every_metric_is_exposed_by_gateway_operator_or_sglang() -> None:
     gateway, operator = typed(Metrics().registry.collect()), typed(REGISTRY.collect())
     sglang = series([*((name, shape["type"]) for name, shape in SGLANG.items()), *STORAGE.items()])
     assert metrics(RULES + EXPRESSIONS) - gateway - operator - sglang == set()
+
+
+def test_autoscalers_of_pools_count_the_requests_that_wait_as_well() -> None:
+    """An engine receives no more requests than it can run, so those in flight do not show that a pool is too small."""
+    found = {
+        metric["object"]["metric"]["name"]
+        for autoscaler in autoscalers(router(EVERYTHING))
+        for metric in autoscaler["spec"]["metrics"]
+        if metric["type"] == "Object"
+    }
+    assert found == {"dps_demand"}
+    assert found <= typed(Metrics().registry.collect())
+    assert "seriesQuery: dps_demand{" in (ROOT / "docs/operating.md").read_text()
 
 
 def test_page_lists_every_operator_metric() -> None:

@@ -18,7 +18,7 @@ def test_autoscaler_without_its_metric_is_reported(kube: Kube) -> None:
     kube.until("qwen", 60, Ready="True", AutoscalingActive="AutoscalerFailed")
     message = kube.condition("qwen", "AutoscalingActive")["message"]
     assert message.startswith("the autoscaler of the greedy pool does not work: ")
-    assert "dps_in_flight" in message
+    assert "dps_demand" in message
 
 
 def test_reserved_engine_arguments_are_rejected_and_workloads_keep_running(kube: Kube) -> None:

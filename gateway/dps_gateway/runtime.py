@@ -199,6 +199,7 @@ class Runtime:
         for name, pool in self.pools.items():
             self.metrics.in_flight.labels(name.value).set(pool.in_flight)
             self.metrics.queued.labels(name.value).set(pool.queued)
+            self.metrics.demand.labels(name.value).set(pool.in_flight + pool.queued)
             self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
         self.metrics.client_connections.set(len(self.clients))
         self.metrics.buffered_bytes.set(self.bodies.used)

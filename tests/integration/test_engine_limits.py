@@ -37,7 +37,8 @@ async def test_burst_waits_in_the_gateway(tmp_path: Path) -> None:
         requests = [asyncio.create_task(request(number)) for number in range(REQUESTS)]
 
         async def queued() -> bool:
-            return await gateway.metric("dps_queued") == REQUESTS - 2 * RUNNING
+            waiting, demand = [await gateway.metric(name) for name in ("dps_queued", "dps_demand")]
+            return waiting == REQUESTS - 2 * RUNNING and demand == REQUESTS
 
         async def busy() -> bool:
             return [await engine.running() for engine in (speculative, greedy)] == [RUNNING] * 2

@@ -187,7 +187,7 @@ def test_conditions_follow_from_observations(seen: Observed, wanted: dict[str, t
 
 
 SCALED = {"greedy": {"autoscaling": {"maxReplicas": 4}}, **SMALLEST["pools"]}
-NO_METRIC = "unable to get metric dps_in_flight: no metrics returned from custom metrics API"
+NO_METRIC = "unable to get metric dps_demand: no metrics returned from custom metrics API"
 
 
 def autoscaler(conditions: list[dict[str, str]]) -> Observed:

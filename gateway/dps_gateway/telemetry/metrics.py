@@ -110,6 +110,9 @@ class Metrics:
         )
         self.in_flight = gauge("dps_in_flight", "Requests in flight to engines", "livesum", "pool")
         self.queued = gauge("dps_queued", "Requests waiting for a free replica", "livesum", "pool")
+        self.demand = gauge(
+            "dps_demand", "Requests in flight to engines or waiting for a free replica", "livesum", "pool"
+        )
         self.pool_unavailable = counter(
             "dps_pool_unavailable", "Requests whose chosen pool had no ready replica", "pool"
         )

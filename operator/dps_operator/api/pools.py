@@ -69,7 +69,7 @@ class PoolStrategy(APIObject):
 
 
 class PoolAutoscaling(APIObject):
-    """A HorizontalPodAutoscaler driven by the gateway's `dps_in_flight` metric, which requires a metrics adapter."""
+    """A HorizontalPodAutoscaler driven by the gateway's `dps_demand` metric, which requires a metrics adapter."""
 
     model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
 
@@ -88,7 +88,10 @@ class PoolAutoscaling(APIObject):
         description="Time in seconds without a request after which a pool with minReplicas 0 is scaled to zero.",
     )
     target_in_flight_per_replica: int = Field(
-        default=16, ge=1, le=100000, description="Target number of in-flight requests per replica."
+        default=16,
+        ge=1,
+        le=100000,
+        description="Target number of requests per replica, in flight or waiting in the gateways.",
     )
 
 
@@ -193,8 +196,8 @@ class PoolSpec(APIObject):
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None,
-        description="Scale replicas by the number of requests in flight. Requires an adapter that serves the gateway's "
-        "metrics through the custom metrics API of Kubernetes.",
+        description="Scale replicas by the number of requests in flight or waiting. Requires an adapter that serves "
+        "the gateway's metrics through the custom metrics API of Kubernetes.",
     )
     strategy: PoolStrategy = Field(
         default=PoolStrategy(), description="How a changed pod template is rolled out within the pool."

@@ -43,7 +43,8 @@ def autoscalers(router: Router) -> list[Manifest]:
         scaling = pool.autoscaling
         if scaling is None or not has_autoscaler(pool):
             continue
-        # Requests in flight from all gateways to the pool, divided by the pool's replicas.
+        # Requests that all gateways have for the pool, divided by the pool's replicas. Those that wait count as well,
+        # because a gateway sends an engine no more requests than it runs at the same time.
         metric = {
             "type": "Object",
             "object": {
@@ -52,7 +53,7 @@ def autoscalers(router: Router) -> list[Manifest]:
                     "kind": "Service",
                     "name": child_name(router, "metrics"),
                 },
-                "metric": {"name": "dps_in_flight", "selector": {"matchLabels": {"pool": name}}},
+                "metric": {"name": "dps_demand", "selector": {"matchLabels": {"pool": name}}},
                 "target": {"type": "AverageValue", "averageValue": str(scaling.target_in_flight_per_replica)},
             },
         }
