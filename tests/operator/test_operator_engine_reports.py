@@ -190,8 +190,37 @@ def test_engines_report_whether_they_share_pages(
     tally = EngineTally()
     tally.add({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
     assert tally.reports == expected
-    tally.add({"speculative": {}, "greedy": {}}, 1.0)
-    assert tally.reports == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("speculative", "greedy"),
+    [
+        pytest.param(OURS, OURS, id="same pages"),
+        pytest.param(OURS, OTHERS, id="different pages"),
+        pytest.param(OURS, LORA, id="one shares none"),
+        pytest.param(WRITER, OURS, id="one reads none"),
+    ],
+)
+def test_last_reports_of_a_pool_apply_while_none_of_its_engines_answers(
+    speculative: EngineSample, greedy: EngineSample
+) -> None:
+    tally = EngineTally()
+    tally.add({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
+    before = tally.reports
+    tally.add({"speculative": {"a": speculative}, "greedy": {}}, 1.0)
+    assert tally.reports == before
+    tally.add({"speculative": {}, "greedy": {}}, 2.0)
+    assert tally.reports == before
+    tally.add({"speculative": {}, "greedy": {"c": OURS}}, 3.0)
+    assert "greedy" not in tally.reports.unshared
+    assert not tally.reports.different
+
+
+def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
+    tally = EngineTally()
+    tally.add({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
+    tally.add({"speculative": {"a": OURS}, "greedy": {"b": EngineSample()}}, 1.0)
+    assert tally.reports == EngineReports(frozenset({"speculative"}))
 
 
 def test_pools_in_the_middle_of_a_rollout_share_the_pages_of_the_engines_that_are_equal() -> None:

@@ -273,7 +273,7 @@ CASES = {
     "ProgressDeadlineExceeded": Case("Progressing", change=STALLED),
     "Retrying": Case("Progressing", change=missing("Deployment", "qwen-greedy", UNAVAILABLE)),
 }
-AGAIN = {
+REUSED_REASONS = {
     "ImagePullFailed": Case(
         "RoutingCalibrated",
         CALIBRATED,
@@ -284,8 +284,8 @@ AGAIN = {
     "NotMeasured": Case("PrefixCacheServing", PREFIX_CACHE),
     "GatewaysUnreachable": Case("PrefixCacheServing", PREFIX_CACHE, unreachable("no gateway is running")),
 }
-"""Reasons that a second condition has."""
-EVERY = [*CASES.items(), *AGAIN.items()]
+"""Reasons in CASES that another condition has as well."""
+EVERY = [*CASES.items(), *REUSED_REASONS.items()]
 
 
 UNKNOWN_DRAFT = {"speculation": {"algorithm": "Eagle3", "draftModel": "org/head"}}

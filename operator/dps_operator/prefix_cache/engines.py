@@ -46,7 +46,7 @@ class EngineReports:
     """What is wrong according to the engines of a DPSRouter; nothing, unless they report it."""
 
     reporting: frozenset[PoolName] = frozenset()
-    """Pools of which an engine reports the pages that it shares, or why it shares none."""
+    """Pools of which an engine has reported the pages that it shares, or why it shares none."""
     unshared: Mapping[PoolName, str] = field(default_factory=dict)
     """Why an engine of these pools shares no pages."""
     write_only: Mapping[PoolName, str] = field(default_factory=dict)
@@ -85,7 +85,9 @@ def engine_sample(text: str) -> EngineSample:
 
 
 Samples = Mapping[PoolName, Mapping[str, EngineSample]]
-"""The engines of each pool by their addresses."""
+"""The engines of each pool that have answered, by their addresses."""
+States = frozenset[tuple[str, str]]
+"""The pages that processes share, and the problems that they have with them."""
 
 
 class EngineTally:
@@ -95,6 +97,8 @@ class EngineTally:
         self.reports = EngineReports()
         self._sums: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
         self._last: dict[str, Mapping[str, float]] = {}
+        self._states: dict[PoolName, States] = {}
+        """What the engines of a pool shared when one of them last answered."""
         self._updated = 0.0
 
     def add(self, samples: Samples, now: float) -> None:
@@ -116,12 +120,13 @@ class EngineTally:
             address: sample.counters for engines in samples.values() for address, sample in engines.items()
         }
         self._updated = now
-        unshared, write_only = _problems(samples)
+        self._states.update({pool: _states(engines) for pool, engines in samples.items() if engines})
+        unshared, write_only = _problems(self._states)
         self.reports = EngineReports(
-            frozenset(pool for pool, engines in samples.items() if _states(engines)),
+            frozenset(pool for pool, states in self._states.items() if states),
             unshared,
             write_only,
-            _different(samples),
+            _different(self._states),
             frozenset(full),
             frozenset(failing),
             slow,
@@ -176,22 +181,22 @@ def _judge_bandwidth(
         slow.setdefault(pool, f"{bandwidth:.2g} GB/s instead of {break_even:.2g}")
 
 
-def _problems(samples: Samples) -> tuple[dict[PoolName, str], dict[PoolName, str]]:
+def _problems(pools: Mapping[PoolName, States]) -> tuple[dict[PoolName, str], dict[PoolName, str]]:
     """The problem of an engine of each pool that shares no pages, and of one that only writes them."""
     unshared: dict[PoolName, str] = {}
     write_only: dict[PoolName, str] = {}
-    for pool, engines in samples.items():
-        for pages, problem in sorted(_states(engines)):
+    for pool in POOLS:
+        for pages, problem in sorted(pools.get(pool, ())):
             if problem:
                 (write_only if pages else unshared).setdefault(pool, problem)
     return unshared, write_only
 
 
-def _different(samples: Samples) -> bool:
+def _different(pools: Mapping[PoolName, States]) -> bool:
     """Whether both pools share pages, but no engine of one pool has the pages of an engine of the other."""
-    pages = [{pages for pages, _ in _states(engines) if pages} for engines in samples.values()]
+    pages = [{pages for pages, _ in states if pages} for states in pools.values()]
     return len(pages) == len(POOLS) and all(pages) and not set.intersection(*pages)
 
 
-def _states(engines: Mapping[str, EngineSample]) -> set[tuple[str, str]]:
-    return {state for sample in engines.values() for state in sample.sharing}
+def _states(engines: Mapping[str, EngineSample]) -> States:
+    return frozenset(state for sample in engines.values() for state in sample.sharing)

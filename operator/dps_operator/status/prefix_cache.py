@@ -30,8 +30,8 @@ def _shared(reports: EngineReports) -> Condition:
         return Condition("PrefixCacheShared", "False", "EngineNotSharing", message)
     if reports.different:
         message = (
-            "the pools store pages that the other pool cannot read, or in different directories; compare the lines "
-            "with 'dps prefix cache: shared' in the logs of both, and the volumes of their nodes"
+            "the pools use different directories, or store pages that the other pool cannot read; compare the volumes "
+            "of both pools, and the log lines with 'dps prefix cache: shared'"
         )
         return Condition("PrefixCacheShared", "False", "GeometryDiffers", message)
     for pool, problem in reports.write_only.items():
