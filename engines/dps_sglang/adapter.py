@@ -23,7 +23,7 @@ from dps_sglang.storage.store import PageStore
 logger = logging.getLogger(__name__)
 
 IDENTIFY_SECONDS = 60.0
-"""How often the identifier of the directory is read."""
+"""The interval at which the directory's identifier is read, in seconds."""
 
 
 class SharedPrefixCache(HiCacheStorage):

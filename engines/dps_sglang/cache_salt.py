@@ -1,7 +1,7 @@
 """Lets a header carry the cache salt of requests that have no field for it: those to /v1/messages and /v1/score.
 
-SGLang 0.5.23 converts them to the request of its own /generate, which has the field `cache_salt`, but has no way to set
-it. The gateway sets the header, and never forwards a client's own.
+SGLang 0.5.23 converts them to the request of its own /generate, whose field `cache_salt` a client cannot set. The
+gateway sets the header, and never forwards a client's own.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Lets a STANDALONE engine use pages that an engine without a draft model wrote (SGLang 0.5.23).
 
 SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
-For a request with a prefix from host memory or storage, the draft model prefills these tokens itself, into the slots
-that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
+For a request with a prefix from host memory or storage, the draft model prefills the fetched tokens itself, into the
+slots that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
 draft: a wrong draft only lowers the acceptance length. With tensor parallelism, a failure in one process ends the
 engine, as the failure of any forward pass does, because the other processes wait for its part of the result.
 """
@@ -56,10 +56,10 @@ def needs_refill(request: Any) -> bool:
     return bool(request.extend_batch_idx == 1 and request.prefix_len and fetched)
 
 
-def fetched_from(request: Any) -> int:
+def first_fetched_token(request: Any) -> int:
     """The first token of a request's cached prefix that was not in device memory when the request was scheduled.
 
-    The draft model's KV of those before it is in device memory, too.
+    The draft model's KV of the earlier tokens is in device memory as well.
     """
     start = request.prefix_len - min(request.prefix_len, request.materialized_host_hit_len())
     if request.storage_hit_length and request.storage_hit_start is not None:
@@ -73,7 +73,7 @@ def prefill_fetched(worker: Any, batch: Any, row: int, request: Any) -> None:
     tokens = request.get_fill_ids()
     slots = worker.req_to_token_pool.req_to_token[batch.req_pool_indices[row], :length].to(torch.int64)
     chunk_tokens = _chunk_tokens(worker.server_args.chunked_prefill_size)
-    for start in range(fetched_from(request), length, chunk_tokens):
+    for start in range(first_fetched_token(request), length, chunk_tokens):
         end = min(length, start + chunk_tokens)
         # SGLang feeds a draft model the tokens shifted by one.
         chunk = _chunk(batch, row, request, list(tokens[start + 1 : end + 1]), start, end)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import announced, salted
-from dps_sglang.sharing import before_new_weights, not_shared, without_other_storage
+from dps_sglang.sharing import before_new_weights, not_shared, refuse_other_storage
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,12 @@ def register() -> None:
     if _supported("not shared", compatibility.SHARING_SIGNATURES):
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)
-        _wrap(compatibility.ATTACH_STORAGE, without_other_storage)
+        _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
-    if serves and _supported("some requests do not separate tenants", compatibility.SALT_SIGNATURES):
+    if serves and _supported(
+        "tenants are not separated on /v1/messages and /v1/score", compatibility.SALT_SIGNATURES
+    ):
         _wrap(compatibility.GENERATE, salted)
         _wrap(compatibility.SERVER_INFO, announced)
 

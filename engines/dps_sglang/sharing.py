@@ -71,7 +71,7 @@ class Sharing:
         logger.warning("dps prefix cache: prefixes are not read: %s", problem)
         with self._lock:
             self._problem = problem
-            if self._pages:
+            if self._shares and self._pages:
                 self._metric.export(self._pages, problem)
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kw
     return original(self, *args, **kwargs)
 
 
-def without_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+def refuse_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Wraps the scheduler's method with which a request to an admin endpoint attaches a storage.
 
     Through a storage with other settings, such as SGLang's `file` in the same directory, an engine could remove the

@@ -1,7 +1,7 @@
 """A fingerprint of a checkpoint: SHA-256 of all its files, so that a change of a single weight is noticed.
 
-SGLang has just read the files, so that they usually come from the operating system's page cache. A thread computes
-SHA-256 of about 1.5 GB/s.
+SGLang has just read the files, so they usually come from the operating system's page cache. One thread hashes about
+1.5 GB/s.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 OTHER_SUFFIXES = {".json", ".py"}
-"""Configurations, also of quantization, and the model's own code."""
+"""Configuration files, including those for quantization, and the model's own code."""
 THREADS = 8
 HUB_BLOB = re.compile(r"[0-9a-f]{64}")
 """The Hub's client stores a large file under its SHA-256, and creates a link of the file's name to it."""

@@ -1,5 +1,6 @@
 """Engines that share a directory while it is damaged: they read no wrong page, raise no error, and recover."""
 
+import errno
 import os
 import random
 import shutil
@@ -10,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dps_sglang.storage import shard
 from dps_sglang.storage.shard import Outcome
 from tests.plugin.engine import PAGES, PROMPTS, content, keys
 from tests.plugin.pages import GEOMETRY, PAGE_BYTES, files, payload, read, same_shard, store
@@ -205,3 +208,31 @@ def test_engines_on_a_full_disk_serve_what_is_stored(small_disk: Path, tmp_path:
         one.until(lambda lines: any(line != "0" for line in lines))
     disk = os.statvfs(small_disk)
     assert disk.f_bavail * disk.f_frsize < 3 * PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("code", "evicted"),
+    [(errno.ENOSPC, [3, 3, 6, 6]), (errno.EDQUOT, [3, 3, 6, 6]), (errno.EFBIG, [0, 0, 0, 0])],
+    ids=["disk full", "quota used up", "pages too large for the file system"],
+)
+def test_pages_are_kept_if_evicting_them_does_not_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, evicted: list[int]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    now = 1000.0
+    monkeypatch.setattr(shard, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    root = tmp_path / "root"
+    pages = store(root, pages_per_shard=1000)
+    *stored, new = same_shard(root, 31)
+    for key in stored:
+        assert pages.put(key, payload(key)) is Outcome.STORED
+    monkeypatch.setattr(shard, "_write", refuse)
+    found = []
+    for wait in (0.0, 59.0, 2.0, 59.0):
+        now += wait
+        assert pages.put(new, payload(new)) is Outcome.FULL
+        found.append(pages.counts()["evicted"])
+    assert found == evicted
+    assert len(files(root)) == len(stored) - evicted[-1]

@@ -84,9 +84,12 @@ def test_only_the_present_state_of_an_engine_is_exported(
         assert states() == [("", "LoRA")]
         shares.identify("folder")
         assert states() == [("", "LoRA")]
+        shares.only_write("it has a draft model")
+        assert states() == [("", "LoRA")]
     assert [record.getMessage() for record in caplog.records] == [
         "dps prefix cache: prefixes are not read: it has a draft model",
         "dps prefix cache: not shared: LoRA",
+        "dps prefix cache: prefixes are not read: it has a draft model",
     ]
 
 

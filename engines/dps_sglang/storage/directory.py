@@ -1,12 +1,16 @@
 """The identifier of a shared directory, which shows whether engines have mounted the same one."""
 
+import contextlib
+import errno
 import os
 import re
+import stat
 import uuid
 from pathlib import Path
 
 ID_NAME = "directory-id"
-_ID = re.compile(r"[0-9a-f]{32}")
+ID_BYTES = 32
+_ID = re.compile(rf"[0-9a-f]{{{ID_BYTES}}}")
 
 
 def directory_id(directory: Path) -> str:
@@ -19,18 +23,30 @@ def directory_id(directory: Path) -> str:
     if (found := _read(path)) is None:
         directory.mkdir(parents=True, exist_ok=True)
         new = directory / f"{ID_NAME}.{uuid.uuid4().hex}"
-        new.write_text(uuid.uuid4().hex)
-        os.replace(new, path)
+        try:
+            new.write_text(uuid.uuid4().hex)
+            os.replace(new, path)
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink()
         found = _read(path)
     if found is None:
-        raise OSError(f"{path} was changed at the same time")
+        raise OSError(f"{path} contains no valid identifier; another engine may have changed it")
     return found
 
 
 def _read(path: Path) -> str | None:
-    """The identifier in a file; None if the file does not exist or has another content."""
+    """The identifier in a file; None if the file does not exist, is not a regular file, or has another content."""
     try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        text = os.read(descriptor, ID_BYTES + 1).decode(errors="replace")
+    finally:
+        os.close(descriptor)
     return text if _ID.fullmatch(text) else None

@@ -24,9 +24,14 @@ LEDGER = struct.Struct("<QQ")
 """The bytes in use and their bitwise complement. If the two do not match, the bytes in use are unknown."""
 COMPLEMENT = 2**64 - 1
 FREED_SHARE = 0.1
-"""Fraction of the pages that an eviction removes, so that directory scans are rare."""
+"""Minimum fraction of the bytes in use, or of the limit if it is lower, that an eviction frees. It keeps directory
+scans rare."""
 RETRY_SECONDS = 0.002
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (*DISK_FULL, errno.EFBIG)
+USELESS_SECONDS = 60.0
+"""How long no pages are evicted for a full disk after an eviction that did not help, for example because snapshots keep
+the space, or because the quota also counts the files of other users."""
 
 
 class Outcome(Enum):
@@ -60,6 +65,8 @@ class Shard:
         self.minimum_free_bytes = minimum_free_bytes
         self.lock_seconds = lock_seconds
         self.evicted_pages = 0
+        self._useless_until = 0.0
+        """Until then, on the monotonic clock, evictions are expected not to help on a full disk."""
 
     def put(self, path: Path, parts: Sequence[bytes | memoryview]) -> Outcome:
         """Write a page to `path`, a file in a folder of this shard, evicting others if necessary.
@@ -92,14 +99,18 @@ class Shard:
         try:
             _replace(path, parts)
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in DISK_FULL or time.monotonic() < self._useless_until:
                 _write_ledger(lock, used)
                 raise
             # Other data fill the disk or the quota. The least recently used pages make room for the new one.
             used = self._evict(size, disk_full=True)
             _write_ledger(lock, used)
             replaced = _size(path)
-            _replace(path, parts)
+            try:
+                _replace(path, parts)
+            except OSError:
+                self._useless_until = time.monotonic() + USELESS_SECONDS
+                raise
         _write_ledger(lock, max(0, used - replaced) + size)
         return Outcome.STORED
 

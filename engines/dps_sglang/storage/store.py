@@ -139,9 +139,9 @@ class PageStore:
 
 
 def _open(path: Path) -> FileIO:
-    """A page's file, unbuffered. Raises OSError, and PageError for anything else than a regular file.
+    """A page's file, unbuffered. Raises OSError, and PageError for anything other than a regular file.
 
-    Whoever can write to the volume could create a link, or a pipe, for whose writer an ordinary open would wait.
+    Anyone who can write to the volume could create a link, or a named pipe, on which an ordinary open would block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = FileIO(descriptor)
