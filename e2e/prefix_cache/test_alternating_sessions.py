@@ -23,6 +23,7 @@ from openai import AsyncOpenAI
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
+from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
 from dps_testkit.paths import ROOT
@@ -155,7 +156,8 @@ async def test_operator_understands_what_an_engine_reports(shared: Shared, kind:
         found = engine_sample(await answer.text())
 
     ranks = {folder.name for folder in shared.pages.glob("*/*/")}
-    assert found.sharing == {(rank, "") for rank in ranks}
+    directory = directory_id(shared.pages)
+    assert found.sharing == {(f"{rank}@{directory}", "") for rank in ranks}
     assert {name for name, value in found.counters.items() if value > 0} >= {
         *("read", "stored", "bandwidth", "fetches", "prefilled", "prefill_seconds")
     }
