@@ -1,7 +1,7 @@
 """LoRA adapters in SGLang on the CPU, started with the operator's flags: requests through the gateway use them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dps_testkit.http import metric, status_of
 from dps_testkit.operator.routers import router
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache.hicache import install
+from e2e.real_sglang.chat_turns import send
 from e2e.real_sglang.local_sglang import PYTHON, adapter, tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
@@ -102,44 +103,6 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         await asyncio.gather(*(each.child.stop(STOP_SECONDS) for each in engines.values()))
 
 
-@dataclass(frozen=True)
-class Turn:
-    """An answer, the gateway's decision, and the prompt tokens that the engine reports."""
-
-    text: str
-    headers: dict[str, str]
-    prompt_tokens: int
-    cached_tokens: int
-
-    @property
-    def message(self) -> ChatCompletionMessageParam:
-        return {"role": "assistant", "content": self.text}
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """The gateway's counts of the prompt, and of the tokens that are new."""
-        return int(self.headers["x-dps-prompt-tokens"]), int(self.headers["x-dps-delta-tokens"])
-
-
-async def send(client: AsyncOpenAI, model: str, messages: Sequence[ChatCompletionMessageParam]) -> Turn:
-    answer = await client.chat.completions.with_raw_response.create(
-        model=model,
-        messages=messages,
-        max_tokens=ANSWER_TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-    completion = answer.parse()
-    assert completion.usage is not None
-    assert completion.usage.prompt_tokens_details is not None
-    return Turn(
-        completion.choices[0].message.content or "",
-        {name: value for name, value in answer.headers.items() if name.startswith("x-dps-")},
-        completion.usage.prompt_tokens,
-        completion.usage.prompt_tokens_details.cached_tokens or 0,
-    )
-
-
 async def generate(engine: Engine, text: str, lora: str | None) -> str:
     """What an engine generates at temperature 0, asked with SGLang's own field for adapters."""
     body = {
@@ -168,8 +131,10 @@ async def test_session_with_an_adapter_is_routed_by_its_own_growth(stack: Stack)
         firsts = []
         for model in MODELS:
             prompt: list[ChatCompletionMessageParam] = [{"role": "user", "content": LONG}]
-            first = await send(client, model, prompt)
-            second = await send(client, model, [*prompt, first.message, {"role": "user", "content": SHORT}])
+            first = await send(client, model, prompt, ANSWER_TOKENS)
+            second = await send(
+                client, model, [*prompt, first.message, {"role": "user", "content": SHORT}], ANSWER_TOKENS
+            )
             assert [turn.headers["x-dps-history"] for turn in (first, second)] == ["new", "grown"]
             assert [turn.headers["x-dps-pool"] for turn in (first, second)] == ["greedy", "speculative"]
             assert first.counted == (first.prompt_tokens, first.prompt_tokens)
@@ -187,7 +152,7 @@ async def test_every_listed_model_can_be_requested(stack: Stack) -> None:
         listed = [model.id async for model in client.models.list()]
         assert set(listed) == set(MODELS)
         for name in listed:
-            answered = await send(client, name, [{"role": "user", "content": SHORT}])
+            answered = await send(client, name, [{"role": "user", "content": SHORT}], ANSWER_TOKENS)
             assert answered.text
             assert (await client.models.retrieve(name)).id == name
 
@@ -196,6 +161,6 @@ async def test_unknown_adapter_and_unknown_model_are_refused(stack: Stack) -> No
     question: list[ChatCompletionMessageParam] = [{"role": "user", "content": SHORT}]
     async with stack.client() as client:
         with pytest.raises(BadRequestError, match="has never been loaded: unknown"):
-            await send(client, f"{MODEL}:unknown", question)
+            await send(client, f"{MODEL}:unknown", question, ANSWER_TOKENS)
         with pytest.raises(NotFoundError, match="is not served"):
-            await send(client, "other:sql", question)
+            await send(client, "other:sql", question, ANSWER_TOKENS)

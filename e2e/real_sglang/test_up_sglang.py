@@ -28,6 +28,7 @@ from dps_local.processes import free_ports
 from dps_testkit.http import metric
 from e2e.prefix_cache import hicache
 from e2e.prefix_cache.sessions import stored_tokens, until_stored
+from e2e.real_sglang.chat_turns import Turn, send
 from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -130,35 +131,6 @@ async def up(sglang: list[str], tmp_path_factory: pytest.TempPathFactory) -> Asy
         yield stack
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The gateway's decision, and the token counts reported by the engine."""
-
-    headers: dict[str, str]
-    prompt_tokens: int
-    cached_tokens: int
-    message: ChatCompletionMessageParam
-
-
-async def send(client: AsyncOpenAI, model: str, history: list[ChatCompletionMessageParam]) -> Turn:
-    answer = await client.chat.completions.with_raw_response.create(
-        model=model,
-        messages=history,
-        max_tokens=ANSWER_TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-    completion = answer.parse()
-    assert completion.usage is not None
-    assert completion.usage.prompt_tokens_details is not None
-    return Turn(
-        {name: value for name, value in answer.headers.items() if name.startswith("x-dps-")},
-        completion.usage.prompt_tokens,
-        completion.usage.prompt_tokens_details.cached_tokens or 0,
-        {"role": "assistant", "content": completion.choices[0].message.content or ""},
-    )
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def turns(up: Up) -> list[Turn]:
     """The turns of a session that uses both pools."""
@@ -168,7 +140,7 @@ async def turns(up: Up) -> list[Turn]:
         model = (await client.models.list()).data[0].id
         for question in QUESTIONS:
             history.append({"role": "user", "content": question})
-            played.append(await send(client, model, history))
+            played.append(await send(client, model, history, ANSWER_TOKENS))
             history.append(played[-1].message)
     return played
 
@@ -347,7 +319,7 @@ async def test_second_stack_detects_the_model_of_running_engines(up: Up, tmp_pat
         await another.until(another.serves, LOAD_SECONDS)
         async with AsyncOpenAI(base_url=another.printed("gateway"), api_key="none", max_retries=0) as client:
             model = (await client.models.list()).data[0].id
-            turn = await send(client, model, [{"role": "user", "content": SHORT}])
+            turn = await send(client, model, [{"role": "user", "content": SHORT}], ANSWER_TOKENS)
     assert model == str(tiny_model())
     decision = {name: turn.headers[name] for name in ("x-dps-pool", "x-dps-prompt-tokens", "x-dps-history")}
     assert decision == {
@@ -374,9 +346,9 @@ async def test_engines_with_a_common_prefix_cache_read_each_others_pages(
                     {"role": "system", "content": f"{attempt} {LONG * 4}"},
                     question,
                 ]
-                first = await send(client, model, prompt)
+                first = await send(client, model, prompt, ANSWER_TOKENS)
                 await until_stored(greedy, before + first.prompt_tokens - PAGE_TOKENS)
-                second = await send(client, model, [*prompt, first.message, question])
+                second = await send(client, model, [*prompt, first.message, question], ANSWER_TOKENS)
                 if second.cached_tokens:
                     break
     assert [turn.headers["x-dps-pool"] for turn in (first, second)] == ["greedy", "speculative"]

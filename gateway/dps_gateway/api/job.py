@@ -69,8 +69,8 @@ class Job:
 async def prepare(call: Call, route: Route) -> Job:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, or as
-    `Call.body`.
+    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, and the
+    exceptions of `Call.body`.
     """
     runtime = call.runtime
     call.authenticate()

@@ -81,23 +81,24 @@ async def _forward(call: Call) -> web.StreamResponse:
     call.headers["x-dps-history"] = History.STATELESS.value
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
+    path = unquote(request.rel_url.raw_path)
     change: AnswerChange | None = None
     if request.path == server_info.PATH:
         change = server_info.public_info
     elif request.method == "GET":
-        target, change = _models(call, target)
+        target, change = _models(call, path, target)
     body = await call.body() if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
     pool, replica = least_loaded(runtime.pools), None
-    if (response_id := _response_id(request.rel_url.raw_path)) is not None:
+    if (response_id := _response_id(path)) is not None:
         stored = await holder(call, response_id)
         pool, replica = stored.pool, stored.url
     salt = runtime.cache_salt(call.tenant)
     added = runtime.tracing.propagate(call.span, request.headers)
     if salt is not None:
         added = {**added, SALT_HEADER: salt.of(None)}
-    path = unquote(request.rel_url.raw_path).rstrip("/")
+    endpoint = path.rstrip("/")
     outbound = Outbound(
         method=request.method,
         path=target,
@@ -109,8 +110,8 @@ async def _forward(call: Call) -> web.StreamResponse:
         streamed=True,
         prompt=None,
         buffered=False,
-        salt_header=SALT_HEADER if path in _CACHES_PROMPTS and runtime.separates_tenants else None,
-        generates=request.method != "GET" and response_id is None and path not in _WITHOUT_SCHEDULER,
+        salt_header=SALT_HEADER if endpoint in _CACHES_PROMPTS and runtime.separates_tenants else None,
+        generates=request.method != "GET" and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
@@ -120,18 +121,18 @@ async def _forward(call: Call) -> web.StreamResponse:
         placed.close()
 
 
-def _response_id(raw_path: str) -> str | None:
+def _response_id(path: str) -> str | None:
     """The id in the path of a stored response, /v1/responses/ID or below; None for other paths."""
-    root, *rest = unquote(raw_path).split(f"{responses.ROUTE.path}/", 1)
+    root, *rest = path.split(f"{responses.ROUTE.path}/", 1)
     return rest[0].split("/")[0] if rest and not root else None
 
 
-def _models(call: Call, target: str) -> tuple[str, AnswerChange | None]:
+def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | None]:
     """The target of the request, and how to change the answer if it asks for the models or for one of them.
 
     Raises ModelNotFound and Forbidden.
     """
-    model, key, path = call.runtime.config.model, call.key, unquote(call.request.rel_url.raw_path)
+    model, key = call.runtime.config.model, call.key
     limited = key.models if key is not None else None
 
     def permitted(name: str) -> bool:

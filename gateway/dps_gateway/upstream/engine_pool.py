@@ -135,7 +135,7 @@ class EnginePool:
         return self._slots(replica, self.max_in_flight_per_replica)
 
     def _slots(self, replica: Replica, limit: int) -> int:
-        return 1 if replica.probing else self._workers.slots(self.name, replica.id, limit)
+        return replica.slots(self._workers.slots(self.name, replica.id, limit))
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""

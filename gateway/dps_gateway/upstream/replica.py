@@ -139,12 +139,12 @@ class Replica:
     @property
     def weight(self) -> float:
         """The share of requests, relative to that of other replicas, that it should receive: 1 except in slow start."""
-        if (
-            self._slow_start_began_at is None
-            or self._clock() - self._slow_start_began_at >= self.slow_start_seconds
-        ):
+        if self._slow_start_began_at is None:
             return 1.0
-        return max(SMALLEST_WEIGHT, (self._clock() - self._slow_start_began_at) / self.slow_start_seconds)
+        seconds = self._clock() - self._slow_start_began_at
+        if seconds >= self.slow_start_seconds:
+            return 1.0
+        return max(SMALLEST_WEIGHT, seconds / self.slow_start_seconds)
 
     def begin_slow_start(self) -> None:
         """Begin the slow start."""
@@ -168,9 +168,13 @@ class Replica:
         rate = sum(self._recent) / RATE_WINDOW if len(self._recent) == RATE_WINDOW else 0.0
         return self._errors >= (1 if self.probing else ERRORS_TO_EJECT) or rate >= ERROR_RATE_TO_EJECT
 
+    def slots(self, limit: int) -> int:
+        """The number of requests that it may have at the same time, of at most `limit`: one while it is probed."""
+        return 1 if self.probing else limit
+
     def accepts(self, max_in_flight: int) -> bool:
         """Whether it may receive one more request. While it is probed, only one is in flight."""
-        return self.ready and self.in_flight < (1 if self.probing else max_in_flight)
+        return self.ready and self.in_flight < self.slots(max_in_flight)
 
     def report(self, load: Load) -> None:
         """Record the load that the engine reports.
