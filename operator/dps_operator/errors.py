@@ -16,6 +16,10 @@ class GatewaysUnreachableError(OperatorError):
     """The metrics of a DPSRouter's gateways cannot be read; the message says why."""
 
 
+class UnreadableMetricsError(OperatorError):
+    """The metrics of a pod are not what they should be; the message says why."""
+
+
 class LeadershipLostError(OperatorError):
     """This replica no longer holds the Lease, and must stop writing."""
 

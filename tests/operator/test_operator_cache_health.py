@@ -1,12 +1,13 @@
 """Whether the storage of a common prefix cache serves what it should contain, from the gateways' metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from dps_engines.registry import RUNTIMES
 from dps_operator.errors import GatewaysUnreachableError
+from dps_operator.gateway_metrics import Found
 from dps_operator.observe import Observations
 from dps_operator.prefix_cache.engines import HALF_LIFE_SECONDS
 from dps_operator.prefix_cache.health import (
@@ -94,11 +95,11 @@ class Gateways:
         self.problem = ""
         self.asked: list[str] = []
 
-    async def texts(self, addresses: list[str]) -> list[str]:
+    async def read(self, addresses: list[str], parse: Callable[[str], Found]) -> list[Found]:
         self.asked = addresses
         if self.problem:
             raise GatewaysUnreachableError(self.problem)
-        return [self.text for _ in addresses]
+        return [parse(self.text) for _ in addresses]
 
 
 class Engines:
@@ -107,9 +108,12 @@ class Engines:
     def __init__(self, texts: dict[str, str] | None = None) -> None:
         self.by_address = texts or {}
 
-    async def texts(self, addresses: Sequence[str], port: int) -> dict[str, str]:
+    async def read(
+        self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
+    ) -> dict[str, Found]:
         assert port == RUNTIMES["SGLang"].port
-        return {address: self.by_address[address] for address in addresses if address in self.by_address}
+        texts = {address: self.by_address[address] for address in addresses if address in self.by_address}
+        return {address: parse(text) for address, text in texts.items()}
 
 
 async def test_routers_are_reconciled_when_the_result_changes() -> None:

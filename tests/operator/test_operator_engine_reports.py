@@ -242,7 +242,21 @@ async def test_engines_that_do_not_answer_are_left_out() -> None:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
         reader = EngineMetrics(session)
-        assert await reader.texts(["127.0.0.1", "::1"], server.port) == {"127.0.0.1": METRICS}
+        assert await reader.read(["127.0.0.1", "::1"], server.port, str) == {"127.0.0.1": METRICS}
         status = 503
-        assert await reader.texts(["127.0.0.1"], server.port) == {}
-        assert await reader.texts([], server.port) == {}
+        assert await reader.read(["127.0.0.1"], server.port, str) == {}
+        assert await reader.read([], server.port, str) == {}
+
+
+async def test_engines_whose_metrics_cannot_be_read_are_left_out_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text='dps_prefix_cache_pages_total{x="y"} 1\n')
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert server.port is not None
+        assert await EngineMetrics(session).read(["127.0.0.1"], server.port, engine_sample) == {}
+    assert "the metrics of the engine at 127.0.0.1 cannot be read" in caplog.text

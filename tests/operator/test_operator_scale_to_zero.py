@@ -11,7 +11,7 @@ from dps_engines.pools import POOLS, PoolName
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
+from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed, summed
 from dps_operator.scale_to_zero.scaler import Scaler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.harness import KEY, OperatorHarness
@@ -207,7 +207,7 @@ def test_requests_wait_for_an_engine_only_if_a_pool_may_be_scaled_to_zero() -> N
 
 
 def test_activity_is_summed_over_gateways() -> None:
-    assert activities([METRICS, METRICS]) == {
+    assert summed([activities(METRICS), activities(METRICS)]) == {
         "speculative": Activity(present=10, queued=4, served=14),
         "greedy": Activity(missed=8),
     }

@@ -12,7 +12,10 @@ METRICS: Final = ("dps_in_flight", "dps_queued")
 
 
 def demand(text: str) -> dict[PoolName, float]:
-    """The requests in flight and waiting in each pool, from one gateway's /metrics."""
+    """The requests in flight and waiting in each pool, from one gateway's /metrics.
+
+    Raises ValueError or LookupError.
+    """
     found: dict[PoolName, float] = dict.fromkeys(POOLS, 0.0)
     for family in text_string_to_metric_families(text):
         if family.name in METRICS:
@@ -31,5 +34,5 @@ class GatewayDemand:
 
     async def read(self, addresses: list[str]) -> Demand:
         """See DemandReader."""
-        parts = [demand(text) for text in await self._metrics.texts(addresses)]
+        parts = await self._metrics.read(addresses, demand)
         return {pool: sum(part[pool] for part in parts) for pool in POOLS}

@@ -62,7 +62,10 @@ class EngineReports:
 
 
 def engine_sample(text: str) -> EngineSample:
-    """What an engine's /metrics state. An engine without the plugin, or with an older one, states nothing."""
+    """What an engine's /metrics state. An engine without the plugin, or with an older one, states nothing.
+
+    Raises ValueError or LookupError.
+    """
     sharing: set[tuple[str, str]] = set()
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}

@@ -33,7 +33,7 @@ class CacheHealth:
 
 
 def counters(text: str) -> Counters:
-    """The tokens in one gateway's /metrics."""
+    """The tokens in one gateway's /metrics. Raises ValueError or LookupError."""
     fetchable: dict[str, float] = {}
     fetched: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

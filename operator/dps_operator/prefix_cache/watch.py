@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -11,7 +11,7 @@ from dps_operator.api.spec import Spec
 from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.runtime import runtime_of
 from dps_operator.errors import GatewaysUnreachableError, SpecError
-from dps_operator.gateway_metrics import gateway_addresses
+from dps_operator.gateway_metrics import Found, gateway_addresses
 from dps_operator.gateway_poll import specs_with
 from dps_operator.observe import Key, Observations
 from dps_operator.prefix_cache.engines import EngineReports, EngineSample, EngineTally, engine_sample
@@ -24,15 +24,20 @@ POLL_SECONDS: Final = 15.0
 class MetricsReader(Protocol):
     """Reads the metrics of gateways."""
 
-    async def texts(self, addresses: list[str]) -> list[str]:
-        """The metrics of each gateway, in the order of the addresses. Raises GatewaysUnreachableError."""
+    async def read(self, addresses: list[str], parse: Callable[[str], Found]) -> list[Found]:
+        """What `parse` finds in the metrics of each gateway, in the order of the addresses.
+
+        Raises GatewaysUnreachableError.
+        """
 
 
 class EngineReader(Protocol):
     """Reads the metrics of engines."""
 
-    async def texts(self, addresses: Sequence[str], port: int) -> dict[str, str]:
-        """The metrics of the engines that answer, by address."""
+    async def read(
+        self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
+    ) -> dict[str, Found]:
+        """What `parse` finds in the metrics of the engines that answer, by address."""
 
 
 class CacheWatch:
@@ -71,11 +76,11 @@ class CacheWatch:
         tally = self._tallies.setdefault(key, Tally())
         try:
             addresses = gateway_addresses(self._observations.pods(key))
-            texts = await self._gateways.texts(addresses)
+            found = await self._gateways.read(addresses, counters)
         except GatewaysUnreachableError as error:
             tally.health = replace(tally.health, unreachable=str(error))
         else:
-            tally.add(dict(zip(addresses, map(counters, texts), strict=True)), now)
+            tally.add(dict(zip(addresses, found, strict=True)), now)
         tally.health = replace(tally.health, reports=await self._reports(key, spec, now))
 
     async def _reports(self, key: Key, spec: Spec, now: float) -> EngineReports:
@@ -89,8 +94,7 @@ class CacheWatch:
             for pod in self._observations.pods(key)
             if pod.component == pool and pod.ip and not pod.terminating
         ]
-        texts = await self._engines.texts(addresses, runtime_of(spec, pool).port)
-        return {address: engine_sample(text) for address, text in texts.items()}
+        return await self._engines.read(addresses, runtime_of(spec, pool).port, engine_sample)
 
 
 def _shares(spec: Spec) -> bool:

@@ -1,7 +1,7 @@
 """When a pool is scaled to zero and back: pure rules. `scaler.py` reads the gateways' metrics and applies them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +20,7 @@ SAMPLES: Final = {
 
 @dataclass(frozen=True)
 class Activity:
-    """The requests for one pool, summed over gateways."""
+    """The requests for one pool, of one gateway or of all."""
 
     present: float = 0.0
     """Requests in flight and waiting."""
@@ -35,19 +35,26 @@ class Activity:
 Activities = Mapping[PoolName, Activity]
 
 
-def activities(texts: Collection[str]) -> dict[PoolName, Activity]:
-    """The activity of both pools, from the /metrics of each gateway."""
+def activities(text: str) -> Activities:
+    """The activity of both pools, from one gateway's /metrics. Raises ValueError or LookupError."""
     sums: dict[PoolName, dict[str, float]] = {pool: {} for pool in POOLS}
-    for text in texts:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                for pool in POOLS:
-                    if sample.name in SAMPLES and sample.labels.get("pool") == pool:
-                        name = SAMPLES[sample.name]
-                        sums[pool][name] = sums[pool].get(name, 0.0) + sample.value
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            for pool in POOLS:
+                if sample.name in SAMPLES and sample.labels.get("pool") == pool:
+                    name = SAMPLES[sample.name]
+                    sums[pool][name] = sums[pool].get(name, 0.0) + sample.value
     return {
         pool: Activity(**{**found, "present": found.get("present", 0.0) + found.get("queued", 0.0)})
         for pool, found in sums.items()
+    }
+
+
+def summed(gateways: Sequence[Activities]) -> Activities:
+    """The activity of both pools, summed over gateways."""
+    return {
+        pool: Activity(*map(sum, zip(*(astuple(found[pool]) for found in gateways), strict=True)))
+        for pool in POOLS
     }
 
 

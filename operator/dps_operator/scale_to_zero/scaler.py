@@ -11,7 +11,14 @@ from dps_operator.api.spec import Spec
 from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.observe import Child, Key, Observations
-from dps_operator.scale_to_zero.rules import Activities, activities, idle_seconds, needed, pools_with_zero
+from dps_operator.scale_to_zero.rules import (
+    Activities,
+    activities,
+    idle_seconds,
+    needed,
+    pools_with_zero,
+    summed,
+)
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 2.0
@@ -35,7 +42,7 @@ class GatewayActivity:
 
     async def read(self, addresses: list[str]) -> Activities:
         """See ActivityReader."""
-        return activities(await self._metrics.texts(addresses))
+        return summed(await self._metrics.read(addresses, activities))
 
 
 @dataclass
