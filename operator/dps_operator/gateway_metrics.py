@@ -19,8 +19,10 @@ Found = TypeVar("Found")
 
 
 def gateway_addresses(pods: list[Pod]) -> list[str]:
-    """The addresses of the running gateways among a DPSRouter's pods."""
-    return [pod.ip for pod in pods if pod.component == "gateway" and pod.ip and not pod.terminating]
+    """The addresses of the gateways among a DPSRouter's pods that are ready, and so serve requests."""
+    return [
+        pod.ip for pod in pods if pod.component == "gateway" and pod.ip and pod.ready and not pod.terminating
+    ]
 
 
 class GatewayMetrics:
@@ -36,7 +38,7 @@ class GatewayMetrics:
         parse: as in parsed().
         """
         if not addresses:
-            raise GatewaysUnreachableError("no gateway is running")
+            raise GatewaysUnreachableError("no gateway is ready")
         bodies = await asyncio.gather(*(self._body(address) for address in addresses))
         # If several are unreadable, the message always names the first, because each change is written to the status.
         return [self._parsed(address, body, parse) for address, body in zip(addresses, bodies, strict=True)]

@@ -56,7 +56,7 @@ class GatewayPoll(Generic[Sample]):
         self._unmeasured = unmeasured
 
     async def sample(self, key: Key) -> Sample | None:
-        """The sample of one DPSRouter; None if one of its gateways cannot be read, or none is running."""
+        """The sample of one DPSRouter; None if one of its gateways cannot be read, or none is ready."""
         try:
             sample = await self._read(gateway_addresses(self._observations.pods(key)))
         except GatewaysUnreachableError as error:

@@ -14,7 +14,7 @@ from dps_operator.resources import (
     Manifest,
     digest,
 )
-from dps_operator.status.diagnose import Problem, creating, problem, unmounted
+from dps_operator.status.diagnose import Problem, creating, is_ready, problem, unmounted
 
 Key = tuple[str, str]
 """Namespace and name of a DPSRouter."""
@@ -98,6 +98,8 @@ class Pod:
     problem: Problem | None
     ip: str = ""
     """Address of the pod; empty if it has none yet."""
+    ready: bool = False
+    """Whether its condition Ready is True."""
     finished: Finished | None = None
     """Of a calibration that has ended."""
     creating: bool = False
@@ -211,6 +213,7 @@ def pod(body: Manifest) -> Pod:
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=problem(body, component),
         ip=body.get("status", {}).get("podIP", ""),
+        ready=is_ready(body),
         finished=_finished(body) if component == "calibration" else None,
         creating=creating(body),
     )

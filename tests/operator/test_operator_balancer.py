@@ -20,7 +20,7 @@ from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.fake_cluster import FakeCluster
-from dps_testkit.operator.objects import pod
+from dps_testkit.operator.objects import READY, pod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST
 
 KEY = ("serving", "qwen")
@@ -66,7 +66,7 @@ class BalancerHarness:
         body = {"apiVersion": "dpsrouter.io/v1alpha1", "kind": "DPSRouter", "spec": dict(spec)}
         self.cluster.store({**body, "metadata": {"name": KEY[1], "namespace": KEY[0], "generation": 1}})
         self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
-        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1")
+        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
         self.seen.update_pod(gateway)
         self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
 
@@ -225,7 +225,7 @@ async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -
     harness = BalancerHarness()
     await harness.settle()
     await harness.measure(60)
-    harness.gateways.problem = "no gateway is running"
+    harness.gateways.problem = "no gateway is ready"
     await harness.measure(10)
     await harness.settle()
     assert harness.measured() == ("False", "GatewaysUnreachable")
@@ -273,7 +273,7 @@ async def test_demand_is_summed_over_gateways() -> None:
 
 async def test_a_gateway_that_does_not_answer_makes_the_demand_unknown() -> None:
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(GatewaysUnreachableError, match="no gateway is running"):
+        with pytest.raises(GatewaysUnreachableError, match="no gateway is ready"):
             await GatewayDemand(GatewayMetrics(session)).read([])
         with pytest.raises(
             GatewaysUnreachableError, match="port 1 of a gateway does not answer the operator"

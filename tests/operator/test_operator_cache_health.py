@@ -18,7 +18,7 @@ from dps_operator.prefix_cache.health import (
     counters,
 )
 from dps_operator.prefix_cache.watch import CacheWatch
-from dps_testkit.operator.objects import pod
+from dps_testkit.operator.objects import READY, pod
 from dps_testkit.operator.routers import PREFIX_CACHE
 
 KEY = ("serving", "qwen")
@@ -120,7 +120,7 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     seen, gateways = Observations(), Gateways()
     body = {"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": dict(PREFIX_CACHE)}
     seen.update_router(body)
-    seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1"))
+    seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY]))
     watch = CacheWatch(seen, gateways, Engines())
     assert watch.health(KEY) is None
     assert await watch.once(0.0) == [KEY]
@@ -129,9 +129,9 @@ async def test_routers_are_reconciled_when_the_result_changes() -> None:
     gateways.text = metrics(20_000, 0)
     assert await watch.once(2.0) == [KEY]
     assert watch.health(KEY) == UNSERVED
-    gateways.problem = "no gateway is running"
+    gateways.problem = "no gateway is ready"
     assert await watch.once(3.0) == [KEY]
-    assert watch.health(KEY) == replace(UNSERVED, unreachable="no gateway is running")
+    assert watch.health(KEY) == replace(UNSERVED, unreachable="no gateway is ready")
     seen.routers[KEY]["spec"] = {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}}
     assert await watch.once(4.0) == []
     assert watch.health(KEY) is None
@@ -147,7 +147,7 @@ async def test_routers_without_a_common_prefix_cache_are_not_observed(spec: dict
 
 async def test_engines_are_observed_even_if_no_gateway_answers() -> None:
     seen, gateways = Observations(), Gateways()
-    gateways.problem = "no gateway is running"
+    gateways.problem = "no gateway is ready"
     seen.update_router({"metadata": {"name": KEY[1], "namespace": KEY[0]}, "spec": dict(PREFIX_CACHE)})
     seen.update_pod(pod("greedy-1", "greedy", podIP="10.0.0.2"))
     seen.update_pod(pod("greedy-2", "greedy", podIP="10.0.0.3"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dps_operator.status.diagnose import Problem, most_severe, problem
-from dps_testkit.operator.objects import Manifest, pod, waiting
+from dps_testkit.operator.objects import READY, Manifest, pod, waiting
 
 
 def unscheduled(message: str) -> dict[str, Any]:
@@ -18,7 +18,6 @@ NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolume
 LOG = "Loading weights\nTraceback\nRuntimeError: Not enough memory\n\n"
 ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}
 NO_FILES = {"terminated": {"exitCode": 1, "message": "s3://m/q contains no file of the model\n"}}
-READY = {"type": "Ready", "status": "True"}
 RUNNING = {"name": "engine", "image": "i", "ready": False, "started": False, "state": {"running": {}}}
 
 CASES: dict[str, tuple[Manifest, str, Problem | None]] = {

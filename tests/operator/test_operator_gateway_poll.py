@@ -9,7 +9,7 @@ from dps_operator.errors import GatewaysUnreachableError
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.observe import Key, Observations
 from dps_operator.work_queue import WorkQueue
-from dps_testkit.operator.objects import pod
+from dps_testkit.operator.objects import READY, pod
 from dps_testkit.operator.routers import SMALLEST
 
 KEY = ("serving", "qwen")
@@ -30,7 +30,7 @@ def observations(**specs: dict[str, Any]) -> Observations:
     seen = Observations()
     for name, spec in specs.items():
         seen.update_router({"metadata": {"name": name, "namespace": "serving"}, "spec": spec})
-    seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1"))
+    seen.update_pod(pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY]))
     return seen
 
 
@@ -42,16 +42,21 @@ def test_only_valid_specs_with_the_feature_are_polled() -> None:
     assert list(specs_with(seen, lambda spec: "gpuBudget" in spec)) == [("serving", "with_budget")]
 
 
-async def test_a_sample_is_read_from_the_running_gateways() -> None:
+async def test_a_sample_is_read_from_the_ready_gateways() -> None:
     async def read(addresses: list[str]) -> str:
         return f"read from {addresses}"
 
-    poll = GatewayPoll(observations(qwen=SMALLEST), Queue(), read, {})
-    assert await poll.sample(KEY) == "read from ['10.0.0.1']"
+    seen = observations(qwen=SMALLEST)
+    terminating = pod("gateway-2", "gateway", podIP="10.0.0.2", conditions=[READY])
+    terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    seen.update_pod(terminating)
+    seen.update_pod(pod("gateway-3", "gateway", podIP="10.0.0.3"))
+    seen.update_pod(pod("gateway-4", "gateway", podIP="10.0.0.4", conditions=[{**READY, "status": "False"}]))
+    assert await GatewayPoll(seen, Queue(), read, {}).sample(KEY) == "read from ['10.0.0.1']"
 
 
 async def test_a_router_is_reconciled_when_its_gateways_become_unreachable_or_reachable() -> None:
-    problems = ["", "no gateway is running", "no gateway is running", ""]
+    problems = ["", "no gateway is ready", "no gateway is ready", ""]
     unmeasured: dict[Key, str] = {}
     queue = Queue()
 
@@ -67,8 +72,8 @@ async def test_a_router_is_reconciled_when_its_gateways_become_unreachable_or_re
         del problems[0]
     assert found == [
         (1, "", 1),
-        (None, "no gateway is running", 2),
-        (None, "no gateway is running", 2),
+        (None, "no gateway is ready", 2),
+        (None, "no gateway is ready", 2),
         (1, "", 3),
     ]
 

@@ -257,7 +257,7 @@ CASES = {
     "MasterNotReady": Case("PrefixCacheServing", MOONCAKE),
     "StorageNotServing": Case("PrefixCacheServing", PREFIX_CACHE, fetched("greedy")),
     "NotMeasured": Case("DemandMeasured", BUDGET),
-    "GatewaysUnreachable": Case("DemandMeasured", BUDGET, measured("no gateway is running")),
+    "GatewaysUnreachable": Case("DemandMeasured", BUDGET, measured("no gateway is ready")),
     "Measured": Case("DemandMeasured", BUDGET, measured("")),
     "NotCalibrated": Case("RoutingCalibrated", CALIBRATED),
     "CalibrationFailed": Case("RoutingCalibrated", CALIBRATED, calibration_ended(1, "no turns")),
@@ -282,7 +282,7 @@ REUSED_REASONS = {
     "Unschedulable": Case("RoutingCalibrated", CALIBRATED, unscheduled("1 Insufficient cpu", "calibration")),
     "NotCreated": Case("Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", UNAVAILABLE)),
     "NotMeasured": Case("PrefixCacheServing", PREFIX_CACHE),
-    "GatewaysUnreachable": Case("PrefixCacheServing", PREFIX_CACHE, unreachable("no gateway is running")),
+    "GatewaysUnreachable": Case("PrefixCacheServing", PREFIX_CACHE, unreachable("no gateway is ready")),
 }
 """Reasons in CASES that another condition has as well."""
 EVERY = [*CASES.items(), *REUSED_REASONS.items()]

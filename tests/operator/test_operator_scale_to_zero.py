@@ -15,7 +15,7 @@ from dps_operator.scale_to_zero.rules import Activities, Activity, activities, n
 from dps_operator.scale_to_zero.scaler import Scaler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.harness import KEY, OperatorHarness
-from dps_testkit.operator.objects import pod
+from dps_testkit.operator.objects import READY, pod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 60}
@@ -60,7 +60,7 @@ class ScalingHarness(OperatorHarness):
     def __init__(self, pools: dict[str, Any]) -> None:
         self.gateways, self.time = Gateways(), 0
         super().__init__({**SMALLEST, "pools": pools})
-        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1")
+        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
         self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
 
     def start_scaler(self) -> None:
@@ -162,10 +162,10 @@ async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
 
 async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> None:
     made = await harness(BOTH)
-    made.gateways.problem = "no gateway is running"
+    made.gateways.problem = "no gateway is ready"
     assert await made.poll(600) == {"speculative": 1, "greedy": 1}
     assert made.condition("DemandMeasured")["message"] == (
-        "no pools are scaled to and from zero, because their demand is unknown: no gateway is running"
+        "no pools are scaled to and from zero, because their demand is unknown: no gateway is ready"
     )
 
 

@@ -73,7 +73,7 @@ def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> N
             ("False", "StorageNotServing"),
         ),
         (
-            CacheHealth("no gateway is running", judged=frozenset({"greedy"})),
+            CacheHealth("no gateway is ready", judged=frozenset({"greedy"})),
             ("Unknown", "GatewaysUnreachable"),
         ),
     ],
@@ -239,7 +239,7 @@ def test_message_of_ready_names_what_does_not_work() -> None:
 
 def test_message_of_ready_names_optional_features_that_do_not_work() -> None:
     ended = replace(observed_pod("calibration"), finished=Finished(1, "no turns", "2026-01-01T03:00:10Z"))
-    seen = replace(HEALTHY, allocation=Allocation(1, 1), unmeasured="no gateway is running", pods=[ended])
+    seen = replace(HEALTHY, allocation=Allocation(1, 1), unmeasured="no gateway is ready", pods=[ended])
     spec = {
         **PREFIX_CACHE,
         "engine": {"version": "0.5.8"},

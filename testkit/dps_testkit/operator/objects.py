@@ -9,6 +9,9 @@ from dps_testkit.operator.routers import SMALLEST, router
 
 Manifest = dict[str, Any]
 
+READY: Manifest = {"type": "Ready", "status": "True"}
+"""The condition of a pod that is ready."""
+
 
 def pod(name: str = "p", component: Component = "speculative", **status: Any) -> Manifest:
     """A pod of a component, with these status fields."""
