@@ -261,13 +261,18 @@ class Observations:
         return key
 
     def update_pod(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Update a pod."""
+        """Update a pod.
+
+        A pod that has ended, for example because the kubelet evicted it, is treated as deleted: it occupies no GPU, and
+        its controller has replaced it. Only the result of a calibration is read from such a pod.
+        """
         key = router_key(body)
-        pods = self._pods.setdefault(key, {})
-        if deleted:
-            pods.pop(body["metadata"]["name"], None)
+        pods, seen = self._pods.setdefault(key, {}), pod(body)
+        ended = body.get("status", {}).get("phase") in ("Failed", "Succeeded")
+        if deleted or (ended and seen.component != "calibration"):
+            pods.pop(seen.name, None)
         else:
-            pods[body["metadata"]["name"]] = pod(body)
+            pods[seen.name] = seen
         return key
 
     def children(self, key: Key) -> dict[ChildKey, Child]:

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
 from dps_operator.gpu_budget.allocation import Allocation, current_allocation, granted, moved, with_replicas
+from dps_operator.observe import Observations
+from dps_testkit.operator.harness import KEY
+from dps_testkit.operator.objects import pod
 from dps_testkit.operator.routers import SMALLEST, router
 
 BUDGET: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4}}
@@ -151,3 +154,13 @@ def test_a_day_with_opposite_peaks_needs_few_moves_and_has_a_lower_peak_load() -
     assert peak_fixed == pytest.approx(25, rel=0.01)
     assert peak_budget < 19
     assert moves <= 15, "3 from the equal split, and 12 during the day"
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_pod_that_has_ended_occupies_no_gpu(phase: str) -> None:
+    """The kubelet leaves an evicted pod behind, beside the one that replaces it."""
+    seen = Observations()
+    seen.update_pod(pod("greedy-1", "greedy", phase="Running"))
+    seen.update_pod(pod("greedy-1", "greedy", phase=phase, reason="Evicted"))
+    assert seen.pods(KEY) == []
+    assert seen.creating() == {}

@@ -109,13 +109,28 @@ def test_selector_labels_cannot_be_overridden() -> None:
     assert made["metadata"]["labels"] == labels(router(SMALLEST), "greedy") | {"team": "llm"}
 
 
-def test_unset_resources_keep_their_defaults() -> None:
+RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a request": (
+        {"requests": {"cpu": 8}},
+        {"requests": {"cpu": "8", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+    ),
+    "a limit above the default request": (
+        {"limits": {"cpu": "2", "memory": "4Gi"}},
+        {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}},
+    ),
+    "a limit below the default request": (
+        {"limits": {"cpu": "500m", "memory": "900M"}},
+        {"requests": {"cpu": "500m", "memory": "900M"}, "limits": {"cpu": "500m", "memory": "900M"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "expected"), RESOURCES.values(), ids=RESOURCES.keys())
+def test_unset_resources_keep_their_defaults_within_the_limits(
+    wanted: dict[str, Any], expected: dict[str, Any]
+) -> None:
     defaults = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
-    wanted = Resources.model_validate({"requests": {"cpu": 8}})
-    assert container_resources(defaults, wanted) == {
-        "requests": {"cpu": "8", "memory": "1Gi"},
-        "limits": {"memory": "2Gi"},
-    }
+    assert container_resources(defaults, Resources.model_validate(wanted)) == expected
 
 
 def matches(node: dict[str, str], terms: list[dict[str, Any]]) -> bool:

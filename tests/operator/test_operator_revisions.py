@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dps_operator.resources import ENGINE, SPEC_HASH
 from dps_operator.revisions import history
 from dps_testkit.operator.harness import NOW, OperatorHarness
 from dps_testkit.operator.objects import replicas, workload
-from dps_testkit.operator.routers import EVERYTHING, PREFIX_CACHE, SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import EVERYTHING, MOONCAKE, PREFIX_CACHE, SETTINGS, SMALLEST, router
 
 NEXT_RELEASE = replace(SETTINGS, plugin_image="operator:2", gateway_image="gateway:2")
 """A release of the operator that generates another pod template for engines and gateways."""
@@ -200,3 +201,64 @@ def test_spec_hash_covers_the_engine_that_shares_the_gpu(placement: str, same: b
     placed = {"placement": placement}
     changed = {**placed, "pools": {"speculative": {"speculation": {"algorithm": "Ngram"}}}}
     assert (spec_hash(placed, "greedy") == spec_hash(changed, "greedy")) is same
+
+
+STANDALONE = PREFIX_CACHE["pools"]["speculative"]["speculation"]
+EAGLE: dict[str, Any] = {"algorithm": "Eagle3", "draftModel": "head"}
+AUTH: dict[str, Any] = {"auth": {"secretName": "keys"}}
+SHARING: dict[str, dict[str, Any]] = {
+    "shared": PREFIX_CACHE,
+    "algorithm that cannot share": {**PREFIX_CACHE, "pools": {"speculative": {"speculation": EAGLE}}},
+    "other KV cache of one pool": {
+        **PREFIX_CACHE,
+        "pools": {**PREFIX_CACHE["pools"], "greedy": {"args": ["--kv-cache-dtype", "fp8_e5m2"]}},
+    },
+    "other version of one pool": {
+        **PREFIX_CACHE,
+        "pools": {**PREFIX_CACHE["pools"], "greedy": {"version": "0.5.8.post1"}},
+    },
+    "separate": {**PREFIX_CACHE, "prefixCache": {"mode": "Separate"}},
+    "separate with several tenants": {
+        **PREFIX_CACHE,
+        "prefixCache": {"mode": "Separate"},
+        "gateway": AUTH,
+    },
+    "unshareable with several tenants": {
+        **PREFIX_CACHE,
+        "pools": {"speculative": {"speculation": EAGLE}},
+        "gateway": AUTH,
+    },
+    "Mooncake": MOONCAKE,
+    "Mooncake with another log level of the greedy pool": {
+        **MOONCAKE,
+        "pools": {**MOONCAKE["pools"], "greedy": {"args": ["--log-level", "debug"]}},
+    },
+}
+
+
+@pytest.mark.parametrize("pool", ["speculative", "greedy"])
+def test_specs_with_different_pod_templates_have_different_hashes(pool: PoolName) -> None:
+    """Otherwise a pool would keep a pod template that the spec no longer describes (`kept_pools`)."""
+    made = {name: engine_deployment(router(spec), pool, SETTINGS) for name, spec in SHARING.items()}
+    pairs = [
+        (one, other)
+        for one, other in combinations(made, 2)
+        if made[one]["spec"]["template"] != made[other]["spec"]["template"]
+        and made[one]["metadata"]["annotations"][SPEC_HASH]
+        == made[other]["metadata"]["annotations"][SPEC_HASH]
+    ]
+    assert pairs == []
+
+
+async def test_pools_share_pages_once_the_spec_permits_it() -> None:
+    """The remedy for `AlgorithmNotSupported` changes the greedy pool, too."""
+    harness = await serving(SHARING["algorithm that cannot share"])
+    before = templates(harness)
+    harness.edit(PREFIX_CACHE)
+    for _ in range(3):
+        await harness.reconcile()
+        for name in POOLS:
+            harness.available(name)
+    after = templates(harness)
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, True]
+    assert all("prefix-cache-plugin" in str(template) for template in after)

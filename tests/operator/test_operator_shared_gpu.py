@@ -86,6 +86,21 @@ def test_a_rollout_replaces_the_pod_unless_a_strategy_is_set() -> None:
     assert deployment(own, "greedy")["spec"]["strategy"] == {"type": "Recreate"}
 
 
+@pytest.mark.parametrize("strategy", [{"maxSurge": 1}, {"maxSurge": "50%"}, {"maxUnavailable": 1}])
+def test_a_rollout_that_needs_room_for_a_third_engine_is_refused(strategy: dict[str, Any]) -> None:
+    own = {**SHARED, "pools": {**SMALLEST["pools"], "greedy": {"strategy": strategy}}}
+    with pytest.raises(SpecError, match=r"pools\.greedy\.strategy\.type to Recreate, or maxSurge to 0"):
+        deployment(own, "greedy")
+
+
+def test_a_rollout_without_an_additional_engine_is_accepted() -> None:
+    own = {
+        **SHARED,
+        "pools": {**SMALLEST["pools"], "greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": 1}}},
+    }
+    assert deployment(own, "greedy")["spec"]["strategy"] == deployment(SHARED, "greedy")["spec"]["strategy"]
+
+
 def test_the_placement_is_part_of_the_revision_of_the_engines() -> None:
     hashes = [deployment(spec, "greedy")["metadata"]["annotations"][SPEC_HASH] for spec in (SMALLEST, SHARED)]
     assert hashes[0] != hashes[1]

@@ -19,7 +19,6 @@ from dps_operator.builders.pods import (
 )
 from dps_operator.builders.prefix_cache import (
     SECRET_REVISION,
-    common,
     pod_additions,
     separates_tenants,
     shared,
@@ -34,6 +33,7 @@ from dps_operator.builders.sources import (
     source_additions,
 )
 from dps_operator.builders.volumes import engine_cache, engine_cache_env
+from dps_operator.errors import SpecError
 from dps_operator.resources import (
     ENGINE,
     MODELS,
@@ -179,14 +179,21 @@ def _shared_memory(spec: Spec) -> Manifest:
     }
 
 
-def _strategy(pool: PoolSpec, *, shared_gpu: bool) -> Manifest:
+def _strategy(spec: Spec, name: PoolName) -> Manifest:
     """The Deployment's strategy. By default, a rollout never reduces the number of ready replicas.
 
-    A third engine does not fit on a GPU that two share, so there the default replaces the pod.
+    A third engine does not fit on a GPU that two share, so there the default replaces the pod. Raises SpecError if such
+    a GPU would need room for one.
     """
-    settings = pool.strategy
-    if shared_gpu and settings == PoolStrategy():
-        settings = PoolStrategy(max_surge=0, max_unavailable=1)
+    settings = pool_of(spec, name).strategy
+    if spec.placement == "SharedGPU":
+        if settings == PoolStrategy():
+            settings = PoolStrategy(max_surge=0, max_unavailable=1)
+        elif settings.type != "Recreate" and str(settings.max_surge).rstrip("%") != "0":
+            raise SpecError(
+                "placement SharedGPU has no GPU for an additional engine during a rollout; set "
+                f"pools.{name}.strategy.type to Recreate, or maxSurge to 0 and maxUnavailable to 1"
+            )
     if settings.type == "Recreate":
         return {"type": "Recreate"}
     surge = 1 if settings.max_surge is None else settings.max_surge
@@ -200,7 +207,8 @@ def _strategy(pool: PoolSpec, *, shared_gpu: bool) -> Manifest:
 def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     """Digest of the fields of the spec that a pool's pod template depends on.
 
-    Defaults are left out, so that a field which a later release adds does not change the digest.
+    Defaults are left out, so that a field which a later release adds does not change the digest. The other pool matters
+    only if both share a GPU, and because it may prevent that the pools share a prefix cache.
     """
     parts: dict[str, Any] = {
         "model": spec.model,
@@ -212,7 +220,7 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     if spec.placement == "SharedGPU":
         parts["neighbour"] = pool_of(spec, other_pool(name)).model_copy(update=NOT_IN_THE_TEMPLATE)
     fields = {part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()}
-    cache = common(spec)
+    cache = shared(spec)
     if cache is None:
         return digest([fields, ["plugin"] if separates_tenants(spec, name) else []])
     master = {"mooncake": {"master"}}
@@ -258,7 +266,7 @@ def engine_deployment(
     template = pod_template(router, name, pod, pool.pod_template, revision)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
-        "strategy": _strategy(pool, shared_gpu=router.spec.placement == "SharedGPU"),
+        "strategy": _strategy(router.spec, name),
         "progressDeadlineSeconds": runtime.load_seconds + 600,
         "revisionHistoryLimit": 3,
         "template": template,

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
+
 from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.resources import Component, Manifest, Router, labels, selector
 from dps_operator.settings import Settings
@@ -66,9 +68,19 @@ def overlay(base: Any, over: Any, key: str = "") -> Any:
 
 
 def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
-    """A container's resources: the defaults, overridden by the spec."""
-    over = {"requests": overrides.requests or {}, "limits": overrides.limits or {}}
-    merged = {part: {**defaults.get(part, {}), **over[part]} for part in over}
+    """A container's resources: the defaults, overridden by the spec.
+
+    A default request is lowered to a limit of the spec, because the API server refuses a request above the limit.
+    """
+    limits = overrides.limits or {}
+    requests = {
+        name: min(amount, limits.get(name, amount), key=parse_quantity)
+        for name, amount in defaults.get("requests", {}).items()
+    }
+    merged = {
+        "requests": {**requests, **(overrides.requests or {})},
+        "limits": {**defaults.get("limits", {}), **limits},
+    }
     return {part: amounts for part, amounts in merged.items() if amounts}
 
 

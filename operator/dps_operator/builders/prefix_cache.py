@@ -177,7 +177,7 @@ def _mooncake_additions(mooncake: MooncakeBackend) -> Manifest:
 def pod_additions(router: Router, pool: PoolName, settings: Settings) -> Manifest:
     """What to merge into the pod spec of a pool's engines; empty if they need no plugin.
 
-    The plugin separates the tenants of /v1/messages, also if the engines do not share a prefix cache. Raises SpecError
+    The plugin separates the tenants of /v1/messages even if the engines do not share a prefix cache. Raises SpecError
     if the spec's PYTHONPATH cannot be extended.
     """
     cache = shared(router.spec)
