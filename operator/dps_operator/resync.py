@@ -62,18 +62,23 @@ class Resync:
         return True
 
     async def once(self) -> None:
-        """One full listing. Raises ClusterError if a request fails, and then leaves the cache unchanged."""
+        """One full listing, after which every DPSRouter is reconciled.
+
+        Those that were deleted without an event are included, so that what was kept for them is removed. Raises
+        ClusterError if a request fails, and then leaves the cache unchanged.
+        """
         found = Observations()
         installed = tuple(
             [kind for kind in CHILDREN if await self._read(kind, found.update_child, OWNED_SELECTOR)]
         )
         await self._read(POD, found.update_pod, OWNED_SELECTOR)
         await self._read(ROUTER, found.update_router)
+        keys = self._observations.routers.keys() | found.routers.keys()
         self._observations.replace(found)
         if installed != self.installed:
             self.installed = installed
             self.changed.set()
-        for key in list(self._observations.routers):
+        for key in keys:
             self._queue.add(key)
 
     async def new_kind_installed(self) -> bool:

@@ -187,6 +187,23 @@ def test_pods_that_are_not_ready_do_not_block_a_drain() -> None:
     assert {one["spec"].get("unhealthyPodEvictionPolicy") for one in budgets} == {"AlwaysAllow"}
 
 
+@pytest.mark.parametrize("component", ["speculative", "greedy", "gateway"])
+def test_component_that_may_be_scaled_up_is_drained_one_pod_at_a_time(component: str) -> None:
+    scaled = {"autoscaling": {"minReplicas": 1, "maxReplicas": 8}}
+    spec: dict[str, Any] = {"gateway": {"replicas": 1}, "pools": SMALLEST["pools"]}
+    if component == "gateway":
+        spec["gateway"] = scaled
+    else:
+        pools = spec["pools"]
+        spec["pools"] = {**pools, component: {**pools.get(component, {}), **scaled}}
+    budgets = [
+        one["metadata"]["name"]
+        for one in children(router({**SMALLEST, **spec}), SETTINGS, "a")
+        if one["kind"] == "PodDisruptionBudget"
+    ]
+    assert budgets == [f"qwen-{component}"]
+
+
 def test_replicas_of_engines_and_gateways_prefer_different_zones_and_nodes() -> None:
     keys = {
         one["metadata"]["name"]: [

@@ -158,6 +158,22 @@ async def test_listing_replaces_the_cache_and_enqueues_every_router() -> None:
     assert set(seen.routers) == {A}
 
 
+async def test_router_that_was_deleted_without_an_event_is_reconciled_once_more() -> None:
+    """Its metrics and credentials are removed then."""
+    router = {"kind": "DPSRouter", "metadata": {"name": "a", "namespace": "ns"}, "spec": SMALLEST}
+    seen, work = Observations(), RecordedWork()
+    seen.update_router(router)
+    work.go.set()
+    queue = WorkQueue(work)
+    await Resync(FakeCluster(), seen, queue, Settings()).once()
+    assert seen.routers == {}
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(queue.work())
+        await work.reconciles(1)
+    task.cancel()
+    assert work.started == [A]
+
+
 class _Object(dict[str, Any]):
     """A manifest that a test can hold by a weak reference."""
 

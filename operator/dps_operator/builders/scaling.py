@@ -3,6 +3,7 @@
 from dps_engines.pools import POOLS
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.pools import PoolSpec
+from dps_operator.api.spec import Spec
 from dps_operator.builders.runtime import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
@@ -83,14 +84,20 @@ def min_replicas(router: Router, component: Component) -> int:
     return (pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas) or 1
 
 
-def disruption_budgets(router: Router) -> list[Manifest]:
-    """Budgets that let a drain evict one pod after another.
+def _is_scaled(spec: Spec, component: Component) -> bool:
+    """Whether an autoscaler or another controller changes the number of replicas."""
+    if component == "gateway":
+        return spec.gateway.autoscaling is not None
+    pool = pool_of(spec, "speculative" if component == "speculative" else "greedy")
+    return pool.autoscaling is not None or pool.scaling == "External"
 
-    A component with a single replica has no budget, because a budget would block drains. A pool that is scaled
-    externally has one, because it may have more replicas than one.
+
+def disruption_budgets(router: Router) -> list[Manifest]:
+    """Budgets that let a drain evict one pod after another, for components that may have several replicas.
+
+    A component that always has one replica needs none, because its only pod may be evicted anyway.
     """
     components: tuple[Component, ...] = (*POOLS, "gateway")
-    external = {name for name in POOLS if pool_of(router.spec, name).scaling == "External"}
     return [
         child(
             router,
@@ -105,5 +112,5 @@ def disruption_budgets(router: Router) -> list[Manifest]:
             },
         )
         for component in components
-        if min_replicas(router, component) > 1 or component in external
+        if min_replicas(router, component) > 1 or _is_scaled(router.spec, component)
     ]
