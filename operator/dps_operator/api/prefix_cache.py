@@ -15,10 +15,15 @@ _UNITS = {
 }
 
 
+def quantity_value(quantity: str) -> Decimal:
+    """The value of a Kubernetes quantity, for example in bytes or CPU cores."""
+    number = quantity.rstrip("EGKMPTikm")
+    return Decimal(number) * _UNITS[quantity[len(number) :]]
+
+
 def quantity_bytes(quantity: str) -> int:
     """A Kubernetes quantity in bytes, rounded down."""
-    number = quantity.rstrip("EGKMPTikm")
-    return int(Decimal(number) * _UNITS[quantity[len(number) :]])
+    return int(quantity_value(quantity))
 
 
 class FileBackend(SharedVolume):

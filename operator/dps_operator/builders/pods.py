@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
-
+from dps_operator.api.prefix_cache import quantity_value
 from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.resources import Component, Manifest, Router, labels, selector
 from dps_operator.settings import Settings
@@ -74,7 +73,7 @@ def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
     """
     limits = overrides.limits or {}
     requests = {
-        name: min(amount, limits.get(name, amount), key=parse_quantity)
+        name: min(amount, limits.get(name, amount), key=quantity_value)
         for name, amount in defaults.get("requests", {}).items()
     }
     merged = {
