@@ -98,11 +98,11 @@ COMMANDS = {
     "gateway": Command(_gateway, "gateway", "run the gateway"),
     "session": Command(_session, "gateway", "show or delete the stored record of a session"),
     "keys": Command(_keys, "gateway", "add, list or revoke API keys"),
-    "top": Command(_top, "gateway", "show the load of both pools, as the gateways see it"),
+    "top": Command(_top, "gateway", "show the load of both pools, as reported by the gateways"),
     "operator": Command(_operator, "operator", "run the Kubernetes operator"),
     "up": Command(_up, "local", "run Redis, two engines and a gateway on this machine"),
     "engine": Command(_engine, "local", "run an emulated SGLang server (no GPU)"),
-    "demo": Command(_demo, "lab", "replay sessions while a gateway is killed, and compare policies"),
+    "demo": Command(_demo, "lab", "compare fleets of two engines, and kill a gateway in a further replay"),
     "replay": Command(_replay, "lab", "replay recorded sessions against an OpenAI-compatible URL"),
     "simulate": Command(_simulate, "lab", "simulate a fleet and a routing policy in virtual time"),
     "calibrate": Command(

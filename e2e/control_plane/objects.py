@@ -12,7 +12,7 @@ EVERY_KIND = (
 OWNED = "dpsrouter.io/router=qwen"
 HASH = "dpsrouter.io/template-hash"
 FATE = "dps-test/fate"
-"""The annotation that tells kwok how a simulated pod fails (e2e/cluster/stages.yaml)."""
+"""The annotation that determines how kwok makes a simulated pod fail (e2e/cluster/stages.yaml)."""
 
 
 def children(kube: Kube) -> list[str]:

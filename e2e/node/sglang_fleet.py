@@ -111,7 +111,7 @@ class Fleet:
         attempts = count(1)
 
         def routed() -> None:
-            # Each attempt is a new session. Repeated, the prompt would have grown by nothing, and be routed by that.
+            # Each attempt is a new session. A repeated prompt would have ΔL = 0, which would determine its pool.
             system = f"You are brief. This is attempt {next(attempts)}."
             (first,) = turns(self.gateway, SERVED_NAME, [QUESTIONS[pool]], system=system)
             assert first.pool == pool

@@ -5,7 +5,7 @@ from typing import Literal
 
 Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram", "Suffix"]
 WITHOUT_DRAFT_MODEL: tuple[Algorithm, ...] = ("Ngram", "Suffix")
-"""Algorithms that draft from text which the engine has seen."""
+"""Algorithms without a draft model, which draft from the prompt or from earlier answers."""
 
 DEFAULT_STEPS = 3
 DEFAULT_TOP_K = 1
@@ -93,7 +93,7 @@ class FileCache:
 
 @dataclass(frozen=True)
 class MooncakeCache:
-    """A prefix cache in the host memory of the engines of both pools, which Mooncake connects.
+    """A prefix cache in the host memory of the engines of both pools, which Mooncake combines into one store.
 
     master: address of the Mooncake master, as host:port. segment_bytes: host memory that each engine contributes.
     owner: identifies the deployment; deployments with the same master share no pages. version: of the engine.

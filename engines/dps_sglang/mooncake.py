@@ -22,7 +22,7 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
     settings = storage_config.extra_config or {}
     try:
         if getattr(mem_pool, "kv_buffer", None) is None:
-            raise NotShareable("the model has other state than attention KV")
+            raise NotShareable("the model has state other than attention KV")
         page_bytes = TorchPages(mem_pool).page_bytes
         geometry = engine_geometry(storage_config, mem_pool, page_bytes, settings.get("weights"))
         suffix = geometry.digest().hex()[:16]

@@ -50,7 +50,7 @@ class Sharing:
             self._pages = self._problem = ""
 
     def identify(self, pages: str) -> None:
-        """Report which pages this process shares, unless it shares none any more.
+        """Report which pages this process shares, unless it no longer shares pages.
 
         Engines with the same value of `pages` read each other's pages.
         """

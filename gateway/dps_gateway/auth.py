@@ -126,7 +126,7 @@ class Keys:
     def secret(self, tenant: str) -> bytes:
         """32 bytes that only the gateways and the tenant can compute. They change only with the tenant's first key.
 
-        Raises Unauthorized if the tenant has no key any more.
+        Raises Unauthorized if the tenant no longer has a key.
         """
         first = self._first.get(tenant)
         if first is None:

@@ -127,7 +127,7 @@ async def expire_periodically(connections: ClientConnections) -> None:
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files as the system permits it."""
+    """Raise this process's limit on open files to the maximum that the system permits."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -35,7 +35,7 @@ class SharedCounts:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
         self._entries: dict[bytes, int] = {}
         self._free = list(range(MAX_NAMES))[::-1]
-        """The free entries, the lowest last, so that names are found early."""
+        """The indices of the free entries in descending order. The lowest is used first, which shortens searches."""
         self._others: dict[Path, mmap.mmap] = {}
         self._changed_ns = 0
 

@@ -102,7 +102,7 @@ class Turns:
     def configure(
         self, keys: tuple[SessionKey, ...], ttl_seconds: int, common_prefix_cache: bool = False
     ) -> None:
-        """Apply a new order of session keys, TTL and kind of prefix cache, for the turns that follow."""
+        """Apply new session keys, a new TTL and a new kind of prefix cache to subsequent turns."""
         self._keys = keys
         self.store.ttl_seconds = ttl_seconds
         self._common_prefix_cache = common_prefix_cache
@@ -157,7 +157,7 @@ class Turns:
         fetched_tokens: int | None = None,
         units: CacheUnits = SINGLE_TOKENS,
     ) -> bool:
-        """Correct the record using the engine's usage report. Returns whether L_t differed from the engine's count.
+        """Correct the record by the engine's usage. Returns whether L_t differs from the length that it reports.
 
         url: the base URL of the replica that answered.
         fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.

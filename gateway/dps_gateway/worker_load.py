@@ -47,7 +47,7 @@ class WorkerLoad:
         return 0 if self._counts is None else self._counts.of_others(_BODIES)
 
     def slots(self, pool: str, replica_id: str, limit: int) -> int:
-        """How many requests this worker may have on a replica of a pool that may have `limit` of all workers together.
+        """The number of requests that this worker may have in flight to a replica that may have `limit` in all workers.
 
         While other workers have queued requests, a worker takes no more than its equal part. Otherwise a busy worker
         would take each slot that becomes free, before another one could.

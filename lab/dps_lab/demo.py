@@ -28,7 +28,7 @@ from dps_local.stack import LocalStack, StackOptions, until_signal
 
 CONCURRENCY = 8
 FAULTED = next(f for f in FLEETS if f.policy == "DeltaPrefill" and f.prefix_cache == "common")
-"""The fleet of which a gateway is killed, during a second replay that is not part of the comparison."""
+"""The fleet with which a gateway is killed, in a further replay that is not part of the comparison."""
 KILLED = 1
 """Index of the gateway that is killed."""
 KILL_AT = 0.1

@@ -25,7 +25,7 @@ from dps_local.redis_server import IN_MEMORY, answers_ping, redis_command
 from dps_local.sglang import SGLANG, EngineCommand, Placement, SGLangOptions, place, sglang_command
 
 DPS = (sys.executable, "-P", "-m", "dps_cli")
-"""The command line that runs `dps`, also where it is not on PATH."""
+"""The command line that runs `dps`, even if it is not on PATH."""
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 START_SECONDS = 90.0
 """Timeout for the start of each process, unless SGLang loads a model."""

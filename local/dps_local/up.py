@@ -59,7 +59,10 @@ def parser() -> argparse.ArgumentParser:
         help="port of the first gateway; the others use the following ports (default: 8000)",
     )
     result.add_argument(
-        "--policy", choices=list(POLICIES), default="DeltaPrefill", help="default: DeltaPrefill"
+        "--policy",
+        choices=list(POLICIES),
+        default="DeltaPrefill",
+        help="routing policy (default: DeltaPrefill)",
     )
     result.add_argument(
         "--threshold", type=int, default=128, metavar="TOKENS", help="the policy's threshold τ (default: 128)"
@@ -110,7 +113,10 @@ def parser() -> argparse.ArgumentParser:
         "--draft-model", metavar="NAME", help="Hub id or folder; required by all algorithms except Ngram"
     )
     sglang.add_argument(
-        "--algorithm", choices=SGLANG.algorithms, default="Standalone", help="default: Standalone"
+        "--algorithm",
+        choices=SGLANG.algorithms,
+        default="Standalone",
+        help="algorithm of speculative decoding (default: Standalone)",
     )
     sglang.add_argument(
         "--steps", type=int, metavar="N", help="draft steps per verification step (default: 3)"

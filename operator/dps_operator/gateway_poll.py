@@ -48,7 +48,7 @@ class GatewayPoll(Generic[Sample]):
     ) -> None:
         """read: reads from the gateways at some addresses; raises GatewaysUnreachableError.
 
-        unmeasured: receives why there is no sample, or an empty string. A change queues the DPSRouter for reconciling.
+        unmeasured: receives the reason why there is no sample, or an empty string. A change queues the DPSRouter.
         """
         self._observations = observations
         self._queue = queue

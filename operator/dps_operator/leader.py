@@ -102,7 +102,7 @@ class Lease:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def renew(self) -> bool:
-        """Renew the Lease once; False after a conflict. Raises LeadershipLostError and ClusterError."""
+        """Renew the Lease once. Returns False after a conflict. Raises LeadershipLostError and ClusterError."""
         live = await self._cluster.get(LEASE, self._namespace, self._name)
         holder = live["spec"].get("holderIdentity")
         if holder != self._identity:
@@ -119,7 +119,7 @@ class Lease:
             log.warning("releasing the Lease failed: %s", error)
 
     async def _write(self, version: str, spec: Manifest) -> bool:
-        """Change the Lease unless it has changed since `version`; whether it was written."""
+        """Change the Lease unless it has changed since `version`. Returns whether it was written."""
         change = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:
             await self._cluster.merge(LEASE, self._namespace, self._name, change)

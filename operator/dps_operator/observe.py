@@ -68,13 +68,13 @@ class Child:
     template_hash: str
     replicas: Replicas | None
     spec_hash: str = ""
-    """Digest of the fields of the spec for which the pod template was generated; only of engines."""
+    """Digest of the fields of the spec for which the pod template was generated; only set for engines."""
     engine: str = ""
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
     scaling: Scaling | None = None
-    """Of a HorizontalPodAutoscaler; None if it has not been evaluated yet."""
+    """The state of a HorizontalPodAutoscaler; None for other kinds, or if it has not been evaluated yet."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Pod:
     ready: bool = False
     """Whether its condition Ready is True."""
     finished: Finished | None = None
-    """Of a calibration that has ended."""
+    """The result of a calibration that has ended; None for other pods."""
     creating: bool = False
     """Whether it has a node, and none of its containers has been created yet."""
 

@@ -46,7 +46,7 @@ class Resync:
         """Set when `installed` changes."""
 
     async def _read(self, kind: Kind, keep: Callable[[Manifest], object], selector: str = "") -> bool:
-        """Pass all objects of a kind to `keep`; False if its CRD is not installed.
+        """Pass all objects of a kind to `keep`. Returns False if its CRD is not installed.
 
         An object is released before the next one is passed, so that memory does not grow with the number of objects.
         """

@@ -88,7 +88,7 @@ def test_default_version_counts_a_drafts_layers_at_the_size_of_the_targets() -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_that_is_enough_for_every_draft_so_that_the_default_version_needs_no_flag(ranks: int) -> None:
+def test_reserve_of_the_default_version_is_enough_for_every_draft_model(ranks: int) -> None:
     assert len(DRAFTS) > 20
     assert all(model.startswith(FAMILIES) for model in MODELS)
     for target, draft in DRAFTS:

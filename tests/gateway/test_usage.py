@@ -135,7 +135,7 @@ def test_sources_of_cached_tokens_are_removed_from_a_complete_answer_whose_text_
         ),
     ],
 )
-def test_request_asks_for_what_the_client_did_not_ask_for(
+def test_usage_and_sources_are_requested_if_the_client_did_not_request_them(
     raw: str, sources: bool, sent: str, asked: Asked
 ) -> None:
     result = OPENAI_ANSWERS.ask_for_usage(json.loads(raw), raw.encode(), sources=sources)
@@ -316,3 +316,15 @@ def test_error_in_a_stream_of_responses_is_an_event_of_that_api() -> None:
         "event: error",
         {"type": "error", **fields, "error": {"type": "server_error", **fields}},
     )
+
+
+NAMED = (
+    b'data: {"type":"response.completed","text":"event: response.completed, then event: response.failed"}\n\n'
+)
+
+
+@given(pieces)
+def test_closing_event_is_held_back_even_if_its_text_names_one(sizes: list[int]) -> None:
+    """The last event of /v1/responses repeats the whole answer, which may be about such events."""
+    opened, closing = b"event: response.created\ndata: {}\n\n", b"event: response.completed\n" + NAMED
+    assert relay(opened + closing, sizes, answers=RESPONSES_ANSWERS)[:2] == (opened, closing)

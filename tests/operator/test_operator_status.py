@@ -51,7 +51,7 @@ def test_healthy_router_has_all_conditions() -> None:
     }
 
 
-def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> None:
+def test_ready_does_not_depend_on_prefix_cache_shared() -> None:
     spec = {name: value for name, value in PREFIX_CACHE.items() if name not in SMALLEST}
     assert condition_reasons(HEALTHY, **spec)["PrefixCacheShared"] == ("Unknown", "NotReported")
     health = CacheHealth(reports=EngineReports(reporting=frozenset(POOLS)))
@@ -79,7 +79,7 @@ def test_shared_prefix_cache_is_a_condition_of_which_ready_is_independent() -> N
     ],
     ids=["nothing observed", "too few tokens", "served", "one pool is not served", "no gateway answers"],
 )
-def test_storage_that_serves_too_little_is_a_condition_of_which_ready_is_independent(
+def test_ready_does_not_depend_on_prefix_cache_serving(
     service: CacheHealth | None, expected: tuple[str, str]
 ) -> None:
     found = {

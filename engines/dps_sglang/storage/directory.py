@@ -36,7 +36,7 @@ def directory_id(directory: Path) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """The identifier in a file; None if the file does not exist, is not a regular file, or has another content."""
+    """The identifier in a file; None if it does not exist, is not a regular file, or contains no identifier."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -72,8 +72,8 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
 
 
 AnswerChange = Callable[[bytes], bytes]
-"""Returns what the client receives instead of an engine's answer. It raises ValueError if the answer has another form
-than expected."""
+"""Returns what the client receives instead of an engine's answer. It raises ValueError if the answer does not have the
+expected form."""
 
 
 async def _forward(call: Call) -> web.StreamResponse:
@@ -107,7 +107,8 @@ async def _forward(call: Call) -> web.StreamResponse:
         session=None,
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),
-        streamed=True,
+        # After a timeout an engine may still be executing the request, so only reading requests are sent again.
+        streamed=request.method == "GET",
         prompt=None,
         buffered=False,
         salt_header=SALT_HEADER if endpoint in _CACHES_PROMPTS and runtime.separates_tenants else None,

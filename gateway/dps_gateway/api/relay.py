@@ -121,7 +121,7 @@ class Relay:
             await self._runtime.turns.commit(self._job.turn, pool, url, reference)
 
     async def _account(self, usage: Usage | None) -> None:
-        """Record the engine's token counts. A failure is logged, because the answer itself is fine."""
+        """Record the engine's token counts. A failure is logged, because the answer itself is not affected."""
         try:
             if self._job.stores and usage is not None:
                 await remember(self._call, self._placed, self._job.turn, usage)

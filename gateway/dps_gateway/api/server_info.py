@@ -1,4 +1,4 @@
-"""What clients may read of an engine's /server_info. This module performs no I/O.
+"""The fields of an engine's /server_info that clients may read. This module performs no I/O.
 
 SGLang's answer contains all arguments of the server, among them its API keys and the command line that it was started
 with.

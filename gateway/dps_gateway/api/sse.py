@@ -13,6 +13,17 @@ MAX_HELD_BYTES: Final = 1024 * 1024
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 
 
+def _last_line_with(events: bytes, start: bytes) -> int:
+    """The position of the last line that begins with `start`; -1 if there is none.
+
+    Generated text may contain the same words, but never at the start of a line.
+    """
+    at = events.rfind(start)
+    while at > 0 and events[at - 1 : at] != b"\n":
+        at = events.rfind(start, 0, at)
+    return at
+
+
 class EventRelay:
     """Forwards whole events byte for byte and records the most recent usage that they report.
 
@@ -50,13 +61,8 @@ class EventRelay:
         events, self._held = data[:end], data[end:]
         if self._format.usage_marker.search(events):
             events = self._take_usage(events, separator)
-        done = -1
-        for closing in self._format.closing:
-            done = max(done, events.rfind(closing))
-        # Generated text may contain the same words, but never at the start of a line.
-        if done == -1 or (done > 0 and events[done - 1 : done] != b"\n"):
-            return events, b""
-        return events[:done], events[done:]
+        done = max(_last_line_with(events, closing) for closing in self._format.closing)
+        return (events, b"") if done == -1 else (events[:done], events[done:])
 
     def finish(self) -> bytes:
         """The incomplete event, if any, that was held back when the stream ended."""

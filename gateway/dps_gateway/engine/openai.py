@@ -87,7 +87,7 @@ class _ResponsesAnswers:
         return Usage(
             prompt_tokens=token_count(usage.get("input_tokens")) or 0,
             completion_tokens=token_count(usage.get("output_tokens")) or 0,
-            # SGLang reports 0 also if it is not configured to report cached tokens.
+            # SGLang also reports 0 if it is not configured to report cached tokens.
             cached_tokens=cached or None,
             finish_reason=text_or_none(response.get("status")),
             response_id=text_or_none(response.get("id")),

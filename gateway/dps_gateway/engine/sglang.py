@@ -119,7 +119,7 @@ def _load_of_rank(rank: Any) -> Load | None:
 
 
 class _GenerateAnswers:
-    """Answers of /generate. The `meta_info` of every event contains usage, whether or not the request asks for it.
+    """Answers of /generate. The `meta_info` of every event contains usage, even if it was not requested.
 
     The answer to a batch, or to several samples of one prompt, is a list, for which no usage is reported.
     """

@@ -176,7 +176,10 @@ class _Invalid:
 
 
 def _valid(content: bytes, keys: Iterable[str]) -> tuple[dict[str, bytes], int]:
-    """The valid values of `keys` in a peer's answer, and the number of other entries. An unreadable answer is one."""
+    """The valid values of `keys` in a peer's answer, and the number of other entries.
+
+    An unreadable answer counts as one such entry.
+    """
     try:
         document = orjson.loads(content)
     except ValueError:

@@ -26,7 +26,7 @@ class PoolEmpty(Exception):
 
 
 class ReplicaPool(Protocol):
-    """A pool of replicas, as far as admission depends on it."""
+    """The interface of a pool of replicas that admission uses."""
 
     @property
     def name(self) -> str: ...

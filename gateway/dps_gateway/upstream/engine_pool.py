@@ -131,7 +131,7 @@ class EnginePool:
         return self._slots(replica, configured if running is None else min(configured, running))
 
     def _slots_without_scheduler(self, replica: Replica) -> int:
-        """The same for requests that do not occupy the engine's scheduler, such as those for a list of the models."""
+        """Like `slots`, but for requests that do not occupy the engine's scheduler, such as /v1/models."""
         return self._slots(replica, self.max_in_flight_per_replica)
 
     def _slots(self, replica: Replica, limit: int) -> int:
@@ -155,7 +155,7 @@ class EnginePool:
         )
 
     def release(self, replica: Replica) -> None:
-        """End a request on `replica`, which is assigned to the next request in the queue."""
+        """End a request on `replica`. Its slot is assigned to the next request in the queue."""
         self._count(replica, -1)
         self.admission.assign(only_free=True)
 

@@ -68,13 +68,13 @@ class UpstreamFailed(Exception):
 class UpstreamBroken(Exception):
     """A replica began to answer but did not finish."""
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, kind: str = "broken") -> None:
         super().__init__(message)
-        self.timed_out = timed_out
+        self.kind = kind
 
     def as_failure(self) -> UpstreamFailed:
-        """The same failure for a request of whose answer nothing has been relayed."""
-        return UpstreamFailed("timeout" if self.timed_out else "broken", str(self))
+        """This failure as UpstreamFailed, for a request whose answer has not been relayed to the client yet."""
+        return UpstreamFailed(self.kind, str(self))
 
 
 class Answer:
@@ -131,15 +131,15 @@ class Answer:
         except TimeoutError as error:
             if self._deadline.passed:
                 raise self._too_slow() from error
-            raise UpstreamBroken(f"the engine sent nothing for {idle_seconds:g} s", timed_out=True) from error
+            raise UpstreamBroken(f"the engine sent nothing for {idle_seconds:g} s", "timeout") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
 
     def _too_slow(self) -> UpstreamBroken:
-        return UpstreamBroken(f"the answer took longer than {self._deadline.seconds:g} s", timed_out=True)
+        return UpstreamBroken(f"the answer took longer than {self._deadline.seconds:g} s", "timeout")
 
     async def body(self) -> bytes:
-        """The complete body. Raises UpstreamBroken, also if the body is longer than MAX_ANSWER_BYTES."""
+        """The complete body. Raises UpstreamBroken if the body is incomplete or longer than MAX_ANSWER_BYTES."""
         if self._response.content.at_eof():
             return self.first
         chunks, size = [self.first], len(self.first)
@@ -147,7 +147,7 @@ class Answer:
             chunks.append(chunk)
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
-                raise UpstreamBroken(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+                raise UpstreamBroken(f"the answer is longer than {MAX_ANSWER_BYTES} bytes", "too_long")
         return b"".join(chunks)
 
     def close(self) -> None:

@@ -95,8 +95,8 @@ class Replica:
         self.limit: int | None = None
         """The last limit that the engine reported."""
         self.configuration: Configuration | None = None
-        """None until it is known, and again after the replica was unavailable, because an engine that restarts may have
-        another."""
+        """None until it is known, and again after the replica was unavailable, because an engine that has restarted may
+        have a different configuration."""
         self.available = True
         """Whether the last connection or health check succeeded. It is true before the first check, and stays true
         until LATE_CHECKS_TO_FAIL checks are late."""

@@ -54,7 +54,7 @@ async def watch_configuration(
 ) -> None:
     """Request `path` from every ready replica whose configuration is unknown, until cancelled.
 
-    If an engine does not answer, or with a server error, the request is repeated.
+    If an engine does not answer, or answers with a server error, the request is repeated.
     """
 
     async def update(session: aiohttp.ClientSession, pool: EnginePool, replica: Replica) -> None:

@@ -46,7 +46,8 @@ class Retries:
     replica that has rejected the request may be overloaded; retries are few, and limited by the retry budget. So are
     those after a replica that broke off its answer, or stopped responding before it answered ("lost"). After a timeout
     the replica may still be executing the request. A streaming request is sent once more. A non-streaming request may
-    legitimately take long, so it is not executed a second time.
+    legitimately take long, so it is not executed a second time. Neither is a request whose answer is longer than the
+    gateway buffers, because any replica would give such an answer.
     """
 
     def __init__(self, budget: RetryBudget, *, streamed: bool) -> None:
@@ -99,4 +100,6 @@ class Retries:
             return self._streamed and self._timed_out == 1 and self._budget.withdraw()
         if failure.kind in ("broken", "lost"):
             return len(self._fatal) < MAX_FATAL and self._budget.withdraw()
+        if failure.kind == "too_long":
+            return False
         return failure.kind != "disconnect" or len(self._fatal) < MAX_FATAL

@@ -69,7 +69,7 @@ def _fetch_bfcl(scratch: Path, target: Path) -> None:
 
 
 def main() -> int:
-    """Download missing input data and print the origin of each. Returns 0 also if a bundled file is used."""
+    """Download missing input data and print the origin of each. Returns 0 even if a bundled file is used."""
     for title, asset in (("tokenizer", qwen_tokenizer()), ("sessions", bfcl())):
         print(f"{title}: {asset.description}")
     return 0

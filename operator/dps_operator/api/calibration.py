@@ -12,7 +12,7 @@ SimulatedHardware = Literal["a100-7b", "h100-7b", "h200-7b", "a100-70b", "h100-7
 
 
 class Calibration(APIObject):
-    """When the routing is calibrated, and what for. The gateways keep a decision log, which contains no prompts."""
+    """The schedule and the objective of calibrations. The gateways keep a decision log, which contains no prompts."""
 
     schedule: str = Field(
         default="0 3 * * *",

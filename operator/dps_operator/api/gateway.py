@@ -75,7 +75,7 @@ class GatewayLimits(APIObject):
         default=None,
         ge=0,
         le=1000000,
-        description="Maximum number of requests that wait in one gateway pod for a free engine of a pool.",
+        description="Maximum number of requests that wait in one gateway pod for a free engine of either pool.",
     )
     max_connections: int | None = Field(
         default=None, ge=1, le=1000000, description="Maximum number of client connections to one gateway pod."
@@ -128,7 +128,7 @@ class GatewayTimeouts(APIObject):
     first_byte_seconds: float | None = _seconds("Time limit for the first byte of an engine's answer")
     idle_seconds: float | None = _seconds("Time limit between two parts of an engine's answer")
     total_seconds: float | None = _seconds("Time limit for a request")
-    queue_seconds: float | None = _seconds("Time limit for waiting in the queue of a pool")
+    queue_seconds: float | None = _seconds("Time limit for waiting in the queue, which both pools share")
     wake_seconds: float | None = _seconds(
         "Time limit for waiting while no engine is ready, for example because both pools are scaled to zero; by "
         "default 600 if a pool has autoscaling.minReplicas 0, and otherwise requests are answered with 503 immediately"

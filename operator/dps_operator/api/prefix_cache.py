@@ -57,7 +57,7 @@ class MooncakeMaster(APIObject):
 
 
 class MooncakeBackend(APIObject):
-    """Host memory of the engines, which Mooncake connects to one store."""
+    """Host memory of the engines, which Mooncake combines into one store."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

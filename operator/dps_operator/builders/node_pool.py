@@ -161,7 +161,7 @@ def _profile_terms(pool: NodePool, *, shared: bool) -> list[Manifest]:
     """The rows of the pool's profile as node selector terms.
 
     shared: require GPUs that are offered several times, where a label says so. Rows whose labels do not tell instances
-    of MIG from whole GPUs are left out, unless the name of the resource tells them.
+    of MIG from whole GPUs are left out, unless the resource's name distinguishes them.
     """
     terms = []
     for row in PROFILES[pool.profile]:

@@ -52,7 +52,7 @@ def demand_measured(router: Router, observed: Observed) -> list[Condition]:
     moves = observed.allocation is not None
     if not moves and not pools_with_zero(router.spec):
         return []
-    effect = "replicas move between the pools" if moves else "pools are scaled to and from zero"
+    effect = "replicas move between the pools" if moves else "pools are scaled to or from zero"
     if observed.unmeasured is None:
         return [Condition("DemandMeasured", "Unknown", "NotMeasured", "the demand has not been measured yet")]
     if observed.unmeasured:

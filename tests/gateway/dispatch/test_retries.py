@@ -67,6 +67,13 @@ async def test_non_streaming_answer_may_take_longer_than_the_first_byte_timeout(
     assert gateway.attempts == 1
 
 
+async def test_relayed_request_is_not_executed_twice_after_a_timeout(start: Start) -> None:
+    timeouts = "{firstByteSeconds: 0.1, totalSeconds: 0.5}"
+    gateway = await start(engines(2, delay=3.0), engines(2, delay=3.0), timeouts)
+    assert (await gateway.post(path="/v1/embeddings", input="hello")).status == 502
+    assert gateway.attempts == 1
+
+
 async def test_non_streaming_request_is_not_retried_after_the_total_timeout(start: Start) -> None:
     gateway = await start(engines(2, delay=3.0), engines(2, delay=3.0), "{totalSeconds: 0.3}")
     assert (await gateway.post()).status == 502

@@ -218,6 +218,8 @@ async def test_answer_without_an_end_is_not_kept_in_memory(
     engine.answer = endless
     response, content = await gateway.post(json=chat())
     assert (response.status, message_of(content)) == (502, "the answer is longer than 1000000 bytes")
+    assert len(engine.requests) == 1
+    assert all(pool.ready for pool in gateway.runtime.pools.values())
 
 
 async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_over(
