@@ -165,7 +165,7 @@ async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> No
     made.gateways.problem = "no gateway is ready"
     assert await made.poll(600) == {"speculative": 1, "greedy": 1}
     assert made.condition("DemandMeasured")["message"] == (
-        "no pools are scaled to and from zero, because their demand is unknown: no gateway is ready"
+        "no pools are scaled to or from zero, because their demand is unknown: no gateway is ready"
     )
 
 
