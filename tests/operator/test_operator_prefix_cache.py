@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS
-from dps_operator.api.prefix_cache import quantity_bytes
+from dps_operator.api.types import quantity_bytes
 from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.prefix_cache import SECRET_REVISION

@@ -203,7 +203,6 @@ def test_spec_hash_covers_the_engine_that_shares_the_gpu(placement: str, same: b
     assert (spec_hash(placed, "greedy") == spec_hash(changed, "greedy")) is same
 
 
-STANDALONE = PREFIX_CACHE["pools"]["speculative"]["speculation"]
 EAGLE: dict[str, Any] = {"algorithm": "Eagle3", "draftModel": "head"}
 AUTH: dict[str, Any] = {"auth": {"secretName": "keys"}}
 SHARING: dict[str, dict[str, Any]] = {

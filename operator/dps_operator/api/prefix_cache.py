@@ -1,29 +1,11 @@
 """`spec.prefixCache`: the prefix cache that the engines of both pools share."""
 
-from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from dps_operator.api.types import APIObject, PodTemplate, Quantity, Resources, rules
 from dps_operator.api.volumes import SharedVolume
-
-_UNITS = {
-    "m": Decimal("0.001"),
-    **{unit: Decimal(1000**power) for power, unit in enumerate(("", "k", "M", "G", "T", "P", "E"))},
-    **{unit: Decimal(1024**power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
-
-
-def quantity_value(quantity: str) -> Decimal:
-    """The value of a Kubernetes quantity, for example in bytes or CPU cores."""
-    number = quantity.rstrip("EGKMPTikm")
-    return Decimal(number) * _UNITS[quantity[len(number) :]]
-
-
-def quantity_bytes(quantity: str) -> int:
-    """A Kubernetes quantity in bytes, rounded down."""
-    return int(quantity_value(quantity))
 
 
 class FileBackend(SharedVolume):

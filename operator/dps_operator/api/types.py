@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -142,3 +143,21 @@ def to_wire(model: APIObject) -> dict[str, Any]:
 def plain_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """A container's `env` with these names and values, in the same order."""
     return [{"name": name, "value": value} for name, value in env.items()]
+
+
+_UNITS = {
+    "m": Decimal("0.001"),
+    **{unit: Decimal(1000**power) for power, unit in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{unit: Decimal(1024**power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+
+
+def quantity_value(quantity: str) -> Decimal:
+    """The value of a Kubernetes quantity, for example in bytes or CPU cores."""
+    number = quantity.rstrip("EGKMPTikm")
+    return Decimal(number) * _UNITS[quantity[len(number) :]]
+
+
+def quantity_bytes(quantity: str) -> int:
+    """A Kubernetes quantity in bytes, rounded down."""
+    return int(quantity_value(quantity))

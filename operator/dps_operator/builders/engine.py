@@ -4,9 +4,8 @@ from typing import Any
 
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
-from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.spec import Spec
-from dps_operator.api.types import EnvVar, plain_env, to_wire
+from dps_operator.api.types import EnvVar, plain_env, quantity_bytes, to_wire
 from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments
 from dps_operator.builders.node_pool import gpu_resource, placement
 from dps_operator.builders.pods import (

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from dps_operator.api.prefix_cache import quantity_value
-from dps_operator.api.types import PodTemplate, Resources
+from dps_operator.api.types import PodTemplate, Resources, quantity_value
 from dps_operator.resources import Component, Manifest, Router, labels, selector
 from dps_operator.settings import Settings
 

@@ -3,8 +3,9 @@
 from dps_engines import launch
 from dps_engines.launch import Unshareable
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.prefix_cache import FileBackend, MooncakeBackend, PrefixCache, quantity_bytes
+from dps_operator.api.prefix_cache import FileBackend, MooncakeBackend, PrefixCache
 from dps_operator.api.spec import Spec
+from dps_operator.api.types import quantity_bytes
 from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import CONTAINER_SECURITY, overlay
 from dps_operator.builders.runtime import runtime_of, version_of

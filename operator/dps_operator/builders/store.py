@@ -1,8 +1,7 @@
 """The session store: a managed Redis, or the URL of an external one from a Secret."""
 
-from dps_operator.api.prefix_cache import quantity_bytes
 from dps_operator.api.session_store import ManagedStore
-from dps_operator.api.types import to_wire
+from dps_operator.api.types import quantity_bytes, to_wire
 from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted
 from dps_operator.resources import Manifest, Router, child, child_name, selector
