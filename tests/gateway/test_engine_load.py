@@ -133,7 +133,7 @@ async def test_view_is_that_of_the_replica_that_holds_the_prompt() -> None:
 async def test_view_takes_no_place_on_the_replica() -> None:
     engines = pool("a", slots=1)
     engines.view("session", PROMPT)
-    assert (engines.in_flight, engines.has_room) == (0, True)
+    assert (engines.in_flight, engines.has_room()) == (0, True)
 
 
 async def test_view_of_a_full_pool_includes_its_queue() -> None:
@@ -289,7 +289,7 @@ async def test_replica_receives_no_more_requests_than_its_engine_runs() -> None:
     for _ in range(9):
         await engines.acquire(None, NO_REPLICA, 1.0)
     assert {url: replica.in_flight for url, replica in engines.replicas.items()} == {"a": 1, "b": 4, "c": 4}
-    assert not engines.has_room
+    assert not engines.has_room()
 
 
 async def test_queued_request_is_sent_when_an_engine_reports_a_higher_limit() -> None:

@@ -28,7 +28,7 @@ async def test_queued_request_gets_the_replica_that_is_released() -> None:
     first = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
-    assert (engines.in_flight, engines.queued, engines.has_room) == (1, 1, False)
+    assert (engines.in_flight, engines.queued, engines.has_room()) == (1, 1, False)
     engines.release(first)
     assert await waiting is first
     assert (engines.in_flight, engines.queued) == (1, 0)

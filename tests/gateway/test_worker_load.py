@@ -1,7 +1,7 @@
 """Limits that the workers of a gateway share: slots of engines, queues and memory for bodies."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.shared_counts import SUFFIX, SharedCounts
 from dps_gateway.upstream.admission import Admission, Choice, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.replica import Replica
+from dps_gateway.upstream.replica import Configuration, Replica
 from dps_gateway.worker_load import WorkerLoad, equal_part
 
 NOWHERE: frozenset[str] = frozenset()
@@ -79,6 +79,47 @@ async def test_released_slot_goes_to_the_worker_that_has_less_than_its_part(
     assert not queued[0].done()
     one.pool.release(one.pool.replicas["http://engine"])
     assert await queued[0]
+
+
+class CountedLoad(WorkerLoad):
+    """Counts how often the slots of a replica are determined, which reads the counts of all workers."""
+
+    determined = 0
+
+    def slots(self, pool: str, replica_id: str, limit: int) -> int:
+        self.determined += 1
+        return super().slots(pool, replica_id, limit)
+
+
+@pytest.mark.parametrize("check", [EnginePool.mark_available, EnginePool.mark_unavailable])
+async def test_health_check_determines_slots_once_for_the_whole_queue(
+    check: Callable[[EnginePool, Replica], None],
+) -> None:
+    load = CountedLoad()
+    worker = Worker(load, slots=1)
+    worker.pool.set_endpoints(["http://engine", "http://other"])
+    while worker.take():
+        pass
+    queued = [asyncio.create_task(worker.acquire()) for _ in range(50)]
+    await asyncio.sleep(0)
+    load.determined = 0
+    check(worker.pool, worker.pool.replicas["http://other"])
+    assert load.determined <= 2
+    for task in queued:
+        task.cancel()
+
+
+async def test_slots_beyond_the_scheduler_are_assigned_to_requests_that_do_not_generate() -> None:
+    worker = Worker(WorkerLoad(), slots=2)
+    engine = worker.pool.replicas["http://engine"]
+    worker.pool.record_configuration(engine, Configuration(max_running=1))
+    worker.take()
+    worker.pool.take(None, NOWHERE, generates=False)
+    request = ReplicaRequest([Choice(worker.pool)], None, generates=False)
+    queued = asyncio.create_task(worker.admission.acquire(request, 10.0))
+    await asyncio.sleep(0)
+    worker.pool.release(engine)
+    assert await asyncio.wait_for(queued, 1.0) == (worker.pool, engine)
 
 
 async def test_queues_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad]) -> None:

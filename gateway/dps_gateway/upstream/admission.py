@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,9 +31,8 @@ class ReplicaPool(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a request would be sent without waiting."""
+    def has_room(self, generates: bool) -> bool:
+        """Whether a request would be sent without waiting. `generates` is described at `take`."""
 
     def usable(self, avoid: frozenset[str]) -> list[Replica]:
         """The replicas that may receive requests, except those whose URL is in `avoid`."""
@@ -100,8 +99,8 @@ class Admission:
         self.holding = True
         """Whether requests may wait while no replica is ready."""
         self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
-        self._wanted: Counter[ReplicaPool] = Counter()
-        """The number of queued requests that each pool may serve."""
+        self._wanted: Counter[tuple[ReplicaPool, bool]] = Counter()
+        """The number of queued requests that each pool may serve, for those that generate and those that do not."""
         self._preferred: Counter[ReplicaPool] = Counter()
 
     def __len__(self) -> int:
@@ -145,21 +144,27 @@ class Admission:
     def assign(self, *, only_free: bool = False) -> None:
         """Assign free replicas to queued requests, and reject requests without a usable replica.
 
-        With `only_free`, stop as soon as no queued request can use a pool that has room. This is sufficient if the set
-        of ready replicas has not changed, because then no request has lost its last usable replica.
+        With `only_free`, stop as soon as no queued request can use a pool that has room. This is sufficient if no
+        replica has become unusable, because then no request has lost its last usable replica.
         """
         while self._assign_first(only_free):
             pass
 
     def _assign_first(self, only_free: bool) -> bool:
         """Assign a replica to the first request that can use one, or reject it. Returns whether there was one."""
-        if only_free and not any(count and pool.has_room for pool, count in self._wanted.items()):
+        # The room is determined once for all requests, because it depends on the counts of the other workers.
+        with_room = {
+            (pool, generates)
+            for (pool, generates), count in self._wanted.items()
+            if count and pool.has_room(generates)
+        }
+        if only_free and not with_room:
             return False
         for entry in self._waiting:
             waiter = entry.item
             if waiter.assignment.done():  # cancelled, and about to leave the queue
                 continue
-            assignment = _take(waiter.request)
+            assignment = None if with_room.isdisjoint(_wants(waiter.request)) else _take(waiter.request)
             if assignment is None and (
                 (waiter.waits_until_ready and self.holding) or _usable(waiter.request)
             ):
@@ -217,10 +222,15 @@ class Admission:
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
         self._workers.publish_queued(len(self._waiting))
-        choices = entry.item.request.choices
-        self._preferred[choices[0].pool] += change
-        for choice in choices:
-            self._wanted[choice.pool] += change
+        request = entry.item.request
+        self._preferred[request.choices[0].pool] += change
+        for wanted in _wants(request):
+            self._wanted[wanted] += change
+
+
+def _wants(request: ReplicaRequest) -> Iterator[tuple[ReplicaPool, bool]]:
+    """The pools that may serve a request, and whether it generates."""
+    return ((choice.pool, request.generates) for choice in request.choices)
 
 
 def _usable(request: ReplicaRequest) -> bool:

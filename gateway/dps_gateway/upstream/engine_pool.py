@@ -115,10 +115,10 @@ class EnginePool:
         """Requests that wait for a free replica and prefer this pool."""
         return self.admission.preferring(self)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a request would be sent without waiting."""
-        return any(replica.accepts(self.slots(replica)) for replica in self.replicas.values())
+    def has_room(self, generates: bool = True) -> bool:
+        """Whether a request would be sent without waiting. `generates` is described at `ReplicaPool.take`."""
+        slots = self.slots if generates else self._slots_without_scheduler
+        return any(replica.accepts(slots(replica)) for replica in self.replicas.values())
 
     def slots(self, replica: Replica) -> int:
         """The number of requests that this process may have on a replica at the same time: one while it is probed.
@@ -163,7 +163,7 @@ class EnginePool:
         """Record a successful health check."""
         self.has_answered = True
         replica.answered()
-        self.admission.assign()
+        self.admission.assign(only_free=True)
 
     def record_configuration(self, replica: Replica, configuration: Configuration) -> None:
         """Record what the engine reports about its configuration."""
@@ -181,9 +181,11 @@ class EnginePool:
 
     def mark_unavailable(self, replica: Replica) -> None:
         """Record a failed connection or health check: no more requests until a health check succeeds."""
+        changed = replica.available
         replica.available = False
         replica.configuration = None
-        self.admission.assign()
+        if changed:
+            self.admission.assign()
 
     def mark_hung(self, replica: Replica) -> None:
         """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
