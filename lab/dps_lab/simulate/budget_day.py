@@ -2,7 +2,7 @@
 
 Sessions with short turns, which are decoded speculatively, arrive mostly by day; sessions with long turns, which are
 not, mostly by night. The rule of the budget is to keep one of the load ratios that `dps calibrate` compares.
-docs/simulate.md has the results.
+docs/simulation-results.md has the results.
 """
 
 import argparse

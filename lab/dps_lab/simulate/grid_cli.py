@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             "latency / the mean session latency. The column frontier has the batch time / the median of each static "
             "policy for which no other one is at least as good in both."
         ),
-        epilog="docs/adaptive.md explains the results.",
+        epilog="docs/adaptive-evaluation.md explains the results.",
         allow_abbrev=False,
     )
     parser.add_argument(

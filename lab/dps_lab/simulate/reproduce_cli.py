@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
             "Simulate the results in the paper's tables and ablations, and print them beside the published ones. "
             "Takes minutes."
         ),
-        epilog="docs/simulate.md explains the time model and which cells it was fitted to.",
+        epilog="docs/simulation-results.md states which values the time model was fitted to, and where it is wrong.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
