@@ -11,12 +11,18 @@ DEFAULT_STEPS = 3
 DEFAULT_TOP_K = 1
 DEFAULT_NGRAM_TOKENS = 12
 
+TENSOR_PARALLEL_LIMITS = (1, 16)
+"""Smallest and largest number of GPUs of an engine."""
+
 STEPS_LIMITS = (1, 32)
 TOP_K_LIMITS = (1, 16)
 DRAFT_TOKENS_LIMITS = (2, 256)
 """Smallest and largest value of each setting of speculative decoding."""
 
 ANY_ADDRESS = "0.0.0.0"
+
+OTHER_GPUS = "an engine has the GPUs of spec.engine.tensorParallel, which are on one node"
+"""Why flags are refused that make an engine use more GPUs or nodes."""
 
 
 class EngineError(ValueError):

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from dps_engines.flags import Flag
 from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.flags import ABBREVIATIONS, MANAGED, UNSUPPORTED
+from dps_engines.sglang.flags import (
+    ABBREVIATIONS,
+    DP_ATTENTION,
+    MANAGED,
+    UNSUPPORTED,
+    UNSUPPORTED_WITHOUT_DP_ATTENTION,
+)
 from dps_testkit.engine_options import Options, check_accepted, recorded_options
 
 OPTIONS = {version: recorded_options("sglang", version) for version in ("0.5.8.post1", "0.5.23")}
@@ -105,8 +111,8 @@ def test_every_argument_is_accepted_by_every_supported_version(
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_managed_flag_is_an_option_of_every_supported_version(options: Options) -> None:
-    assert set(MANAGED) <= set(options)
+def test_every_managed_or_refused_flag_is_an_option_of_every_supported_version(options: Options) -> None:
+    assert {*MANAGED, *UNSUPPORTED, *UNSUPPORTED_WITHOUT_DP_ATTENTION, DP_ATTENTION} <= set(options)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -152,6 +158,33 @@ def test_chat_template_that_the_gateway_does_not_know_is_refused(argument: str) 
         EngineError, match="is not supported: the gateway counts prompts with the chat template"
     ):
         SGLANG.check_arguments([argument, "t.jinja"], None)
+
+
+@pytest.mark.parametrize("argument", ["--pp-size", "--pp-size=2", "--pipeline-parallel-size", "--nnodes"])
+def test_flag_that_needs_other_gpus_is_refused(argument: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        SGLANG.check_arguments([argument, "2"], None)
+    assert str(refused.value) == (
+        f"{argument.split('=')[0]} is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are "
+        "on one node; remove it"
+    )
+
+
+@pytest.mark.parametrize("argument", ["--dp-size", "--dp", "--data-parallel-size=2"])
+def test_data_parallelism_is_refused_unless_it_divides_the_gpus(argument: str) -> None:
+    made = Launch("m", "m", 30000)
+    with pytest.raises(
+        EngineError, match=f"^{argument.split('=')[0]} is not supported without --enable-dp-att"
+    ):
+        SGLANG.check_launch(made, None, None, [argument, "2"])
+    SGLANG.check_launch(made, None, None, [argument, "2", "--enable-dp-attention"])
+
+
+def test_heads_need_not_be_divided_among_the_gpus_with_dp_attention() -> None:
+    made = Launch("Qwen/Qwen2.5-7B-Instruct", "m", 30000, tensor_parallel=8)
+    with pytest.raises(EngineError, match="28 attention heads"):
+        SGLANG.check_launch(made, None, None)
+    SGLANG.check_launch(made, None, None, ["--enable-dp-attention", "--dp-size", "2"])
 
 
 ADAPTERS = (Adapter("sql", "org/sql"), Adapter("chat", "/models/chat"))

@@ -113,6 +113,13 @@ REFUSED_ARGUMENTS = {
     "the tokenizer, so its ΔL could differ from the engine's; store the template with a tokenizer, and set "
     "spec.model.tokenizer; remove it",
     "--config": "--config is not supported: flags in a file are not checked; remove it",
+    "-dp=2": "-dp is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are on one node; "
+    "remove it",
+    **{
+        flag: f"{flag} is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are on one node; "
+        "remove it"
+        for flag in ("--pipeline_parallel_size", "--data-parallel-size", "-pcp", "-n")
+    },
 }
 
 
@@ -144,6 +151,11 @@ def test_supported_launch_is_accepted(
 
 
 NOT_STARTED: dict[str, tuple[Launch, str, str]] = {
+    "heads that cannot be divided": (
+        Launch("Qwen/Qwen2.5-7B-Instruct", "m", 8000, tensor_parallel=8),
+        IMAGE,
+        "spec.engine.tensorParallel: the 28 attention heads",
+    ),
     "draft tree": (launch(Speculation("Eagle", "d", top_k=4)), IMAGE, "topK: vLLM drafts no trees"),
     "draft model before 0.15": (
         launch(Speculation("Standalone", "d")),

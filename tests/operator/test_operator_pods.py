@@ -11,8 +11,9 @@ from dps_operator.api.types import PodTemplate, Resources
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.node_pool import GPU_TOLERATIONS, PROFILES, placement
 from dps_operator.builders.pods import container_resources, overlay, pod_template
+from dps_operator.errors import SpecError
 from dps_operator.resources import labels
-from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router, smallest
 from dps_testkit.paths import ROOT
 
 OVERLAYS: dict[str, tuple[Any, Any, Any]] = {
@@ -230,3 +231,47 @@ def test_without_a_profile_only_custom_constraints_apply() -> None:
     assert placement(NodePool(profile="None", node_selector={"gpu": "h100"})) == {
         "nodeSelector": {"gpu": "h100"}
     }
+
+
+def gpu_limits(in_template: bool, limits: dict[str, Any]) -> dict[str, Any]:
+    """A pool whose resources or pod template limit the engine."""
+    resources = {"limits": limits}
+    if not in_template:
+        return {"resources": resources}
+    return {"podTemplate": {"spec": {"containers": [{"name": "engine", "resources": resources}]}}}
+
+
+@pytest.mark.parametrize("in_template", [False, True], ids=["resources", "pod template"])
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({"nvidia.com/gpu": 2}, "nvidia.com/gpu: 2"),
+        ({"nvidia.com/mig-3g.40gb": 1}, "nvidia.com/gpu: 1 and nvidia.com/mig-3g.40gb: 1"),
+    ],
+    ids=["more GPUs", "GPU and instance"],
+)
+def test_other_gpus_than_those_of_the_tensor_parallelism_are_refused(
+    in_template: bool, limits: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        engine_deployment(smallest(greedy=gpu_limits(in_template, limits)), "greedy", SETTINGS)
+    assert str(refused.value) == (
+        f"spec.pools.greedy: the engine's limits ({found}) differ from spec.engine.tensorParallel, which is 1; remove "
+        "them from resources and podTemplate, or change tensorParallel"
+    )
+
+
+@pytest.mark.parametrize("in_template", [False, True], ids=["resources", "pod template"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"nvidia.com/gpu": 0},
+        {"nvidia.com/gpu": 1, "memory": "90Gi", "nvidia.com/hostdev": 4},
+        {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "1"},
+    ],
+    ids=["no GPU", "the same", "instance instead"],
+)
+def test_as_many_gpus_as_the_tensor_parallelism_or_none_are_accepted(
+    in_template: bool, limits: dict[str, Any]
+) -> None:
+    engine_deployment(smallest(greedy=gpu_limits(in_template, limits)), "greedy", SETTINGS)

@@ -12,6 +12,7 @@ from dps_engines.launch import (
     DEFAULT_NGRAM_TOKENS,
     DEFAULT_STEPS,
     DEFAULT_TOP_K,
+    OTHER_GPUS,
     WITHOUT_DRAFT_MODEL,
     Algorithm,
     Launch,
@@ -111,8 +112,17 @@ UNSUPPORTED = {
     "in a DPSRouter, set spec.engine.apiKeySecretRef",
     "--chat-template": "the gateway counts prompts with the chat template of the tokenizer, so its ΔL could differ "
     "from the engine's; store the template with a tokenizer, and set spec.model.tokenizer",
+    "--pp-size": OTHER_GPUS,
+    "--pipeline-parallel-size": OTHER_GPUS,
+    "--nnodes": OTHER_GPUS,
 }
 """Flags that break the deployment, and why."""
+
+UNSUPPORTED_WITHOUT_DP_ATTENTION = {"--dp-size": OTHER_GPUS, "--data-parallel-size": OTHER_GPUS}
+"""The same for flags that divide the engine's GPUs with --enable-dp-attention, and multiply them without it."""
+
+DP_ATTENTION = "--enable-dp-attention"
+"""The flag with which the attention is not split across all GPUs of the engine."""
 
 ENABLE_LORA = "--enable-lora"
 """The flag with which adapters can be loaded while the engine runs."""
@@ -133,12 +143,12 @@ SGLang's parser also accepts any unambiguous prefix of a flag, so prefixes of ma
 """
 
 
-def unsupported(argument: str) -> str | None:
+def unsupported(argument: str, flags: Mapping[str, str] = UNSUPPORTED) -> str | None:
     """Why a flag, or the flag that it abbreviates, is not supported; None if it is supported."""
     name = argument.split("=", 1)[0]
     if len(name) <= len("--"):
         return None
-    return next((reason for flag, reason in UNSUPPORTED.items() if flag.startswith(name)), None)
+    return next((reason for flag, reason in flags.items() if flag.startswith(name)), None)
 
 
 def managed_by(argument: str, managed: Mapping[str, str] = MANAGED) -> str | None:

@@ -34,8 +34,6 @@ MEMORY_FLAGS: Final = (
     "--load-format",
     "--json-model-override-args",
     "--cpu-offload-gb",
-    "--pp-size",
-    "--pipeline-parallel-size",
 )
 """Flags that limit memory, or that change the sizes computed here."""
 

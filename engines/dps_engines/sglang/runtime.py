@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
+from dps_engines.models import check_heads
 from dps_engines.pools import PoolName
 from dps_engines.sglang import flags, memory
 from dps_engines.sglang import prefix_cache as cache_flags
@@ -53,6 +54,9 @@ class SGLang(Released):
         self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
     ) -> None:
         """See EngineRuntime."""
+        if flags.DP_ATTENTION not in arguments:
+            _check_data_parallelism(arguments)
+            check_heads(launch)
         if launch.speculation is None:
             return
         field, algorithm = "spec.pools.speculative.speculation.algorithm", launch.speculation.algorithm
@@ -105,3 +109,11 @@ class SGLang(Released):
     def loads_plugin(self, version: str) -> bool:
         """See EngineRuntime."""
         return version in VERSIONS
+
+
+def _check_data_parallelism(arguments: Sequence[str]) -> None:
+    """Raises EngineError if the arguments multiply the GPUs. They do not contain --enable-dp-attention."""
+    for argument in arguments:
+        if reason := flags.unsupported(argument, flags.UNSUPPORTED_WITHOUT_DP_ATTENTION):
+            name = argument.split("=", 1)[0]
+            raise EngineError(f"{name} is not supported without {flags.DP_ATTENTION}: {reason}; remove it")

@@ -11,6 +11,7 @@ from dps_engines.flags import Flag, sources
 from dps_engines.launch import (
     DEFAULT_NGRAM_TOKENS,
     DEFAULT_STEPS,
+    OTHER_GPUS,
     WITHOUT_DRAFT_MODEL,
     Algorithm,
     Launch,
@@ -102,11 +103,22 @@ UNSUPPORTED: Final = {
     "--chat-template": "the gateway counts prompts with the chat template of the tokenizer, so its ΔL could differ "
     "from the engine's; store the template with a tokenizer, and set spec.model.tokenizer",
     "--config": "flags in a file are not checked",
+    "--pipeline-parallel-size": OTHER_GPUS,
+    "--data-parallel-size": OTHER_GPUS,
+    "--prefill-context-parallel-size": OTHER_GPUS,
+    "--nnodes": OTHER_GPUS,
 }
 """Flags that break the deployment, and why."""
 
-SHORT: Final = {"-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
-"""Short names of managed flags."""
+SHORT: Final = {
+    "-tp": "--tensor-parallel-size",
+    "-sc": "--speculative-config",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+}
+"""Short names of managed and unsupported flags."""
 
 
 def flag_name(argument: str) -> str:

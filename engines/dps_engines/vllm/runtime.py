@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.models import check_weights
+from dps_engines.models import check_heads, check_weights
 from dps_engines.pools import PoolName
 from dps_engines.versions import Released, numbers
 from dps_engines.vllm import flags
@@ -21,10 +21,9 @@ WEIGHT_FLAGS = (
     "--load-format",
     "--hf-overrides",
     "--cpu-offload-gb",
-    "--pipeline-parallel-size",
 )
 """Flags that change the size of the weights on a GPU."""
-SHORT = {"-q": "--quantization", "-pp": "--pipeline-parallel-size"}
+SHORT = {"-q": "--quantization"}
 
 
 class VLLM(Released):
@@ -59,6 +58,7 @@ class VLLM(Released):
         self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
     ) -> None:
         """See EngineRuntime."""
+        check_heads(launch)
         speculation = launch.speculation
         if launch.shares_gpu_with is not None:
             raise EngineError(

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from dps_engines.launch import TENSOR_PARALLEL_LIMITS
 from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
 from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
 from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
@@ -196,7 +197,11 @@ class Engine(APIObject):
         "if unset, engines accept every client.",
     )
     tensor_parallel: int = Field(
-        default=1, ge=1, le=16, description="GPUs per replica, across which the model is split."
+        default=1,
+        ge=TENSOR_PARALLEL_LIMITS[0],
+        le=TENSOR_PARALLEL_LIMITS[1],
+        description="GPUs per replica, across which the model is split. The numbers of attention heads of the model "
+        "and of the draft model must be multiples of it.",
     )
     cache: EngineCache | None = Field(
         default=None,

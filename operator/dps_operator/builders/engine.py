@@ -7,7 +7,7 @@ from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, quantity_bytes, to_wire
 from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments
-from dps_operator.builders.node_pool import gpu_resource, placement
+from dps_operator.builders.node_pool import check_gpus, gpu_resource, placement
 from dps_operator.builders.pods import (
     CONTAINER_SECURITY,
     container_resources,
@@ -239,7 +239,8 @@ def engine_deployment(
 ) -> Manifest:
     """The pool's Deployment. If another controller scales the pool, it has no `replicas`.
 
-    cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it.
+    cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it. Raises
+    SpecError if the spec is invalid.
     """
     pool, runtime = pool_of(router.spec, name), runtime_of(router.spec, name)
     pod: Manifest = {
@@ -263,6 +264,7 @@ def engine_deployment(
     ):
         pod = overlay(pod, additions)
     template = pod_template(router, name, pod, pool.pod_template, revision)
+    check_gpus(template, name, router.spec.engine.tensor_parallel)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(router.spec, name),

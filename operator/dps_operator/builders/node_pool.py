@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dps_engines.pools import PoolName
 from dps_operator.api.model import NodePool
 from dps_operator.api.types import to_wire
 from dps_operator.errors import SpecError
@@ -86,6 +87,9 @@ GPU_TOLERATIONS: tuple[Manifest, ...] = (
 )
 """The taint of GKE and of most GPU node groups, and the one in the AKS documentation."""
 
+GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""How the names of the resources begin that NVIDIA's device plugin offers for GPUs."""
+
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
@@ -100,6 +104,25 @@ def gpu_resource(pool: NodePool, *, shared: bool) -> str:
     if pool.mig is not None and pool.mig.strategy == "Mixed":
         name = f"nvidia.com/mig-{pool.mig.profile}"
     return f"{name}.shared" if shared and pool.sharing.renamed else name
+
+
+def check_gpus(template: Manifest, pool: PoolName, gpus: int) -> None:
+    """Raises SpecError if the spec limits the engine of a pod template to another number of GPUs, except 0."""
+    containers = template["spec"]["containers"] or []
+    resources: Manifest = (
+        next((one.get("resources") for one in containers if one.get("name") == "engine"), None) or {}
+    )
+    limits = {
+        resource: str(amount)
+        for resource, amount in (resources.get("limits") or {}).items()
+        if resource.startswith(GPU_RESOURCES) and str(amount) != "0"
+    }
+    if limits and list(limits.values()) != [str(gpus)]:
+        found = " and ".join(f"{resource}: {amount}" for resource, amount in limits.items())
+        raise SpecError(
+            f"spec.pools.{pool}: the engine's limits ({found}) differ from spec.engine.tensorParallel, which is "
+            f"{gpus}; remove them from resources and podTemplate, or change tensorParallel"
+        )
 
 
 def gpu_bytes(pool: NodePool) -> int | None:
