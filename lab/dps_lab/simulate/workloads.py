@@ -16,7 +16,7 @@ LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl", "mooncak
 WORKLOADS: Final = (*LENGTHS, "toolbench")
 
 TOOLBENCH_OUTPUT_TOKENS: Final = 111
-"""Mean answer length of the ToolBench-shaped workload, which the paper does not report: see docs/simulation-results.md."""
+"""Mean answer length of the ToolBench-shaped workload; the paper reports none. See docs/simulation-results.md."""
 
 _OUTPUT_SPREAD: Final = 0.5
 """Standard deviation of the logarithm of an answer's length."""
