@@ -109,12 +109,10 @@ def gpu_resource(pool: NodePool, *, shared: bool) -> str:
 def check_gpus(template: Manifest, pool: PoolName, gpus: int) -> None:
     """Raises SpecError if the spec limits the engine of a pod template to another number of GPUs, except 0."""
     containers = template["spec"]["containers"] or []
-    resources: Manifest = (
-        next((one.get("resources") for one in containers if one.get("name") == "engine"), None) or {}
-    )
+    engine: Manifest = next((one for one in containers if one.get("name") == "engine"), {})
     limits = {
         resource: str(amount)
-        for resource, amount in (resources.get("limits") or {}).items()
+        for resource, amount in ((engine.get("resources") or {}).get("limits") or {}).items()
         if resource.startswith(GPU_RESOURCES) and str(amount) != "0"
     }
     if limits and list(limits.values()) != [str(gpus)]:
