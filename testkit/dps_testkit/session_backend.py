@@ -1,5 +1,6 @@
 """A session backend for tests, with a dictionary in place of Redis."""
 
+import asyncio
 from collections.abc import Sequence
 
 from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
@@ -10,7 +11,8 @@ class FakeBackend:
     read and a commit as another gateway would.
 
     unavailable: every call fails. full: every write fails. timeouts: how many writes time out before one succeeds.
-    foreign: keys that hold a value of another type. short_lived: keys of pointers that expire early.
+    foreign: keys that hold a value of another type. short_lived: keys of pointers that expire early. answered: an event
+    after which successful writes are answered; None if they are answered at once.
     """
 
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class FakeBackend:
         self.timeouts = 0
         self.foreign: set[str] = set()
         self.short_lived: set[str] = set()
+        self.answered: asyncio.Event | None = None
 
     async def get(self, key: str) -> bytes | None:
         self._check()
@@ -58,6 +61,8 @@ class FakeBackend:
             own = pointer[1].partition(b",")[0]
             self.short_lived.difference_update([pointer[0]])
             self.short_lived.update(key for key in dropped if self.values.get(key, b"").startswith(own))
+        if self.answered is not None:
+            await self.answered.wait()
         return True, None
 
     async def delete(self, key: str) -> bool:

@@ -1,5 +1,7 @@
 """Reading and committing session state while Redis is available, unavailable, full or empty."""
 
+import asyncio
+
 import pytest
 
 from dps_gateway.pool import Pool
@@ -104,6 +106,23 @@ async def test_commit_made_during_an_outage_is_merged_with_newer_turns(backend: 
     await other.commit(3)
     await gateway.store.flush()
     assert await other.turns() == (StateSource.REDIS, [3, 2, 1])
+
+
+async def test_late_write_of_a_turn_keeps_a_later_turn_that_is_not_written_yet(backend: FakeBackend) -> None:
+    gateway = Gateway(backend)
+    answered = asyncio.Event()
+    backend.answered = answered
+    slow = asyncio.create_task(gateway.commit(1))
+    await asyncio.sleep(0)
+    backend.answered, backend.full = None, True
+    await gateway.commit(2)
+    backend.full = False
+    answered.set()
+    await slow
+    assert await gateway.turns() == (StateSource.REDIS, [2, 1])
+    assert await gateway.store.flush() == 1
+    assert await Gateway(backend).turns() == (StateSource.REDIS, [2, 1])
+    assert await gateway.store.flush() == 0
 
 
 async def test_foreign_value_does_not_block_the_commits_behind_it(

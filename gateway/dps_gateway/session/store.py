@@ -304,7 +304,12 @@ class SessionStore:
                         break
                     continue
                 if done:
+                    # A later turn may not have been written yet, because its writes failed while this one was slow.
+                    unwritten = self._mirror.unwritten(key)
+                    kept = self._with_current(key, value, unwritten) if unwritten is not None else value
                     self._mirror.put(key, value, pointer, self.ttl_seconds, written=True)
+                    if kept != value:
+                        self._mirror.put(key, kept, None, self.ttl_seconds, written=False)
                     return
                 expected, record = current, self._with_unwritten(key, current)
         value = change(_merged(record, _decode(self._mirror.get(key)))).encode()
