@@ -21,9 +21,10 @@ from dps_gateway.api.public import public_app
 from dps_gateway.api.server import Runner
 from dps_gateway.background import background
 from dps_gateway.client_connections import raise_file_limit
-from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.config import ConfigError, GatewayConfig
 from dps_gateway.prompt.description import TokenizerError
 from dps_gateway.prompt.tokenizer import Tokenizer
+from dps_gateway.reload import Source
 from dps_gateway.runtime import Runtime
 from dps_gateway.workers import CANNOT_START, own_socket, run_workers
 
@@ -39,7 +40,7 @@ BACKLOG: Final = 1024
 
 
 async def serve(
-    config: GatewayConfig, tokenizer: Tokenizer, config_file: Path | None, *, reuse_port: bool = False
+    config: GatewayConfig, tokenizer: Tokenizer, source: Source | None, *, reuse_port: bool = False
 ) -> None:
     """Run one gateway process until SIGTERM or SIGINT, then drain it."""
     worker_socket = own_socket()
@@ -66,7 +67,7 @@ async def serve(
     try:
         if worker_socket is not None:
             await web.UnixSite(workers, str(worker_socket)).start()
-        async with background(runtime, config_file):
+        async with background(runtime, source):
             admin_host = listen.admin_address()
             await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
             tls = runtime.tls.context if runtime.tls is not None else None
@@ -120,20 +121,21 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     _log_to_stderr(arguments.log_level)
     try:
-        config = load_config(arguments.config)
+        source = Source(arguments.config)
+        config = source.load()
         if arguments.check:
             print(f"{arguments.config} is valid")
             return 0
         if config.listen.workers > 1:
             return run_workers(config.listen.workers, _worker, arguments.config, arguments.log_level)
-        run_worker(config, arguments.config)
+        run_worker(config, source)
     except (ConfigError, TokenizerError) as error:
         print(f"dps gateway: {error}", file=sys.stderr)
         return CANNOT_START
     return 0
 
 
-def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = False) -> None:
+def run_worker(config: GatewayConfig, source: Source, *, reuse_port: bool = False) -> None:
     """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
     raise_file_limit()
     tokenizer = Tokenizer.load(config.model.tokenizer, config.model.revision)
@@ -143,7 +145,7 @@ def run_worker(config: GatewayConfig, config_file: Path, *, reuse_port: bool = F
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     _return_freed_memory()
     with suppress(KeyboardInterrupt):
-        uvloop.run(serve(config, tokenizer, config_file, reuse_port=reuse_port))
+        uvloop.run(serve(config, tokenizer, source, reuse_port=reuse_port))
 
 
 def _return_freed_memory() -> None:
@@ -159,7 +161,8 @@ def _worker(config_file: Path, log_level: str) -> None:
     """Run one of several gateway processes, in a new interpreter."""
     _log_to_stderr(log_level)
     try:
-        run_worker(load_config(config_file), config_file, reuse_port=True)
+        source = Source(config_file)
+        run_worker(source.load(), source, reuse_port=True)
     except (ConfigError, TokenizerError) as error:
         print(f"dps gateway: {error}", file=sys.stderr)
         sys.exit(CANNOT_START)

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from dps_gateway.client_connections import expire_periodically
@@ -33,14 +32,14 @@ Task = Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
-async def background(runtime: Runtime, config_file: Path | None = None) -> AsyncIterator[None]:
+async def background(runtime: Runtime, source: Source | None = None) -> AsyncIterator[None]:
     """Run health checks, discovery, write-behind and the configuration watch for as long as the context is open.
 
     Raises ConfigError if the configuration names a Service and the gateway does not run in a cluster.
     """
     supervisors = [
         asyncio.create_task(supervise(name, task, runtime.metrics))
-        for name, task in _tasks(runtime, config_file).items()
+        for name, task in _tasks(runtime, source).items()
     ]
     try:
         yield
@@ -68,7 +67,7 @@ async def supervise(
         await asyncio.sleep(restart_seconds)
 
 
-def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
+def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
     """The tasks that this configuration requires, keyed by their names in logs and metrics."""
     tasks: dict[str, Task] = {
         "clients": lambda: expire_periodically(runtime.clients),
@@ -108,9 +107,8 @@ def _tasks(runtime: Runtime, config_file: Path | None) -> dict[str, Task]:
     if runtime.config.listen.workers > 1:
         tasks["gauges"] = lambda: _refresh_gauges(runtime)
         tasks["queue"] = lambda: _assign_slots(runtime)
-    if config_file is not None:
-        source = Source(config_file)
-        tasks["config"] = lambda: watch_config(source, runtime)
+    if source is not None:
+        tasks["config"] = partial(watch_config, source, runtime)
         if (config_map := runtime.config.config_map) is not None:
             received = partial(receive_config, source=source, runtime=runtime)
             tasks["config-map"] = partial(watch_config_map, ApiServer.of_pod(), config_map, received)

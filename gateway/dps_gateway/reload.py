@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,36 +14,6 @@ from dps_gateway.runtime import Runtime
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
-
-
-class Watch:
-    """Detects changes in the content of the configuration file and of the files that it names.
-
-    Modification times are not enough: Kubernetes updates a mounted ConfigMap or Secret by swapping a symbolic link.
-    """
-
-    def __init__(self, path: Path, config: GatewayConfig) -> None:
-        self._path = path
-        self._seen = self._digests(config)
-
-    def changed(self, config: GatewayConfig) -> bool:
-        """Whether any file has changed since the previous call. `config` is the one in use.
-
-        A file that cannot be read counts as unchanged, because it may be in the middle of being replaced.
-        """
-        current = self._digests(config)
-        changed = any(self._seen.get(path, digest) != digest for path, digest in current.items())
-        self._seen |= current
-        return changed
-
-    def _digests(self, config: GatewayConfig) -> dict[Path, str]:
-        found = {}
-        for path in (self._path, *_named_files(config)):
-            try:
-                found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
-            except OSError:
-                continue
-        return found
 
 
 def _named_files(config: GatewayConfig) -> Iterator[Path]:
@@ -57,12 +27,38 @@ def _named_files(config: GatewayConfig) -> Iterator[Path]:
 
 
 class Source:
-    """The configuration file, or the content of its ConfigMap until the kubelet has updated the file."""
+    """The configuration file, or the content of its ConfigMap until the kubelet has updated the file.
+
+    Detects changes in the content of the configuration file and of the files that it names. Modification times are not
+    enough: Kubernetes updates a mounted ConfigMap or Secret by swapping a symbolic link.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._newest = ""
         self._superseded: set[str] = set()
+        self._loaded: dict[Path, str | None] = {}
+        """The digests of the files, as of just before they were last loaded; None for those that could not be read."""
+
+    def load(
+        self, in_effect: Callable[[GatewayConfig], GatewayConfig] = lambda config: config
+    ) -> GatewayConfig:
+        """Load the newest configuration. The caller then loads the files that it names. Raises ConfigError.
+
+        in_effect: returns the configuration that will be used if this one is applied.
+        """
+        self._loaded = {self.path: _digest(self.path)}
+        config = parse_config(self.text(), source=str(self.path))
+        self._loaded |= {path: _digest(path) for path in _named_files(in_effect(config))}
+        return config
+
+    def changed(self) -> bool:
+        """Whether a file has changed since the configuration was last loaded, even if it could not be used.
+
+        A file that cannot be read counts as unchanged, because it may be in the middle of being replaced.
+        """
+        current = ((_digest(path), loaded) for path, loaded in self._loaded.items())
+        return any(digest not in (None, loaded) for digest, loaded in current)
 
     def receive(self, text: str) -> bool:
         """Use the ConfigMap's current content. False if it is in use. Raises ConfigError as `text` does."""
@@ -79,12 +75,18 @@ class Source:
         return self._newest if on_disk in self._superseded else on_disk
 
 
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 async def watch_config(source: Source, runtime: Runtime) -> None:
     """Poll the files and reload the configuration when one of them changes, until cancelled."""
-    watch = Watch(source.path, runtime.config)
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        if watch.changed(runtime.config):
+        if source.changed():
             reload_config(source, runtime)
 
 
@@ -97,7 +99,7 @@ def receive_config(text: str, source: Source, runtime: Runtime) -> None:
 def reload_config(source: Source, runtime: Runtime) -> bool:
     """Load and apply the configuration. If it is invalid, keep the current configuration and return False."""
     try:
-        runtime.apply(parse_config(source.text(), source=str(source.path)))
+        runtime.apply(source.load(runtime.in_effect))
     except ConfigError as error:
         log.error("configuration not reloaded, the previous one stays in use: %s", error)
         runtime.metrics.config_reloads.labels("refused").inc()

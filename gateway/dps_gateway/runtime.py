@@ -146,12 +146,31 @@ class Runtime:
         self._started_with = config
         self._set_endpoints(config)
 
+    def in_effect(self, config: GatewayConfig) -> GatewayConfig:
+        """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
+        started = self._started_with
+        session = {
+            name: getattr(started.session, name)
+            for name in ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
+        }
+        return config.model_copy(
+            update={
+                **{section: getattr(started, section) for section in FIXED_SECTIONS},
+                "config_map": started.config_map,
+                "session": config.session.model_copy(update=session),
+                "routing": config.routing.model_copy(update={"decision_log": started.routing.decision_log}),
+                "timeouts": config.timeouts.model_copy(
+                    update={"drain_seconds": started.timeouts.drain_seconds}
+                ),
+            }
+        )
+
     def apply(self, config: GatewayConfig) -> None:
         """Apply a new configuration atomically. Requests in flight are unaffected.
 
         Raises ConfigError, and changes nothing, if the configuration cannot be used.
         """
-        loaded = _Reloadable.load(_in_effect(config, self._started_with))
+        loaded = _Reloadable.load(self.in_effect(config))
         if self.redis is not None and loaded.redis_url is not None and loaded.redis_url != self._redis_url:
             self.redis.use(_client(config, loaded.redis_url))
             self._redis_url = loaded.redis_url
@@ -160,7 +179,7 @@ class Runtime:
             if value != started[key]:
                 log.warning("'%s' has changed; the change takes effect when the gateway restarts", key)
         previous = self.config.routing.model_copy(update={"suspended": config.routing.suspended})
-        self.config = config = _in_effect(config, self._started_with)
+        self.config = config = self.in_effect(config)
         if config.routing != previous:  # otherwise, keep what a learning policy has learned
             self.policy = loaded.policy
         if self.tls is not None and loaded.certificate is not None:
@@ -293,23 +312,6 @@ def _requests_wait(config: GatewayConfig) -> bool:
 def _answers_without_engines(config: GatewayConfig) -> bool:
     """Whether requests wait while no engine is ready, or are refused because the router is suspended."""
     return config.routing.suspended or _requests_wait(config)
-
-
-def _in_effect(config: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
-    """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
-    session = {
-        name: getattr(started.session, name)
-        for name in ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
-    }
-    return config.model_copy(
-        update={
-            **{section: getattr(started, section) for section in FIXED_SECTIONS},
-            "config_map": started.config_map,
-            "session": config.session.model_copy(update=session),
-            "routing": config.routing.model_copy(update={"decision_log": started.routing.decision_log}),
-            "timeouts": config.timeouts.model_copy(update={"drain_seconds": started.timeouts.drain_seconds}),
-        }
-    )
 
 
 def _read_at_start(config: GatewayConfig) -> dict[str, object]:

@@ -8,10 +8,11 @@ from multidict import CIMultiDict
 from redis.asyncio import Redis
 
 from dps_gateway.auth import Unauthorized
-from dps_gateway.config import ConfigError, GatewayConfig, load_config
+from dps_gateway.config import ConfigError, load_config
 from dps_gateway.pool import Pool
-from dps_gateway.reload import Source, Watch, receive_config, reload_config
+from dps_gateway.reload import Source, receive_config, reload_config
 from dps_gateway.runtime import Runtime
+from dps_testkit.certificates import certify
 from dps_testkit.tokenizers import shared_tokenizer
 
 CONFIG = """
@@ -41,8 +42,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-async def runtime(file: Path) -> AsyncIterator[Runtime]:
-    runtime = Runtime(load_config(file), shared_tokenizer())
+def source(file: Path) -> Source:
+    return Source(file)
+
+
+@pytest.fixture
+async def runtime(source: Source) -> AsyncIterator[Runtime]:
+    runtime = Runtime(source.load(), shared_tokenizer())
     yield runtime
     await runtime.close()
 
@@ -51,24 +57,24 @@ def bearer(key: str) -> CIMultiDict[str]:
     return CIMultiDict({"Authorization": f"Bearer {key}"})
 
 
-async def test_new_content_of_the_keys_file_replaces_the_keys(file: Path, runtime: Runtime) -> None:
-    watch = Watch(file, runtime.config)
-    assert not watch.changed(runtime.config)
+async def test_new_content_of_the_keys_file_replaces_the_keys(source: Source, runtime: Runtime) -> None:
+    assert not source.changed()
     write("keys", "team:sk-new")
-    assert watch.changed(runtime.config)
-    assert reload_config(Source(file), runtime)
+    assert source.changed()
+    assert reload_config(source, runtime)
     assert runtime.tenant(bearer("sk-new")) == "team"
     with pytest.raises(Unauthorized):
         runtime.tenant(bearer("sk-old"))
-    assert not watch.changed(runtime.config)
+    assert not source.changed()
 
 
-async def test_new_content_of_an_api_key_file_replaces_the_engines_key(file: Path, runtime: Runtime) -> None:
-    watch = Watch(file, runtime.config)
+async def test_new_content_of_an_api_key_file_replaces_the_engines_key(
+    source: Source, runtime: Runtime
+) -> None:
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-old"
     write("engine-key", "engine-new")
-    assert watch.changed(runtime.config)
-    assert reload_config(Source(file), runtime)
+    assert source.changed()
+    assert reload_config(source, runtime)
     assert runtime.pools[Pool.SPECULATIVE].api_key == "engine-new"
 
 
@@ -76,33 +82,62 @@ async def test_new_content_of_an_api_key_file_replaces_the_engines_key(file: Pat
     "name",
     ["gateway.yaml", "keys", "redis-url", "admin-token", "engine-key", "engine-ca", "tls-cert", "tls-key"],
 )
-def test_every_file_that_the_configuration_names_is_watched(file: Path, name: str) -> None:
-    greedy = {"endpoints": ["https://engine:1"], "apiKeyFile": "engine-key", "caFile": "engine-ca"}
-    config = GatewayConfig.model_validate(
-        {
-            "listen": {
-                "tls": {"certFile": "tls-cert", "keyFile": "tls-key"},
-                "adminTokenFile": "admin-token",
-            },
-            "model": {"name": "m", "tokenizer": "x"},
-            "pools": {"speculative": {"endpoints": ["http://engine:1"]}, "greedy": greedy},
-            "session": {"redisUrlFile": "redis-url"},
-            "auth": {"keysFile": "keys"},
-        }
-    )
-    write(name, "old")
-    watch = Watch(file, config)
-    write(name, "new")
-    assert watch.changed(config)
-    assert not watch.changed(config)
+def test_every_file_that_the_configuration_names_is_watched(source: Source, name: str) -> None:
+    greedy = "{endpoints: ['https://engine:1'], apiKeyFile: engine-key, caFile: engine-ca}"
+    listen = "listen: {tls: {certFile: tls-cert, keyFile: tls-key}, adminTokenFile: admin-token}\n"
+    content = CONFIG.replace("{endpoints: ['http://127.0.0.1:1']}", greedy) + listen
+    content += "session: {redisUrlFile: redis-url}\n"
+    write("gateway.yaml", content)
+    if name != "gateway.yaml":
+        write(name, "old")
+    source.load()
+    assert not source.changed()
+    write(name, content + "# new")
+    assert source.changed()
 
 
-async def test_file_that_is_being_replaced_counts_as_unchanged(file: Path, runtime: Runtime) -> None:
-    watch = Watch(file, runtime.config)
+async def test_file_that_is_being_replaced_counts_as_unchanged(source: Source, runtime: Runtime) -> None:
     remove("keys")
-    assert not watch.changed(runtime.config)
+    assert not source.changed()
     write("keys", "team:sk-old")
-    assert not watch.changed(runtime.config)
+    assert not source.changed()
+
+
+@pytest.mark.parametrize("name", ["keys", "new-keys"])
+async def test_refused_configuration_is_applied_once_its_file_is_valid(
+    source: Source, runtime: Runtime, name: str
+) -> None:
+    if name == "keys":
+        write("keys", "no colon")
+    write("gateway.yaml", CONFIG.replace("keysFile: keys", f"keysFile: {name}"))
+    assert source.changed()
+    assert not reload_config(source, runtime)
+    assert not source.changed()
+    write(name, "team:sk-new")
+    assert source.changed()
+    assert reload_config(source, runtime)
+    assert runtime.tenant(bearer("sk-new")) == "team"
+    assert not source.changed()
+
+
+async def test_change_while_the_files_are_being_loaded_is_detected(source: Source) -> None:
+    config = source.load()
+    write("keys", "team:sk-new")
+    runtime = Runtime(config, shared_tokenizer())
+    assert source.changed()
+    await runtime.close()
+
+
+async def test_files_in_use_are_watched_if_others_are_used_only_after_a_restart(source: Source) -> None:
+    certify(Path("one.crt"), Path("one.key"))
+    tls = "listen: {{tls: {{certFile: {0}.crt, keyFile: {0}.key}}}}"
+    write("gateway.yaml", CONFIG + tls.format("one"))
+    runtime = Runtime(source.load(), shared_tokenizer())
+    write("gateway.yaml", CONFIG + tls.format("two"))
+    assert reload_config(source, runtime)
+    certify(Path("one.crt"), Path("one.key"))
+    assert source.changed()
+    await runtime.close()
 
 
 async def test_invalid_utf8_is_refused_and_the_next_valid_file_applied(file: Path, runtime: Runtime) -> None:
@@ -175,14 +210,15 @@ async def test_limits_are_reloaded(file: Path) -> None:
 async def test_new_content_of_the_file_with_the_redis_url_is_used(file: Path) -> None:
     write("redis-url", "redis://:old@127.0.0.1:1/0\n")
     write("gateway.yaml", CONFIG + "session: {redisUrl: 'redis://overridden', redisUrlFile: redis-url}")
-    runtime = Runtime(load_config(file), shared_tokenizer())
+    source = Source(file)
+    runtime = Runtime(source.load(), shared_tokenizer())
     assert runtime.redis is not None
-    watch, before = Watch(file, runtime.config), runtime.redis.client
-    assert reload_config(Source(file), runtime)
+    before = runtime.redis.client
+    assert reload_config(source, runtime)
     assert runtime.redis.client is before
     write("redis-url", "redis://:new@127.0.0.1:2/0")
-    assert watch.changed(runtime.config)
-    assert reload_config(Source(file), runtime)
+    assert source.changed()
+    assert reload_config(source, runtime)
     assert isinstance(runtime.redis.client, Redis)
     assert runtime.redis.client.connection_pool.connection_kwargs["password"] == "new"
     write("redis-url", "http://127.0.0.1:2")

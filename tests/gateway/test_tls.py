@@ -17,7 +17,7 @@ from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.app import serve
 from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.reload import Watch
+from dps_gateway.reload import Source
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.redis import connect
 from dps_testkit.certificates import certify
@@ -84,9 +84,11 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
             return der.strip()
 
         before = await presented()
-        watch = Watch(certificate.with_name("gateway.yaml"), config)
+        source = Source(certificate.with_name("gateway.yaml"))
+        source.path.write_text(config.model_dump_json(by_alias=True))
+        source.load()
         certify(certificate, certificate.with_suffix(".key"))
-        assert watch.changed(runtime.config)
+        assert source.changed()
         runtime.apply(config)
         after = await presented()
     assert after == text(certificate) != before
