@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from dps_gateway.auth import Key, KeyLoad, Keys
 from dps_gateway.body_budget import BodyBudget
 from dps_gateway.client_connections import ClientConnections, connections_of_files
-from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, read_line
+from dps_gateway.config import ConfigError, GatewayConfig, Pools, Servers, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.learning_exchange import SharedLearning
@@ -148,20 +148,22 @@ class Runtime:
 
     def in_effect(self, config: GatewayConfig) -> GatewayConfig:
         """A reloaded configuration with the values that a reload does not apply replaced by those in use."""
-        started = self._started_with
-        session = {
-            name: getattr(started.session, name)
-            for name in ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
-        }
+        in_use = self.config
+        fixed = ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
+        session = {name: getattr(in_use.session, name) for name in fixed}
+        session["peers"] = _located(config.session.peers, in_use.session.peers)
+        drain_seconds = in_use.timeouts.drain_seconds
         return config.model_copy(
             update={
-                **{section: getattr(started, section) for section in FIXED_SECTIONS},
-                "config_map": started.config_map,
-                "session": config.session.model_copy(update=session),
-                "routing": config.routing.model_copy(update={"decision_log": started.routing.decision_log}),
-                "timeouts": config.timeouts.model_copy(
-                    update={"drain_seconds": started.timeouts.drain_seconds}
+                **{section: getattr(in_use, section) for section in FIXED_SECTIONS},
+                "config_map": in_use.config_map,
+                "pools": Pools(
+                    speculative=_located(config.pools.speculative, in_use.pools.speculative),
+                    greedy=_located(config.pools.greedy, in_use.pools.greedy),
                 ),
+                "session": config.session.model_copy(update=session),
+                "routing": config.routing.model_copy(update={"decision_log": in_use.routing.decision_log}),
+                "timeouts": config.timeouts.model_copy(update={"drain_seconds": drain_seconds}),
             }
         )
 
@@ -312,6 +314,19 @@ def _requests_wait(config: GatewayConfig) -> bool:
 def _answers_without_engines(config: GatewayConfig) -> bool:
     """Whether requests wait while no engine is ready, or are refused because the router is suspended."""
     return config.routing.suspended or _requests_wait(config)
+
+
+S = TypeVar("S", bound=Servers | None)
+
+
+def _located(servers: S, in_use: S) -> S:
+    """The servers of a reloaded configuration. A list of endpoints is replaced only by another one, because discovery
+    is started with the gateway."""
+    if servers is None or in_use is None:
+        return in_use
+    if servers.endpoints and in_use.endpoints:
+        return servers
+    return servers.model_copy(update={"endpoints": in_use.endpoints, "service": in_use.service})
 
 
 def _read_at_start(config: GatewayConfig) -> dict[str, object]:

@@ -195,6 +195,42 @@ async def test_reloaded_configuration_shows_the_values_in_effect(file: Path, run
     assert (after.session.ttl_seconds, after.timeouts.queue_seconds) == (7, 7)
 
 
+SERVICE = "{service: {name: engines, namespace: default, port: 30000}}"
+ENDPOINTS = "{endpoints: ['http://127.0.0.1:1']}"
+
+
+@pytest.mark.parametrize(
+    ("started", "reloaded"), [(SERVICE, ENDPOINTS), (ENDPOINTS, SERVICE)], ids=["endpoints", "service"]
+)
+async def test_change_between_endpoints_and_a_service_has_no_effect_before_a_restart(
+    source: Source, caplog: pytest.LogCaptureFixture, started: str, reloaded: str
+) -> None:
+    def configure(servers: str) -> None:
+        pools = CONFIG.replace(f"greedy: {ENDPOINTS}", f"greedy: {servers}")
+        write("gateway.yaml", pools + f"session: {{peers: {servers}}}")
+
+    configure(started)
+    runtime = Runtime(source.load(), shared_tokenizer())
+    engines, before = runtime.pools[Pool.GREEDY], runtime.config
+    engines.set_endpoints(["http://found"])
+    configure(reloaded)
+    assert reload_config(source, runtime)
+    assert runtime.config.pools == before.pools
+    assert runtime.config.session.peers == before.session.peers
+    expected = ["http://found"] if started == SERVICE else ["http://127.0.0.1:1"]
+    assert list(engines.replicas) == expected
+    for key in ("pools.greedy", "session.peers"):
+        assert f"'{key}" in caplog.text
+    await runtime.close()
+
+
+async def test_new_endpoints_are_reloaded(source: Source, runtime: Runtime) -> None:
+    write("gateway.yaml", CONFIG.replace("127.0.0.1:1", "127.0.0.1:2"))
+    assert reload_config(source, runtime)
+    assert [list(pool.replicas) for pool in runtime.pools.values()] == [["http://127.0.0.1:2"]] * 2
+    assert runtime.config.pools.greedy.endpoints == ("http://127.0.0.1:2",)
+
+
 async def test_limits_are_reloaded(file: Path) -> None:
     write("gateway.yaml", CONFIG + "limits: {maxInFlightPerReplica: 10, maxQueued: 2}")
     runtime = Runtime(load_config(file), shared_tokenizer())
