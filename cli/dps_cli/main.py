@@ -89,7 +89,7 @@ def _calibrate() -> Main:
 
 
 def _reproduce() -> Main:
-    from dps_lab.simulate.reproduce_cli import main
+    from dps_lab.paper.cli import main
 
     return main
 

@@ -9,7 +9,7 @@ import pytest
 
 from dps_lab.bench.fake_engine import FakeEngine, arrived_at, completion, events, is_whole
 from dps_lab.bench.load import run_load
-from dps_lab.bench.traffic import Cell, Content, traffic
+from dps_lab.bench.traffic import Content, TrafficPattern, traffic
 from dps_lab.bench.wire import WireError
 
 
@@ -28,8 +28,8 @@ def requests(stream: bool, number: int, path: str = "/v1/chat/completions") -> I
 
 
 async def test_request_sets_the_number_of_chunks_and_the_first_byte_precedes_the_last(engine: int) -> None:
-    cell = Cell(True, Content(1024, "distinct"), chunks=512)
-    made = traffic(cell, "a", sessions=3, connections=2, count=count_words)
+    pattern = TrafficPattern(True, Content(1024, "distinct"), chunks=512)
+    made = traffic(pattern, "a", sessions=3, connections=2, count=count_words)
     load = await run_load(engine, made.sequences(), partial(is_whole, stream=True, chunks=512))
     assert len(load.finished) == 3
     assert all(0 < first < whole for first, whole in zip(load.first_byte, load.latencies, strict=True))
@@ -112,8 +112,8 @@ def count_words(text: str) -> int:
 
 
 def test_growing_session_appends_to_its_history_on_one_connection() -> None:
-    cell = Cell(False, Content(4096, "growing"))
-    made = traffic(cell, "a", sessions=6, connections=3, count=count_words)
+    pattern = TrafficPattern(False, Content(4096, "growing"))
+    made = traffic(pattern, "a", sessions=6, connections=3, count=count_words)
     assert [(len(warm), len(timed)) for warm, timed in zip(made.warm, made.timed, strict=True)] == [
         (2, 16)
     ] * 3
@@ -130,13 +130,13 @@ def test_growing_session_appends_to_its_history_on_one_connection() -> None:
 @pytest.mark.parametrize("sessions", ["distinct", "growing"])
 def test_request_bodies_have_about_the_stated_size(size: int, sessions: str) -> None:
     content = Content(size, "distinct" if sessions == "distinct" else "growing")
-    made = traffic(Cell(False, content), "a", sessions=2, connections=1, count=count_words)
+    made = traffic(TrafficPattern(False, content), "a", sessions=2, connections=1, count=count_words)
     lengths = [len(request) for mine in made.timed for request in mine]
     assert 0.85 * size < sum(lengths) / len(lengths) < 1.15 * size
 
 
 def test_requests_are_determined_by_the_seed_and_differ_between_seeds() -> None:
-    cell = Cell(True, Content(4096, "distinct"))
-    first, again, other = (traffic(cell, seed, 5, 2, count_words) for seed in ("a", "a", "b"))
+    pattern = TrafficPattern(True, Content(4096, "distinct"))
+    first, again, other = (traffic(pattern, seed, 5, 2, count_words) for seed in ("a", "a", "b"))
     assert first == again
     assert not set(first.timed[0]) & set(other.timed[0])

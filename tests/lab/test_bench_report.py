@@ -3,7 +3,7 @@
 from dps_lab.bench import metrics, table
 from dps_lab.bench.peers import BARE, VLLM
 from dps_lab.bench.summary import Round, Spread, Summary, summarise
-from dps_lab.bench.traffic import Cell, Content
+from dps_lab.bench.traffic import Content, TrafficPattern
 
 
 def test_ratios_are_per_round_and_cpu_is_over_all_rounds() -> None:
@@ -33,7 +33,7 @@ def test_throughput_table_has_one_row_per_router() -> None:
         "dps gateway": Summary(Spread(1590, 1400, 1700), Spread(0.3, 0.28, 0.31), 0.01, 240e-6, 0.25, 0.126),
     }
     assert (
-        table.throughput(Cell(True, Content(4096, "growing")), summaries)
+        table.throughput(TrafficPattern(True, Content(4096, "growing")), summaries)
         == """\
 ### 32-chunk stream, 4 KB, growing sessions
 
@@ -45,7 +45,9 @@ def test_throughput_table_has_one_row_per_router() -> None:
 
 
 def test_table_of_ratios_has_one_column_per_router_that_the_gateway_is_compared_with() -> None:
-    ratios = {Cell(False, Content(4096, "distinct")): [Spread(0.29, 0.28, 0.31), Spread(0.1, 0.1, 0.11)]}
+    ratios = {
+        TrafficPattern(False, Content(4096, "distinct")): [Spread(0.29, 0.28, 0.31), Spread(0.1, 0.1, 0.11)]
+    }
     assert (
         table.ratios(ratios, ["vllm-router cache_aware", "vllm-router round_robin"])
         == """\
@@ -76,7 +78,7 @@ def test_tracing_cost_table_has_one_row_per_setting() -> None:
     typical = {"off": Spread(0.0008, 0.0007, 0.0009), "all": Spread(0.001, 0.0009, 0.0011)}
     slow = {"off": Spread(0.002, 0.0019, 0.003), "all": Spread(0.005, 0.004, 0.0061)}
     assert (
-        table.cost_of_tracing(Cell(False, Content(4096, "distinct")), summaries, typical, slow)
+        table.cost_of_tracing(TrafficPattern(False, Content(4096, "distinct")), summaries, typical, slow)
         == """\
 ### non-streaming, 4 KB, distinct sessions
 
@@ -118,7 +120,7 @@ def test_tables_of_long_requests_state_which_routers_failed() -> None:
 
 def test_table_of_workers_has_the_ratio_of_cpu_times() -> None:
     assert (
-        table.workers({Cell(False, Content(4096, "growing")): (400e-6, 440e-6)})
+        table.workers({TrafficPattern(False, Content(4096, "growing")): (400e-6, 440e-6)})
         == """\
 ### Two workers
 

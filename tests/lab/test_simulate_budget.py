@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, TotalLength
-from dps_lab.simulate.budget_day import day
+from dps_lab.calibrate.budget_day import day
 from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.fleet import Budget, FleetSpec, build_engines
 from dps_lab.simulate.gateway import VirtualGateway

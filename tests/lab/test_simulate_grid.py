@@ -13,20 +13,20 @@ from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative
 from dps_lab.simulate import grid, grid_cli
 from dps_lab.simulate.grid import (
     ADAPTIVE,
-    Cell,
     Comparison,
+    SetUp,
     Times,
-    cells,
     compare,
     compare_after,
     mean_over_seeds,
     repeat,
     sample,
+    set_ups,
 )
 from dps_lab.simulate.run import Change, TurnResult, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
 
-CELL = Cell("some", concurrency=2, cache="separate", serialized=False, seed=0)
+CELL = SetUp("some", concurrency=2, cache="separate", serialized=False, seed=0)
 
 
 def trace(sessions: int) -> list[SessionTrace]:
@@ -163,7 +163,7 @@ def test_comparison_after_a_change_needs_sessions_until_its_end(short_change: Ch
 def test_times_are_means_over_the_seeds() -> None:
     first, second = (compare(trace(6), replace(CELL, seed=seed)) for seed in (0, 1))
     mean = mean_over_seeds([first, second])
-    assert mean.cell == first.cell
+    assert mean.set_up == first.set_up
     assert mean.adaptive == Times(
         *(
             (getattr(first.adaptive, name) + getattr(second.adaptive, name)) / 2
@@ -175,9 +175,9 @@ def test_times_are_means_over_the_seeds() -> None:
 
 
 def test_grid_has_every_combination_once() -> None:
-    found = list(cells(["a", "b"], [1, 8], [0, 1, 2]))
+    found = list(set_ups(["a", "b"], [1, 8], [0, 1, 2]))
     assert len(found) == len(set(found)) == 2 * 2 * 3 * 2 * 2
-    assert [name for name, _ in groupby(cell.workload for cell in found)] == ["a", "b"]
+    assert [name for name, _ in groupby(set_up.workload for set_up in found)] == ["a", "b"]
 
 
 def test_sample_is_random_and_repeatable() -> None:

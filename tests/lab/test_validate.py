@@ -4,7 +4,7 @@ import pytest
 
 from dps_lab.replay.records import ReplayResult, TurnRecord, Usage, Verdict
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
-from dps_lab.validate.cells import Cell, lengths, scaled, simulated
+from dps_lab.validate.runs import ValidationRun, lengths, scaled, simulated
 
 PROMPT = tuple(range(110))
 
@@ -40,15 +40,15 @@ def test_trace_has_the_reported_lengths_in_the_order_in_which_sessions_began() -
 
 @pytest.mark.parametrize("speed", [1.0, 0.25])
 def test_simulated_engine_has_the_cost_model_of_the_emulated_one(speed: float) -> None:
-    cell = Cell("bfcl", "AlwaysGreedy", "separate", 1, 1)
-    report = simulated(cell, [trace("s", (110, 3))], {"s": PROMPT}, speed)
+    run = ValidationRun("bfcl", "AlwaysGreedy", "separate", 1, 1)
+    report = simulated(run, [trace("s", (110, 3))], {"s": PROMPT}, speed)
     request, prefill, decode = 0.006, 0.0081 + 110 / 11_000, 0.0081 + 0.00012
     assert report.batch_seconds == pytest.approx(request + (prefill + 2 * decode) / speed)
 
 
 def test_times_are_scaled() -> None:
     report = simulated(
-        Cell("bfcl", "AlwaysGreedy", "common", 1, 1), [trace("s", (110, 3))], {"s": PROMPT}, 1.0
+        ValidationRun("bfcl", "AlwaysGreedy", "common", 1, 1), [trace("s", (110, 3))], {"s": PROMPT}, 1.0
     )
     twice = scaled(report, 2.0)
     assert [twice.batch_seconds, twice.session_seconds.median, twice.session_seconds.p95] == [
@@ -60,8 +60,8 @@ def test_times_are_scaled() -> None:
 
 def test_sessions_share_the_prefixes_that_their_first_prompts_have_in_common() -> None:
     first_prompts = {"a": PROMPT, "b": PROMPT[:66] + (999,) * 44}
-    cell = Cell("bfcl", "AlwaysGreedy", "separate", 1, 2)
+    run = ValidationRun("bfcl", "AlwaysGreedy", "separate", 1, 2)
     traces = [trace("a", (110, 1)), trace("b", (110, 1))]
     uncached = 110 + 44
-    report = simulated(cell, traces, first_prompts, 1.0)
+    report = simulated(run, traces, first_prompts, 1.0)
     assert report.batch_seconds == pytest.approx(2 * (0.006 + 0.0081) + uncached / 11_000)

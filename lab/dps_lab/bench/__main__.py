@@ -12,7 +12,7 @@ from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_lab.bench import footprint, metrics, peers, runner, scale, table, tracing
 from dps_lab.bench.processes import StartError
 from dps_lab.bench.summary import Round, summarise
-from dps_lab.bench.traffic import Cell, Content
+from dps_lab.bench.traffic import Content, TrafficPattern
 from dps_lab.bench.wire import WireError
 from dps_local import assets
 
@@ -37,11 +37,11 @@ def main() -> int:
 
 
 def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
-    """Measure all cells, each of which is a kind of traffic, and print the report."""
+    """Measure all traffic patterns, and print the report."""
     began = time.monotonic()
     peers_python = peers.install_peers(assets.cache_dir())
     count = Tokenizer.load(str(tokenizer.path)).count
-    results: dict[Cell, dict[str, list[Round]]] = {cell: {} for cell in runner.CELLS}
+    results: dict[TrafficPattern, dict[str, list[Round]]] = {pattern: {} for pattern in runner.PATTERNS}
     low: dict[Content, list[runner.LowLoad]] = {content: [] for content in runner.CONTENTS}
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as directory,
@@ -57,18 +57,20 @@ def run(rounds: int, seconds: float, tokenizer: assets.Asset) -> None:
             _progress(f"round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s")
             for content in runner.CONTENTS:
                 low[content].append(runner.measure_low_load(bench, content, number))
-            for cell in runner.CELLS:
-                for name, measured in runner.measure_throughput(bench, cell, number, seconds).items():
-                    results[cell].setdefault(name, []).append(measured)
+            for pattern in runner.PATTERNS:
+                for name, measured in runner.measure_throughput(bench, pattern, number, seconds).items():
+                    results[pattern].setdefault(name, []).append(measured)
         samples = metrics.scrape(bench.gateway_admin_port)
     order = [contender.name for contender in bench.contenders]
     print(_heading(rounds, seconds, tokenizer.description, time.monotonic() - began))
-    for cell, measured_rounds in results.items():
-        print(table.throughput(cell, summarise({name: measured_rounds[name] for name in order})), end="\n\n")
+    for pattern, measured_rounds in results.items():
+        print(
+            table.throughput(pattern, summarise({name: measured_rounds[name] for name in order})), end="\n\n"
+        )
     compared = (peers.VLLM_CACHE_AWARE, peers.VLLM)
     ratios = {
-        cell: [summarise(rounds, other)[peers.GATEWAY].ratio for other in compared]
-        for cell, rounds in results.items()
+        pattern: [summarise(rounds, other)[peers.GATEWAY].ratio for other in compared]
+        for pattern, rounds in results.items()
     }
     print(f"### Ratios\n\n{table.ratios(ratios, compared)}\n")
     added = {content: runner.spread_of_added(each) for content, each in low.items()}

@@ -15,7 +15,7 @@ from dps_lab.bench.fake_engine import is_whole
 from dps_lab.bench.load import run_load
 from dps_lab.bench.peers import Contender
 from dps_lab.bench.processes import StartError, resident_bytes
-from dps_lab.bench.traffic import Cell, Content, Count, traffic
+from dps_lab.bench.traffic import Content, Count, TrafficPattern, traffic
 from dps_lab.bench.wire import WireError
 from dps_local import assets
 
@@ -63,8 +63,8 @@ def measure(tokenizer: assets.Asset) -> str:
 
 def stored_bytes(port: int, redis_port: int, count: Count, *, with_id: bool) -> float:
     """The bytes in Redis per session after TURNS turns, keys and pointers included (`MEMORY USAGE`)."""
-    cell = Cell(False, Content(4096, "growing"))
-    requests = traffic(cell, f"footprint {with_id}", SESSIONS, 1, count)
+    pattern = TrafficPattern(False, Content(4096, "growing"))
+    requests = traffic(pattern, f"footprint {with_id}", SESSIONS, 1, count)
     turns = [*requests.warm[0], *requests.timed[0][: (TURNS - 1) * SESSIONS]]
     if with_id:
         turns = [_with_id(request, number % SESSIONS) for number, request in enumerate(turns)]

@@ -23,13 +23,13 @@ from dps_lab.bench.load import Load, run_load
 from dps_lab.bench.peers import Contender
 from dps_lab.bench.processes import core_seconds, cpu_seconds, running
 from dps_lab.bench.summary import Round, Spread
-from dps_lab.bench.traffic import Cell, Content, Count, Sessions, Traffic, traffic
+from dps_lab.bench.traffic import Content, Count, Sessions, Traffic, TrafficPattern, traffic
 from dps_local.processes import free_ports
 from dps_local.redis_server import redis_command
 
 CONNECTIONS: Final = 16
 CONTENTS: Final = tuple(Content(size, sessions) for size in (4096, 32768) for sessions in get_args(Sessions))
-CELLS: Final = tuple(Cell(stream, content) for stream in (False, True) for content in CONTENTS)
+PATTERNS: Final = tuple(TrafficPattern(stream, content) for stream in (False, True) for content in CONTENTS)
 
 _SESSIONS: Final = {
     Content(4096, "distinct"): 3000,
@@ -82,14 +82,14 @@ class Bench:
 
 
 def options(program: str, description: str | None) -> argparse.Namespace:
-    """Parse the command line of a benchmark: `rounds`, and `seconds` per cell and contender."""
+    """Parse the command line of a benchmark: `rounds`, and `seconds` per traffic pattern and contender."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="number of rounds (default: 5)")
     parser.add_argument(
         "--seconds",
         type=float,
         default=1.0,
-        help="longest run of one contender in one cell, in seconds (default: 1)",
+        help="longest run of one contender with one traffic pattern, in seconds (default: 1)",
     )
     return parser.parse_args()
 
@@ -141,15 +141,17 @@ def started(
                 os.kill(pid, signal.SIGCONT)
 
 
-def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) -> dict[str, Round]:
-    """Measure one round of one cell, by contender, with at most `seconds` for each."""
-    requests = traffic(cell, f"round {number}", _SESSIONS[cell.content], CONNECTIONS, bench.count)
+def measure_throughput(
+    bench: Bench, pattern: TrafficPattern, number: int, seconds: float
+) -> dict[str, Round]:
+    """Measure one round of one traffic pattern, by contender, with at most `seconds` for each."""
+    requests = traffic(pattern, f"round {number}", _SESSIONS[pattern.content], CONNECTIONS, bench.count)
     rounds = {}
     for contender, pid in bench.turns(number):
         with bench.turn(pid):
-            warm(contender, requests, cell)
+            warm(contender, requests, pattern)
             began, before, busy_before = time.monotonic(), cpu_seconds(pid), core_seconds(bench.core)
-            load = drive(contender, requests, cell, seconds)
+            load = drive(contender, requests, pattern, seconds)
             used, busy = cpu_seconds(pid) - before, core_seconds(bench.core) - busy_before
         others = max(0.0, busy - (used if contender.command else 0.0)) / (time.monotonic() - began)
         latency = median(load.latencies) / 1e9
@@ -157,14 +159,16 @@ def measure_throughput(bench: Bench, cell: Cell, number: int, seconds: float) ->
     return rounds
 
 
-def measure_latency(bench: Bench, cell: Cell, number: int, requests_each: int) -> dict[str, list[float]]:
-    """Measure one round of one cell on one connection: the latency of every request in seconds, by contender."""
-    requests = traffic(cell, f"latency {number}", requests_each, 1, bench.count)
+def measure_latency(
+    bench: Bench, pattern: TrafficPattern, number: int, requests_each: int
+) -> dict[str, list[float]]:
+    """Measure one round on one connection: the latency of every request in seconds, by contender."""
+    requests = traffic(pattern, f"latency {number}", requests_each, 1, bench.count)
     latencies = {}
     for contender, pid in bench.turns(number):
         with bench.turn(pid):
-            warm(contender, requests, cell)
-            load = drive(contender, requests, cell)
+            warm(contender, requests, pattern)
+            load = drive(contender, requests, pattern)
         latencies[contender.name] = [each / 1e9 for each in load.latencies]
     return latencies
 
@@ -188,14 +192,14 @@ class LowLoad:
 
 def measure_low_load(bench: Bench, content: Content, number: int) -> LowLoad:
     """Measure one round of requests without streaming on one connection."""
-    cell = Cell(False, content)
+    pattern = TrafficPattern(False, content)
     sessions = _SESSIONS_AT_LOW_LOAD[content.sessions]
-    requests = traffic(cell, f"low load {number}", sessions, 1, bench.count)
+    requests = traffic(pattern, f"low load {number}", sessions, 1, bench.count)
     reached, overhead = {}, 0.0
     for contender, _ in bench.turns(number):
-        warm(contender, requests, cell)
+        warm(contender, requests, pattern)
         before = metrics.scrape(contender.admin_port) if contender.admin_port else {}
-        load = drive(contender, requests, cell, keep=True)
+        load = drive(contender, requests, pattern, keep=True)
         reached[contender.name] = median(_reached(load))
         if contender.admin_port:
             overhead = metrics.mean_between(before, metrics.scrape(contender.admin_port), OVERHEAD)
@@ -217,19 +221,23 @@ def _reached(load: Load) -> list[float]:
     return [(arrived_at(body) - sent) / 1e9 for body, sent in zip(load.bodies, load.sent, strict=True)]
 
 
-def warm(contender: Contender, requests: Traffic, cell: Cell) -> None:
+def warm(contender: Contender, requests: Traffic, pattern: TrafficPattern) -> None:
     """Send the requests that precede the measurement."""
-    check = partial(is_whole, stream=cell.stream, chunks=cell.chunks)
+    check = partial(is_whole, stream=pattern.stream, chunks=pattern.chunks)
     sequences = [iter(mine) for mine in requests.warm if mine]
     if sequences:
         uvloop.run(run_load(contender.port, sequences, check))
 
 
 def drive(
-    contender: Contender, requests: Traffic, cell: Cell, seconds: float = math.inf, keep: bool = False
+    contender: Contender,
+    requests: Traffic,
+    pattern: TrafficPattern,
+    seconds: float = math.inf,
+    keep: bool = False,
 ) -> Load:
     """Send the timed requests, for at most `seconds`. Raises WireError. `keep`: also return the answers' bodies."""
-    check: Callable[[bytes], bool] = partial(is_whole, stream=cell.stream, chunks=cell.chunks)
+    check: Callable[[bytes], bool] = partial(is_whole, stream=pattern.stream, chunks=pattern.chunks)
     gc.collect()
     gc.disable()
     try:

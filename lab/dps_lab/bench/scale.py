@@ -20,7 +20,7 @@ from dps_lab.bench.peers import Contender
 from dps_lab.bench.processes import StartError, cpu_seconds
 from dps_lab.bench.runner import Bench
 from dps_lab.bench.summary import Round, summarise
-from dps_lab.bench.traffic import Cell, Content, Traffic, traffic
+from dps_lab.bench.traffic import Content, Traffic, TrafficPattern, traffic
 from dps_lab.bench.wire import WireError
 from dps_local import assets
 
@@ -31,7 +31,7 @@ OVERLOADED: Final[Mapping[str, Mapping[str, object]]] = {
 """By default, the gateway queues requests once each engine has 256, and gives up connecting after seconds, which an
 engine that shares a core with the load generator may need to accept thousands of connections."""
 
-WORKER_CELLS: Final = tuple(Cell(stream, Content(4096, "growing")) for stream in (False, True))
+WORKER_PATTERNS: Final = tuple(TrafficPattern(stream, Content(4096, "growing")) for stream in (False, True))
 ONE, TWO = "one worker", "two workers"
 
 
@@ -110,59 +110,64 @@ def measure(tokenizer: assets.Asset, scale: Scale, *, rust: bool = True) -> str:
 
 def long_bodies(bench: Bench, scale: Scale) -> Iterator[str]:
     """The tables of requests with long bodies. Each is the next turn of a session, as agents send them."""
-    cell = Cell(False, Content(scale.body_bytes, "growing"))
+    pattern = TrafficPattern(False, Content(scale.body_bytes, "growing"))
     results: dict[int, Samples] = {each: {} for each in scale.concurrency}
     for number in range(scale.rounds):
-        _progress(f"{cell}, round {number + 1} of {scale.rounds}")
-        made = traffic(cell, f"scale {number}", scale.sessions, 1, bench.count, turns=len(results))
+        _progress(f"{pattern}, round {number + 1} of {scale.rounds}")
+        made = traffic(pattern, f"scale {number}", scale.sessions, 1, bench.count, turns=len(results))
         turns = [
             made.timed[0][start:][: scale.sessions] for start in range(0, len(made.timed[0]), scale.sessions)
         ]
         for contender, pid in bench.turns(number):
-            runner.warm(contender, made, cell)
+            runner.warm(contender, made, pattern)
             for concurrency, turn in zip(results, turns, strict=True):
-                _sample(results[concurrency], contender, pid, turn, concurrency, cell)
+                _sample(results[concurrency], contender, pid, turn, concurrency, pattern)
     for concurrency, samples in results.items():
-        title = f"{cell}, {concurrency} connections (rounds of {scale.sessions} requests: {scale.rounds})"
+        title = f"{pattern}, {concurrency} connections (rounds of {scale.sessions} requests: {scale.rounds})"
         yield table.latencies(title, {name: _row(each) for name, each in samples.items()})
 
 
 def long_streams(bench: Bench, scale: Scale) -> Iterator[str]:
     """The tables of concurrent streams, all of which are requested at the same time, on a connection each."""
-    cell = Cell(True, Content(4096, "distinct"), scale.chunks)
+    pattern = TrafficPattern(True, Content(4096, "distinct"), scale.chunks)
     for streams in scale.streams:
         _progress(f"{streams} streams of {scale.chunks} chunks")
-        made = traffic(cell, f"scale {streams}", streams, 1, bench.count)
+        made = traffic(pattern, f"scale {streams}", streams, 1, bench.count)
         samples: Samples = {}
         for contender, pid in bench.turns(0):
             if contender.name != peers.SGLANG:  # it delays streams
-                _sample(samples, contender, pid, made.timed[0], streams, cell)
-        title = f"{cell}, {streams:,} concurrent (rounds: 1)"
+                _sample(samples, contender, pid, made.timed[0], streams, pattern)
+        title = f"{pattern}, {streams:,} concurrent (rounds: 1)"
         yield table.first_bytes(title, {name: _row(each) for name, each in samples.items()})
 
 
 def workers(bench: Bench, scale: Scale) -> str:
     """The table of one worker and two, all on the same core, so that only their CPU time can be compared."""
     ratios = {}
-    for cell in WORKER_CELLS:
+    for pattern in WORKER_PATTERNS:
         rounds: dict[str, list[Round]] = {ONE: [], TWO: []}
         for number in range(scale.rounds):
-            _progress(f"workers, {cell}, round {number + 1} of {scale.rounds}")
-            for name, measured in runner.measure_throughput(bench, cell, number, 1.0).items():
+            _progress(f"workers, {pattern}, round {number + 1} of {scale.rounds}")
+            for name, measured in runner.measure_throughput(bench, pattern, number, 1.0).items():
                 rounds[name].append(measured)
         summaries = summarise(rounds, compared_with=ONE)
-        ratios[cell] = (summaries[ONE].cpu, summaries[TWO].cpu)
+        ratios[pattern] = (summaries[ONE].cpu, summaries[TWO].cpu)
     return table.workers(ratios)
 
 
 def _sample(
-    samples: Samples, contender: Contender, pid: int, requests: list[bytes], connections: int, cell: Cell
+    samples: Samples,
+    contender: Contender,
+    pid: int,
+    requests: list[bytes],
+    connections: int,
+    pattern: TrafficPattern,
 ) -> None:
     """Measure one contender and add the result to `samples`. If it returns an error, it has no result."""
     results = samples.setdefault(contender.name, [])
     before = cpu_seconds(pid)
     try:
-        load = runner.drive(contender, Traffic([], [requests] * connections, shared=True), cell)
+        load = runner.drive(contender, Traffic([], [requests] * connections, shared=True), pattern)
     except WireError as error:
         _progress(f"{contender.name}: {error}")
         return

@@ -16,7 +16,7 @@ from dps_lab.bench import metrics, peers, runner, table
 from dps_lab.bench.peers import Contender
 from dps_lab.bench.processes import StartError, cpu_seconds, resident_bytes
 from dps_lab.bench.runner import Bench
-from dps_lab.bench.traffic import Cell, Content, traffic
+from dps_lab.bench.traffic import Content, TrafficPattern, traffic
 from dps_lab.bench.wire import WireError
 from dps_local import assets
 
@@ -94,14 +94,14 @@ def run(bench: Bench, gateway: Contender, pid: int, redis_port: int, soak: Soak)
 
         yield sample(0)
         for start in range(0, soak.sessions, soak.batch):
-            cell = Cell(start // soak.batch % 2 == 1, CONTENT)
+            pattern = TrafficPattern(start // soak.batch % 2 == 1, CONTENT)
             size = min(soak.batch, soak.sessions - start)
-            made = traffic(cell, f"soak {start}", size, runner.CONNECTIONS, bench.count, turns=TURNS - 1)
+            made = traffic(pattern, f"soak {start}", size, runner.CONNECTIONS, bench.count, turns=TURNS - 1)
             if time.monotonic() - began > 60 * soak.minutes:
                 return
             time.sleep(max(0.0, began + 60 * soak.minutes * start / soak.sessions - time.monotonic()))
-            runner.warm(gateway, made, cell)
-            runner.drive(gateway, made, cell)
+            runner.warm(gateway, made, pattern)
+            runner.drive(gateway, made, pattern)
             yield sample(start + size)
             if start % (20 * soak.batch) == 0:
                 print(

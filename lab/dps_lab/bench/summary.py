@@ -8,7 +8,7 @@ from dps_lab.bench.peers import VLLM
 
 @dataclass(frozen=True)
 class Round:
-    """One contender in one cell and round.
+    """One contender in one round of a traffic pattern.
 
     rate: requests per second. latency: median, in seconds.
     cpu_seconds: CPU time of the router over `requests` requests.
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """One contender in one cell over all rounds.
+    """One contender over all rounds of a traffic pattern.
 
     ratio: requests per second relative to the reference in the same round, so that a temporary slowdown of the
     machine affects both.
@@ -60,7 +60,7 @@ def _cpu(rounds: list[Round]) -> float:
 
 
 def summarise(rounds: dict[str, list[Round]], compared_with: str = VLLM) -> dict[str, Summary]:
-    """Summarise one cell. `rounds` has each contender's rounds in order and must include `compared_with`."""
+    """Summarise one traffic pattern. `rounds` has each contender's rounds in order and must include `compared_with`."""
     reference = rounds[compared_with]
     return {
         name: Summary(

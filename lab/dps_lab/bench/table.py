@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dps_lab.bench.summary import Spread, Summary
-from dps_lab.bench.traffic import Cell, Content
+from dps_lab.bench.traffic import Content, TrafficPattern
 
 _MICRO = 1e6
 
@@ -22,8 +22,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), line(rule), *map(line, rows)])
 
 
-def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
-    """The table of one cell, with a row per contender."""
+def throughput(pattern: TrafficPattern, summaries: Mapping[str, Summary]) -> str:
+    """The table of one traffic pattern, with a row per contender."""
     header = [
         "router",
         "req/s",
@@ -49,14 +49,14 @@ def throughput(cell: Cell, summaries: Mapping[str, Summary]) -> str:
         ]
         for name, summary in summaries.items()
     ]
-    return f"### {cell}\n\n{markdown(header, rows)}"
+    return f"### {pattern}\n\n{markdown(header, rows)}"
 
 
-def ratios(gateway: Mapping[Cell, Sequence[Spread]], routers: Sequence[str]) -> str:
-    """The table of the gateway's requests per second relative to those of each of `routers`, with a row per cell."""
+def ratios(gateway: Mapping[TrafficPattern, Sequence[Spread]], routers: Sequence[str]) -> str:
+    """The table of the gateway's requests per second relative to those of each of `routers`, with a row per pattern."""
     rows = [
-        [str(cell), *(f"{each.median:.2f} ({_span(each, '.2f')})" for each in spreads)]
-        for cell, spreads in gateway.items()
+        [str(pattern), *(f"{each.median:.2f} ({_span(each, '.2f')})" for each in spreads)]
+        for pattern, spreads in gateway.items()
     ]
     return markdown(["requests per second of the gateway, relative to", *routers], rows)
 
@@ -85,9 +85,15 @@ def added_time(added: Mapping[Content, Mapping[str, Spread]], overhead: Mapping[
 
 
 def cost_of_tracing(
-    cell: Cell, summaries: Mapping[str, Summary], typical: Mapping[str, Spread], slow: Mapping[str, Spread]
+    pattern: TrafficPattern,
+    summaries: Mapping[str, Summary],
+    typical: Mapping[str, Spread],
+    slow: Mapping[str, Spread],
 ) -> str:
-    """The table of one cell, with a row per configuration. typical, slow: p50 and p99 on one connection, in seconds."""
+    """The table of one traffic pattern, with a row per configuration.
+
+    typical, slow: p50 and p99 of the latency on one connection, in seconds.
+    """
     header = ["tracing", "req/s", "x off", "min–max", "CPU µs/req", "p50 µs, 1 conn.", "p99 µs, 1 conn."]
     rows = [
         [
@@ -103,7 +109,7 @@ def cost_of_tracing(
         ]
         for name, summary in summaries.items()
     ]
-    return f"### {cell}\n\n{markdown(header, rows)}"
+    return f"### {pattern}\n\n{markdown(header, rows)}"
 
 
 @dataclass(frozen=True)
@@ -140,12 +146,12 @@ def first_bytes(title: str, rows: Mapping[str, Row | None]) -> str:
     return _rows(title, header, rows, cells)
 
 
-def workers(cpu: Mapping[Cell, tuple[float, float]]) -> str:
-    """The table of CPU seconds per request with one worker and with two, with a row per cell."""
+def workers(cpu: Mapping[TrafficPattern, tuple[float, float]]) -> str:
+    """The table of CPU seconds per request with one worker and with two, with a row per pattern."""
     header = ["workers of the gateway on one core", "CPU µs/req, one", "two", "two x one, if on two cores"]
     rows = [
-        [str(cell), f"{one * _MICRO:.0f}", f"{two * _MICRO:.0f}", f"{2 * one / two:.2f}"]
-        for cell, (one, two) in cpu.items()
+        [str(pattern), f"{one * _MICRO:.0f}", f"{two * _MICRO:.0f}", f"{2 * one / two:.2f}"]
+        for pattern, (one, two) in cpu.items()
     ]
     return f"### Two workers\n\n{markdown(header, rows)}"
 

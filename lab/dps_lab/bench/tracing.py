@@ -17,7 +17,7 @@ from dps_lab.bench import peers, runner, table
 from dps_lab.bench.peers import Contender
 from dps_lab.bench.processes import StartError, running
 from dps_lab.bench.summary import Round, Spread, summarise
-from dps_lab.bench.traffic import Cell, Content
+from dps_lab.bench.traffic import Content, TrafficPattern
 from dps_lab.bench.wire import WireError
 from dps_local import assets
 from dps_local.processes import free_ports
@@ -25,7 +25,10 @@ from dps_local.processes import free_ports
 OFF: Final = "off"
 CONTROL: Final = "off (control)"
 """The same configuration as OFF: its difference from OFF is measurement noise."""
-CELLS: Final = (Cell(False, Content(4096, "distinct")), Cell(True, Content(4096, "growing")))
+PATTERNS: Final = (
+    TrafficPattern(False, Content(4096, "distinct")),
+    TrafficPattern(True, Content(4096, "growing")),
+)
 REQUESTS_ON_ONE_CONNECTION: Final = {"distinct": 400, "growing": 50}
 """Number of sessions. A growing session has eight turns."""
 
@@ -45,9 +48,9 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
     """Measure and return the report. Raises StartError, WireError, or RuntimeError if there are too few cores."""
     _, other = runner.two_cores()
     count = Tokenizer.load(str(tokenizer.path)).count
-    throughput: dict[Cell, dict[str, list[Round]]] = {cell: {} for cell in CELLS}
-    typical: dict[Cell, dict[str, list[float]]] = {cell: {} for cell in CELLS}
-    slow: dict[Cell, dict[str, list[float]]] = {cell: {} for cell in CELLS}
+    throughput: dict[TrafficPattern, dict[str, list[Round]]] = {pattern: {} for pattern in PATTERNS}
+    typical: dict[TrafficPattern, dict[str, list[float]]] = {pattern: {} for pattern in PATTERNS}
+    slow: dict[TrafficPattern, dict[str, list[float]]] = {pattern: {} for pattern in PATTERNS}
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as folder,
         socket.create_server(("127.0.0.1", 0)) as silent,  # accepts connections but never responds
@@ -70,22 +73,24 @@ def measure(rounds: int, seconds: float, tokenizer: assets.Asset) -> str:
         ):
             for number in range(rounds):
                 print(f"tracing, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-                for cell in CELLS:
-                    for name, measured in runner.measure_throughput(bench, cell, number, seconds).items():
-                        throughput[cell].setdefault(name, []).append(measured)
-                    sessions = REQUESTS_ON_ONE_CONNECTION[cell.content.sessions]
-                    for name, latencies in runner.measure_latency(bench, cell, number, sessions).items():
+                for pattern in PATTERNS:
+                    for name, measured in runner.measure_throughput(bench, pattern, number, seconds).items():
+                        throughput[pattern].setdefault(name, []).append(measured)
+                    sessions = REQUESTS_ON_ONE_CONNECTION[pattern.content.sessions]
+                    for name, latencies in runner.measure_latency(bench, pattern, number, sessions).items():
                         percentiles = quantiles(latencies, n=100)
-                        typical[cell].setdefault(name, []).append(percentiles[49])
-                        slow[cell].setdefault(name, []).append(percentiles[98])
+                        typical[pattern].setdefault(name, []).append(percentiles[49])
+                        slow[pattern].setdefault(name, []).append(percentiles[98])
         spans = int(count_file.read_text())
     parts = [
         f"## Cost of tracing\n\n{rounds} rounds of at most {seconds:g} s, {runner.CONNECTIONS} connections"
     ]
-    for cell in CELLS:
-        rounds_by_name = {name: throughput[cell][name] for name in configurations}
+    for pattern in PATTERNS:
+        rounds_by_name = {name: throughput[pattern][name] for name in configurations}
         summaries = summarise(rounds_by_name, compared_with=OFF)
-        parts.append(table.cost_of_tracing(cell, summaries, _spread(typical[cell]), _spread(slow[cell])))
+        parts.append(
+            table.cost_of_tracing(pattern, summaries, _spread(typical[pattern]), _spread(slow[pattern]))
+        )
     return "\n\n".join([*parts, f"The working backend received {spans:,} spans."])
 
 

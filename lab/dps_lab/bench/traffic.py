@@ -1,4 +1,4 @@
-"""The requests of one cell of the benchmark, built before the measurement starts."""
+"""The requests of one traffic pattern of the benchmark, built before the measurement starts."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ PATH: Final = "/v1/chat/completions"
 TURNS: Final = 8
 """Timed turns of a growing session. Its first turn is not timed."""
 CHUNKS: Final = 32
-"""Chunks of an answer, unless the cell has another number."""
+"""Chunks of an answer, unless a traffic pattern has another number."""
 
 _SYSTEM: Final = "You are a careful assistant of an operations team. Answer briefly, with the tools you have."
 
@@ -40,7 +40,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrafficPattern:
     """One kind of traffic: streaming or not, the content of the requests, and the chunks of each answer."""
 
     stream: bool
@@ -84,9 +84,9 @@ class _Writer:
     tokenizer. It is the sum over the messages as rendered in ChatML; tokens do not merge across <|im_start|>.
     """
 
-    def __init__(self, random: Random, cell: Cell, count: Count) -> None:
+    def __init__(self, random: Random, pattern: TrafficPattern, count: Count) -> None:
         self._random = random
-        self._cell = cell
+        self._pattern = pattern
         self._count = count
         self._generation_prompt = count("<|im_start|>assistant\n")
         self.system = self._message("system", _SYSTEM)
@@ -98,8 +98,8 @@ class _Writer:
         body = {
             "model": MODEL,
             "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "stream": self._cell.stream,
-            "max_tokens": self._cell.chunks,
+            "stream": self._pattern.stream,
+            "max_tokens": self._pattern.chunks,
             "seed": self._generation_prompt + sum(message.tokens for message in messages),
         }
         data = json.dumps(body, separators=(",", ":")).encode()
@@ -114,18 +114,18 @@ class _Writer:
 
 
 def traffic(
-    cell: Cell, seed: str, sessions: int, connections: int, count: Count, turns: int = TURNS
+    pattern: TrafficPattern, seed: str, sessions: int, connections: int, count: Count, turns: int = TURNS
 ) -> Traffic:
-    """The requests of one cell. They depend on `seed` only; different seeds have no session in common.
+    """The requests of one traffic pattern. They depend on `seed` only; different seeds have no session in common.
 
     turns: timed turns of a growing session.
     """
-    writer = _Writer(Random(f"{cell} {seed}"), cell, count)
-    if cell.content.sessions == "distinct":
-        size = cell.content.size - 400
+    writer = _Writer(Random(f"{pattern} {seed}"), pattern, count)
+    if pattern.content.sessions == "distinct":
+        size = pattern.content.size - 400
         requests = [writer.request([writer.system, writer.message("user", size)]) for _ in range(sessions)]
         return Traffic([[] for _ in range(connections)], [requests] * connections, shared=True)
-    dialogues = [_dialogue(writer, cell.content.size, turns) for _ in range(sessions)]
+    dialogues = [_dialogue(writer, pattern.content.size, turns) for _ in range(sessions)]
     # Each session stays on one connection, so that a turn is sent only after the previous one was answered.
     owned = [dialogues[index::connections] for index in range(connections)]
     return Traffic(

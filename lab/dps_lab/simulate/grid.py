@@ -37,7 +37,7 @@ WINDOW_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Cell:
+class SetUp:
     """One set-up."""
 
     workload: str
@@ -85,7 +85,7 @@ class Times:
 class Comparison:
     """The times of `Adaptive`, of the static policies on the same engines, and of fleets of one kind, by name."""
 
-    cell: Cell
+    set_up: SetUp
     adaptive: Times
     static: dict[str, Times]
     fleets: dict[str, Times]
@@ -117,26 +117,21 @@ class Comparison:
                 found.append(name)
         return found
 
-    @property
-    def fleet_excess(self) -> Times:
-        """The relative excess over the best fleet of one kind for each time."""
-        return _excess(self.adaptive, list(self.fleets.values()))
-
 
 def mean_over_seeds(comparisons: Sequence[Comparison]) -> Comparison:
-    """The mean times of set-ups that differ only in the seed; `cell` is the first of them."""
+    """The mean times of set-ups that differ only in the seed; `set_up` is the first of them."""
     first = comparisons[0]
     return Comparison(
-        cell=first.cell,
+        set_up=first.set_up,
         adaptive=Times.over_runs([each.adaptive for each in comparisons]),
         static={name: Times.over_runs([each.static[name] for each in comparisons]) for name in first.static},
         fleets={name: Times.over_runs([each.fleets[name] for each in comparisons]) for name in first.fleets},
     )
 
 
-def cells(
+def set_ups(
     workloads: Sequence[str], concurrencies: Sequence[int], seeds: Sequence[int], replicas: int = 1
-) -> Iterator[Cell]:
+) -> Iterator[SetUp]:
     """All set-ups with these workloads, numbers of concurrent sessions and seeds."""
     caches: tuple[Literal["separate", "common"], ...] = ("separate", "common")
     for workload in workloads:
@@ -144,7 +139,7 @@ def cells(
             for cache in caches:
                 for serialized in (False, True):
                     for concurrency in concurrencies:
-                        yield Cell(workload, concurrency, cache, serialized, seed, replicas)
+                        yield SetUp(workload, concurrency, cache, serialized, seed, replicas)
 
 
 def sample(sessions: Sequence[SessionTrace], count: int, seed: int) -> list[SessionTrace]:
@@ -154,21 +149,24 @@ def sample(sessions: Sequence[SessionTrace], count: int, seed: int) -> list[Sess
     return shuffled[:count]
 
 
-def compare(sessions: Sequence[SessionTrace], cell: Cell) -> Comparison:
+def compare(sessions: Sequence[SessionTrace], set_up: SetUp) -> Comparison:
     """Simulate a set-up with every policy, and the fleets of one kind."""
     fleets: dict[str, tuple[dict[Pool, int], Policy]] = {
         "greedy=2": ({Pool.SPECULATIVE: 0, Pool.GREEDY: 2}, AlwaysGreedy()),
         "speculative=2": ({Pool.SPECULATIVE: 2, Pool.GREEDY: 0}, AlwaysSpeculative()),
     }
     return Comparison(
-        cell=cell,
-        adaptive=Times.of(simulate(sessions, cell.scenario(Adaptive()))),
+        set_up=set_up,
+        adaptive=Times.of(simulate(sessions, set_up.scenario(Adaptive()))),
         static={
-            name_of(policy): Times.of(simulate(sessions, cell.scenario(policy))) for policy in STATIC_POLICIES
+            name_of(policy): Times.of(simulate(sessions, set_up.scenario(policy)))
+            for policy in STATIC_POLICIES
         },
         fleets={
             name: Times.of(
-                simulate(sessions, replace(cell.scenario(policy), fleet=replace(cell.fleet, engines=engines)))
+                simulate(
+                    sessions, replace(set_up.scenario(policy), fleet=replace(set_up.fleet, engines=engines))
+                )
             )
             for name, (engines, policy) in fleets.items()
         },
@@ -189,7 +187,7 @@ CHANGES: Final[dict[str, tuple[int, tuple[Change, ...]]]] = {
 
 
 def compare_after(
-    sessions: Sequence[SessionTrace], cell: Cell, changes: tuple[Change, ...]
+    sessions: Sequence[SessionTrace], set_up: SetUp, changes: tuple[Change, ...]
 ) -> dict[str, float]:
     """The mean latency in seconds, by policy, of the turns that end with `Adaptive` in the window after a change.
 
@@ -200,14 +198,14 @@ def compare_after(
     """
     start = CHANGE_SECONDS + SETTLING_SECONDS
     end = start + WINDOW_SECONDS
-    scenario = replace(cell.scenario(Adaptive()), changes=changes)
+    scenario = replace(set_up.scenario(Adaptive()), changes=changes)
     served = simulate(sessions, replace(scenario, until_seconds=end))
     known = {turn.session for turn in served}
     if len(known) == len(sessions):
         raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; give more sessions")
     compared = {(turn.session, turn.number): turn.seconds for turn in served if turn.finished >= start}
     # More sessions follow, so that the load does not fall before the last of these turns.
-    following = max(cell.concurrency, *(change.concurrency or 0 for change in changes))
+    following = max(set_up.concurrency, *(change.concurrency or 0 for change in changes))
     last = max(index for index, session in enumerate(sessions) if session.id in known)
     needed = sessions[: last + 1 + following]
     means = {ADAPTIVE: fmean(compared.values())}

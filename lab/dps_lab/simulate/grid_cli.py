@@ -10,15 +10,15 @@ from dps_lab.simulate.grid import (
     ADAPTIVE,
     CHANGES,
     CONCURRENCIES,
-    Cell,
     Comparison,
+    SetUp,
     Times,
-    cells,
     compare,
     compare_after,
     mean_over_seeds,
     repeat,
     sample,
+    set_ups,
 )
 from dps_lab.simulate.options import positive_int
 from dps_lab.simulate.workloads import WORKLOADS, load_workload
@@ -74,11 +74,11 @@ def _print_grid(options: argparse.Namespace) -> None:
     )
     print("| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | :-- |")
     done: list[Comparison] = []
-    for cell in cells(options.workload, options.concurrency, options.seed[:1], options.replicas):
-        sessions = load_workload(cell.workload)
+    for set_up in set_ups(options.workload, options.concurrency, options.seed[:1], options.replicas):
+        sessions = load_workload(set_up.workload)
         comparison = mean_over_seeds(
             [
-                compare(sample(sessions, options.sessions, seed), replace(cell, seed=seed))
+                compare(sample(sessions, options.sessions, seed), replace(set_up, seed=seed))
                 for seed in options.seed
             ]
         )
@@ -105,16 +105,16 @@ def _print_grid(options: argparse.Namespace) -> None:
 
 
 def _row(comparison: Comparison) -> str:
-    cell, excess = comparison.cell, comparison.excess
+    set_up, excess = comparison.set_up, comparison.excess
     static = comparison.static
     batch = min(static, key=lambda name: static[name].batch)
     median = min(static, key=lambda name: static[name].median)
     mean = min(static, key=lambda name: static[name].mean)
     values = (
-        cell.workload,
-        cell.cache,
-        _speculation(cell),
-        cell.concurrency,
+        set_up.workload,
+        set_up.cache,
+        _speculation(set_up),
+        set_up.concurrency,
         _times(comparison.adaptive),
         f"{static[batch].batch:.1f} ({batch}) / {static[median].median:.2f} ({median}) / "
         f"{static[mean].mean:.2f} ({mean})",
@@ -131,14 +131,14 @@ def _row(comparison: Comparison) -> str:
 def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int) -> None:
     print("| workload | cache | speculation | change | Adaptive | best static policy | excess |")
     print("| :-- | :-- | :-- | :-- | --: | --: | --: |")
-    for cell in cells(workloads, (0,), seeds[:1], replicas):
-        sessions = load_workload(cell.workload)
+    for set_up in set_ups(workloads, (0,), seeds[:1], replicas):
+        sessions = load_workload(set_up.workload)
         times = -(-CHANGE_SESSIONS // len(sessions))
         for name, (concurrency, changes) in CHANGES.items():
             runs = [
                 compare_after(
                     repeat(sample(sessions, len(sessions), seed), times),
-                    replace(cell, concurrency=concurrency, seed=seed),
+                    replace(set_up, concurrency=concurrency, seed=seed),
                     changes,
                 )
                 for seed in seeds
@@ -147,9 +147,9 @@ def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int
             adaptive = means.pop(ADAPTIVE)
             best = min(means, key=means.__getitem__)
             values = (
-                cell.workload,
-                cell.cache,
-                _speculation(cell),
+                set_up.workload,
+                set_up.cache,
+                _speculation(set_up),
                 name,
                 f"{adaptive:.3f}",
                 f"{means[best]:.3f} ({best})",
@@ -158,8 +158,8 @@ def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int
             print(f"| {' | '.join(map(str, values))} |", flush=True)
 
 
-def _speculation(cell: Cell) -> str:
-    return "serialized" if cell.serialized else "batched"
+def _speculation(set_up: SetUp) -> str:
+    return "serialized" if set_up.serialized else "batched"
 
 
 def _times(times: Times) -> str:

@@ -59,16 +59,16 @@ def _is_decision_log(path: Path) -> bool:
         return is_decision_log(next((line for line in lines if line.strip()), ""))
 
 
-def toolbench_trace(seed: int = 0, mean_output_tokens: float = TOOLBENCH_OUTPUT_TOKENS) -> list[SessionTrace]:
+def toolbench_trace() -> list[SessionTrace]:
     """Synthetic sessions with the ΔL and L that the paper reports for ToolBench (section 4.4, Table 3).
 
     Answer lengths are drawn from a log-normal distribution; an answer is shorter than the growth of the next
     prompt, which contains it.
     """
-    rng = random.Random(f"{seed}/outputs")
+    rng = random.Random("0/outputs")
     return [
-        SessionTrace(id=f"toolbench_shaped_{number}", turns=_turns(deltas, mean_output_tokens, rng))
-        for number, deltas in enumerate(toolbench_shaped(seed))
+        SessionTrace(id=f"toolbench_shaped_{number}", turns=_turns(deltas, TOOLBENCH_OUTPUT_TOKENS, rng))
+        for number, deltas in enumerate(toolbench_shaped())
     ]
 
 

@@ -1,4 +1,4 @@
-"""`dps reproduce`: the runs behind each cell of the paper's tables, and the rank test."""
+"""`dps reproduce`: the runs behind each value of the paper's tables, and the rank test."""
 
 import math
 from itertools import islice
@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_lab.simulate.ablations import without_prefix_cache
-from dps_lab.simulate.cells import Cell
-from dps_lab.simulate.paper import BENCHMARKS, TABLE_1, TABLE_2, TABLE_3, benchmark_sessions, scenario
-from dps_lab.simulate.rank_test import mann_whitney
-from dps_lab.simulate.reproduce import RUNS, Reproduction, reproduce
-from dps_lab.simulate.reproduce_plots import draw_reproduction
+from dps_lab.paper.further_results import without_prefix_cache
+from dps_lab.paper.plots import draw_reproduction
+from dps_lab.paper.published import BENCHMARKS, TABLE_1, TABLE_2, TABLE_3, benchmark_sessions, scenario
+from dps_lab.paper.rank_test import mann_whitney
+from dps_lab.paper.reproduce import RUNS, Reproduction, reproduce
+from dps_lab.paper.value import PaperValue
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_every_cell_of_the_three_tables_is_simulated_once(small: tuple[Reproduct
     assert by_table == [3 * len(TABLE_1), 3 * len(TABLE_2), 4 * len(TABLE_3)]
 
 
-def test_ablations_and_other_engines_have_the_papers_values(small: tuple[Reproduction, list[str]]) -> None:
+def test_further_results_have_the_papers_values(small: tuple[Reproduction, list[str]]) -> None:
     papers = {(c.table, c.row, c.column): c.paper for c in small[0].cells if c.table > 3}
     assert papers == {
         (4, "L-switch, τ = 6144", "Med (s)"): 2.842,
@@ -105,8 +105,8 @@ def test_sequential_dps_with_the_papers_threshold_is_always_speculative(
 
 
 def test_a_cell_has_no_relative_error_where_the_paper_has_zero() -> None:
-    assert Cell(3, "τ = 0", "Spec %", 0.0, 0.0, "predicted").error is None
-    assert Cell(2, "x", "y", 200.0, 190.0, "predicted").error == pytest.approx(-0.05)
+    assert PaperValue(3, "τ = 0", "Spec %", 0.0, 0.0, "predicted").error is None
+    assert PaperValue(2, "x", "y", 200.0, 190.0, "predicted").error == pytest.approx(-0.05)
 
 
 def test_the_benchmarks_have_as_many_sessions_and_turns_as_in_the_paper() -> None:

@@ -20,7 +20,7 @@ _HARDWARE: Final = HARDWARE["a100-7b"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class ValidationRun:
     """A run on one speculative and one greedy engine. sessions: how many of the workload."""
 
     workload: Literal["bfcl", "toolbench"]
@@ -30,14 +30,14 @@ class Cell:
     sessions: int
 
 
-CELLS: Final = (
-    Cell("bfcl", "DeltaPrefill", "separate", 1, 12),
-    Cell("bfcl", "DeltaPrefill", "common", 4, 32),
-    Cell("bfcl", "DeltaPrefill", "separate", 8, 40),
-    Cell("bfcl", "DeltaPrefill", "common", 8, 40),
-    Cell("bfcl", "Adaptive", "common", 8, 40),
-    Cell("toolbench", "DeltaPrefill", "common", 4, 16),
-    Cell("toolbench", "Adaptive", "separate", 8, 32),
+RUNS: Final = (
+    ValidationRun("bfcl", "DeltaPrefill", "separate", 1, 12),
+    ValidationRun("bfcl", "DeltaPrefill", "common", 4, 32),
+    ValidationRun("bfcl", "DeltaPrefill", "separate", 8, 40),
+    ValidationRun("bfcl", "DeltaPrefill", "common", 8, 40),
+    ValidationRun("bfcl", "Adaptive", "common", 8, 40),
+    ValidationRun("toolbench", "DeltaPrefill", "common", 4, 16),
+    ValidationRun("toolbench", "Adaptive", "separate", 8, 32),
 )
 
 
@@ -56,7 +56,10 @@ def lengths(result: ReplayResult) -> list[SessionTrace]:
 
 
 def simulated(
-    cell: Cell, traces: Sequence[SessionTrace], first_prompts: Mapping[str, tuple[int, ...]], speed: float
+    run: ValidationRun,
+    traces: Sequence[SessionTrace],
+    first_prompts: Mapping[str, tuple[int, ...]],
+    speed: float,
 ) -> Report:
     """The same run in simulation. Times are in real seconds, at `speed` emulated seconds per real second.
 
@@ -66,7 +69,7 @@ def simulated(
     bytes_per_second = TOKENS_PER_SECOND * _HARDWARE.target.kv_bytes_per_token
     fleet = FleetSpec(
         engines={Pool.SPECULATIVE: 1, Pool.GREEDY: 1},
-        cache=cell.cache,
+        cache=run.cache,
         hardware=_HARDWARE,
         speculation=SPECULATION_DEFAULTS["STANDALONE"],
         transfer_bytes_per_second=bytes_per_second * speed,
@@ -74,8 +77,8 @@ def simulated(
     )
     scenario = Scenario(
         fleet,
-        policy_named(cell.policy, THRESHOLD_TOKENS),
-        Load(cell.concurrency),
+        policy_named(run.policy, THRESHOLD_TOKENS),
+        Load(run.concurrency),
         changes=tuple(Change(0.0, pool=pool, slowdown=1 / speed) for pool in Pool),
     )
     return summarize(simulate(traces, scenario, first_prompts), fleet.gpus, regret=0.0)

@@ -1,11 +1,10 @@
-"""Simulates the paper's tables. Every cell has the paper's value and the simulated one. This module performs no I/O."""
+"""Simulates every result of the paper. This module performs no I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dps_lab.simulate.ablations import ABLATION_RUNS, ablations
-from dps_lab.simulate.cells import Cell, Progress, Role, sequential_columns
-from dps_lab.simulate.paper import (
+from dps_lab.paper.further_results import FURTHER_RUNS, further_results
+from dps_lab.paper.published import (
     CONCURRENCIES,
     TABLE_1,
     TABLE_1_THRESHOLD,
@@ -16,17 +15,18 @@ from dps_lab.simulate.paper import (
     Method,
     scenario,
 )
-from dps_lab.simulate.rank_test import mann_whitney
+from dps_lab.paper.rank_test import mann_whitney
+from dps_lab.paper.value import PaperValue, Progress, Role, sequential_columns
 from dps_lab.simulate.report import Report, session_seconds, summarize
 from dps_lab.simulate.run import simulate
 from dps_lab.simulate.trace import SessionTrace
 
-RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3) + ABLATION_RUNS
+RUNS = 2 * 3 * len(CONCURRENCIES) + 2 + len(TABLE_3) + FURTHER_RUNS
 """Number of simulated runs, each of which `reproduce` reports to `progress`."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RankComparison:
     """The p-value of the difference between two methods' session latencies at concurrency 1."""
 
     benchmark: Benchmark
@@ -37,10 +37,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Every cell of Tables 1, 2 and 3 and of the ablations, and the tests of section 4.2."""
+    """Every value of Tables 1, 2 and 3 and of the further results, and the tests of section 4.2."""
 
-    cells: tuple[Cell, ...]
-    comparisons: tuple[Comparison, ...]
+    cells: tuple[PaperValue, ...]
+    comparisons: tuple[RankComparison, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Run:
 
 
 def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Progress) -> Reproduction:
-    """Simulate every run of the tables and of the ablations; `progress` is called with a description before each."""
+    """Simulate every run of the tables and the further results; `progress` is called with a description before each."""
 
     def run(benchmark: Benchmark, method: Method, concurrency: int, threshold: int | None) -> _Run:
         suffix = f", τ = {'∞' if threshold is None else threshold}" if method == "DPS" else ""
@@ -76,10 +76,10 @@ def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Pr
             *_table_1({key: value.report for key, value in sequential.items()}),
             *_table_2({key: value.report for key, value in table_2.items()}),
             *_table_3({key: value.report for key, value in table_3.items()}),
-            *ablations(sessions, sequential["ToolBench", "DPS"].report, progress),
+            *further_results(sessions, sequential["ToolBench", "DPS"].report, progress),
         ),
         comparisons=tuple(
-            Comparison(
+            RankComparison(
                 benchmark,
                 "DPS",
                 other,
@@ -94,28 +94,30 @@ def reproduce(sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Pr
 _BASELINES: tuple[Method, ...] = ("Greedy", "Always-Spec")
 
 
-def _table_1(reports: dict[tuple[Benchmark, Method], Report]) -> Iterator[Cell]:
+def _table_1(reports: dict[tuple[Benchmark, Method], Report]) -> Iterator[PaperValue]:
     for (benchmark, method), values in TABLE_1.items():
         role: Role = "predicted" if method == "DPS" else "fitted"
         for column, paper, simulated in sequential_columns(values, reports[benchmark, method]):
-            yield Cell(1, f"{benchmark}, {method}", column, paper, simulated, _role(benchmark, column, role))
+            yield PaperValue(
+                1, f"{benchmark}, {method}", column, paper, simulated, _role(benchmark, column, role)
+            )
 
 
-def _table_2(reports: dict[tuple[Benchmark, Method, int], Report]) -> Iterator[Cell]:
+def _table_2(reports: dict[tuple[Benchmark, Method, int], Report]) -> Iterator[PaperValue]:
     for (benchmark, method), values in TABLE_2.items():
         for concurrency, paper in zip(CONCURRENCIES, values, strict=True):
             simulated = reports[benchmark, method, concurrency].batch_seconds
             role: Role = "predicted" if concurrency == CONCURRENCIES[-1] else "fitted"
-            yield Cell(2, f"{benchmark}, {method}", f"c = {concurrency} (s)", paper, simulated, role)
+            yield PaperValue(2, f"{benchmark}, {method}", f"c = {concurrency} (s)", paper, simulated, role)
 
 
-def _table_3(reports: dict[int | None, Report]) -> Iterator[Cell]:
+def _table_3(reports: dict[int | None, Report]) -> Iterator[PaperValue]:
     for threshold, (*values, share) in TABLE_3.items():
         row = f"τ = {'∞' if threshold is None else threshold}"
         report = reports[threshold]
         for column, paper, simulated in sequential_columns(values, report):
-            yield Cell(3, row, column, paper, simulated, "predicted")
-        yield Cell(3, row, "Spec %", share, 100 * report.speculative_share, "predicted")
+            yield PaperValue(3, row, column, paper, simulated, "predicted")
+        yield PaperValue(3, row, "Spec %", share, 100 * report.speculative_share, "predicted")
 
 
 def _role(benchmark: Benchmark, column: str, role: Role) -> Role:

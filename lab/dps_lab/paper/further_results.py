@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysSpeculative, TotalLength
-from dps_lab.simulate.cells import Cell, Progress, Role, sequential_columns
+from dps_lab.paper.published import BENCHMARKS, TABLE_1_THRESHOLD, Benchmark, scenario
+from dps_lab.paper.value import PaperValue, Progress, Role, sequential_columns
 from dps_lab.simulate.fleet import FleetSpec
-from dps_lab.simulate.paper import BENCHMARKS, TABLE_1_THRESHOLD, Benchmark, scenario
 from dps_lab.simulate.prompts import plan_sessions
 from dps_lab.simulate.report import Report, summarize
 from dps_lab.simulate.roofline import FITTED, FITTED_ACCEPTANCE, SUFFIX, Efficiency
@@ -58,12 +58,12 @@ _GREEDY_PASSES: Final[tuple[tuple[float, Role], ...]] = (
 The first is that of method E, the second was chosen from the transfer gap itself.
 """
 
-ABLATION_RUNS: Final = 1 + len(TABLE_1_OTHERS) + 2 * len(_GREEDY_PASSES)
+FURTHER_RUNS: Final = 1 + len(TABLE_1_OTHERS) + 2 * len(_GREEDY_PASSES)
 
 
 @dataclass(frozen=True)
 class OtherEngine:
-    """The time model of another engine. `fitted` are the cells from which its pass time was chosen."""
+    """The time model of another engine. `fitted` are the values from which its pass time was chosen."""
 
     efficiency: Efficiency
     speculation: Speculation
@@ -90,25 +90,25 @@ OTHER_ENGINES: Final[dict[OtherMethod, OtherEngine]] = {
 }
 
 
-def ablations(
+def further_results(
     sessions: Mapping[Benchmark, Sequence[SessionTrace]], dps: Report, progress: Progress
-) -> Iterator[Cell]:
-    """The cells of the tables 4 to 6. `dps` is the sequential run of DPS on ToolBench."""
+) -> Iterator[PaperValue]:
+    """The values of the tables 4 to 6. `dps` is the sequential run of DPS on ToolBench."""
     yield from _l_switch(sessions["ToolBench"], dps, progress)
     yield from _distributions(sessions)
     yield from _other_engines(sessions, progress)
     yield from _transfer(sessions["ToolBench"], progress)
 
 
-def _l_switch(sessions: Sequence[SessionTrace], dps: Report, progress: Progress) -> Iterator[Cell]:
+def _l_switch(sessions: Sequence[SessionTrace], dps: Report, progress: Progress) -> Iterator[PaperValue]:
     progress(f"ToolBench, L-switch, c = 1, τ = {L_SWITCH_THRESHOLD}")
     chosen = replace(scenario("DPS", 1, None), policy=TotalLength(L_SWITCH_THRESHOLD))
     report = summarize(simulate(sessions, chosen), chosen.fleet.gpus, 0.0)
     median, share = L_SWITCH
     row = f"L-switch, τ = {L_SWITCH_THRESHOLD}"
-    yield Cell(4, row, "Med (s)", median, report.session_seconds.median, "predicted")
-    yield Cell(4, row, "Spec %", share, 100 * report.speculative_share, "predicted")
-    yield Cell(
+    yield PaperValue(4, row, "Med (s)", median, report.session_seconds.median, "predicted")
+    yield PaperValue(4, row, "Spec %", share, 100 * report.speculative_share, "predicted")
+    yield PaperValue(
         4, f"DPS, τ = {TABLE_1_THRESHOLD}", "Med (s)", L_SWITCH_DPS, dps.session_seconds.median, "predicted"
     )
 
@@ -122,28 +122,28 @@ def turn_lengths(sessions: Sequence[SessionTrace]) -> dict[str, list[int]]:
     }
 
 
-def _distributions(sessions: Mapping[Benchmark, Sequence[SessionTrace]]) -> Iterator[Cell]:
+def _distributions(sessions: Mapping[Benchmark, Sequence[SessionTrace]]) -> Iterator[PaperValue]:
     for name, (shortest, longest) in LENGTHS.items():
         values = turn_lengths(sessions["ToolBench"])[name]
-        yield Cell(5, f"ToolBench, {name}", "shortest", shortest, values[0], "constructed")
-        yield Cell(5, f"ToolBench, {name}", "longest", longest, values[-1], "constructed")
+        yield PaperValue(5, f"ToolBench, {name}", "shortest", shortest, values[0], "constructed")
+        yield PaperValue(5, f"ToolBench, {name}", "longest", longest, values[-1], "constructed")
     for benchmark in BENCHMARKS:
         count, turns = SIZES[benchmark]
         found = sum(len(session.turns) for session in sessions[benchmark])
-        yield Cell(5, benchmark, "sessions", count, len(sessions[benchmark]), "constructed")
-        yield Cell(5, benchmark, "turns", turns, found, "constructed")
+        yield PaperValue(5, benchmark, "sessions", count, len(sessions[benchmark]), "constructed")
+        yield PaperValue(5, benchmark, "turns", turns, found, "constructed")
 
 
 def _other_engines(
     sessions: Mapping[Benchmark, Sequence[SessionTrace]], progress: Progress
-) -> Iterator[Cell]:
+) -> Iterator[PaperValue]:
     for (benchmark, method), values in TABLE_1_OTHERS.items():
         progress(f"{benchmark}, {method}, c = 1")
         report = _run_other(sessions[benchmark], method)
         for column, paper, simulated in sequential_columns(values, report):
             fitted = (benchmark, column) in OTHER_ENGINES[method].fitted
             role: Role = "fitted" if fitted else "predicted"
-            yield Cell(6, f"{benchmark}, {method}", column, paper, simulated, role)
+            yield PaperValue(6, f"{benchmark}, {method}", column, paper, simulated, role)
 
 
 def _run_other(sessions: Sequence[SessionTrace], method: OtherMethod) -> Report:
@@ -176,7 +176,7 @@ def without_prefix_cache(sessions: Sequence[SessionTrace], chosen: Scenario) -> 
     return [replace(result, session=owner[result.session]) for result in simulate(turns, chosen)]
 
 
-def _transfer(sessions: Sequence[SessionTrace], progress: Progress) -> Iterator[Cell]:
+def _transfer(sessions: Sequence[SessionTrace], progress: Progress) -> Iterator[PaperValue]:
     """The transfer gap for two costs of greedy vLLM's passes: that of suffix decoding, and a fitted one."""
     engine = OTHER_ENGINES["E: vLLM"]
     for pass_seconds, role in _GREEDY_PASSES:
@@ -196,4 +196,4 @@ def _transfer(sessions: Sequence[SessionTrace], progress: Progress) -> Iterator[
             medians.append(summarize(results, fleet.gpus, 0.0).session_seconds.median)
         gap = 100 * (medians[0] / medians[1] - 1)
         row = f"ToolBench, DPS on vLLM, τ = {TABLE_1_THRESHOLD} against {TRANSFER_THRESHOLD}, {label}"
-        yield Cell(6, row, "Med, gap %", TRANSFER_GAP, gap, role)
+        yield PaperValue(6, row, "Med, gap %", TRANSFER_GAP, gap, role)

@@ -1,4 +1,4 @@
-"""One value of the paper beside its simulation. This module performs no I/O."""
+"""One value of the paper and the simulated one. This module performs no I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperValue:
     """One value of the paper and its simulation.
 
     table: the paper's Tables 1 to 3, or 4 to 6 for results that the paper has only in its text (section 4.4) and in

@@ -1,4 +1,4 @@
-"""`python -m dps_lab.simulate.budget_day`: a GPU budget against fixed splits, on a day whose mix of sessions changes.
+"""`python -m dps_lab.calibrate.budget_day`: a GPU budget against fixed splits, on a day whose mix of sessions changes.
 
 Sessions with short turns, which are decoded speculatively, arrive mostly by day; sessions with long turns, which are
 not, mostly by night. The rule of the budget is to keep one of the load ratios that `dps calibrate` compares.
@@ -74,7 +74,7 @@ def run(sessions: Sequence[SessionTrace], fleet: FleetSpec) -> list[TurnResult]:
 
 def main(argv: list[str]) -> int:
     """Print the table. Returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m dps_lab.simulate.budget_day", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dps_lab.calibrate.budget_day", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="length of the day (default: 300)")
     parser.add_argument(
         "--rates",

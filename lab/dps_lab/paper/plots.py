@@ -7,10 +7,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dps_lab.paper.further_results import turn_lengths
+from dps_lab.paper.published import BENCHMARKS, CONCURRENCIES, TABLE_2, TABLE_3, Benchmark
+from dps_lab.paper.value import PaperValue
 from dps_lab.plots import DPS, FAINT, GREEDY, SPECULATIVE, STYLE
-from dps_lab.simulate.ablations import turn_lengths
-from dps_lab.simulate.cells import Cell
-from dps_lab.simulate.paper import BENCHMARKS, CONCURRENCIES, TABLE_2, TABLE_3, Benchmark
 from dps_lab.simulate.trace import SessionTrace
 
 _COLORS = {"DPS": DPS, "Greedy": GREEDY, "Always-Spec": SPECULATIVE}
@@ -19,7 +19,7 @@ _DASHED = (0, (4, 3))
 
 
 def draw_reproduction(
-    cells: Sequence[Cell], sessions: Mapping[Benchmark, Sequence[SessionTrace]], folder: Path
+    cells: Sequence[PaperValue], sessions: Mapping[Benchmark, Sequence[SessionTrace]], folder: Path
 ) -> None:
     """Write concurrency.png (Table 2, Figure 2), threshold.png (Table 3, Figure 3) and lengths.png (section 4.4)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _save(path: Path, draw: Callable[[Sequence[Axes]], None]) -> None:
     figure.savefig(path)
 
 
-def _pair(axes: Axes, x: Sequence[float], cells: Iterable[Cell], color: str, label: str) -> None:
+def _pair(axes: Axes, x: Sequence[float], cells: Iterable[PaperValue], color: str, label: str) -> None:
     chosen = list(cells)
     axes.plot(
         x, [cell.paper for cell in chosen], "o", linestyle=_DASHED, color=color, label=f"{label}, paper"
@@ -48,7 +48,7 @@ def _pair(axes: Axes, x: Sequence[float], cells: Iterable[Cell], color: str, lab
     axes.plot(x, [cell.simulated for cell in chosen], "o-", color=color, label=f"{label}, simulated")
 
 
-def _concurrency(axes: Sequence[Axes], found: Mapping[tuple[int, str, str], Cell]) -> None:
+def _concurrency(axes: Sequence[Axes], found: Mapping[tuple[int, str, str], PaperValue]) -> None:
     for each, benchmark in zip(axes, BENCHMARKS, strict=True):
         for owner, method in TABLE_2:
             if owner == benchmark:
@@ -63,7 +63,7 @@ def _concurrency(axes: Sequence[Axes], found: Mapping[tuple[int, str, str], Cell
         )
 
 
-def _threshold(axes: Sequence[Axes], found: Mapping[tuple[int, str, str], Cell]) -> None:
+def _threshold(axes: Sequence[Axes], found: Mapping[tuple[int, str, str], PaperValue]) -> None:
     thresholds = [threshold for threshold in TABLE_3 if threshold]
     for each, column, color in zip(axes, ("Med (s)", "Spec %"), (DPS, SPECULATIVE), strict=True):
         _pair(each, thresholds, [found[3, f"τ = {value}", column] for value in thresholds], color, column)

@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dps_lab.simulate.cells import Cell
-from dps_lab.simulate.paper import BENCHMARKS, benchmark_sessions
-from dps_lab.simulate.reproduce import RUNS, Comparison, reproduce
-from dps_lab.simulate.reproduce_plots import draw_reproduction
+from dps_lab.paper.plots import draw_reproduction
+from dps_lab.paper.published import BENCHMARKS, benchmark_sessions
+from dps_lab.paper.reproduce import RUNS, RankComparison, reproduce
+from dps_lab.paper.value import PaperValue
 
 TITLES = {
     1: "Table 1: sequential runs (c = 1)",
@@ -62,11 +62,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _as_json(cell: Cell) -> dict[str, object]:
+def _as_json(cell: PaperValue) -> dict[str, object]:
     return {**asdict(cell), "error": cell.error}
 
 
-def _table(title: str, cells: Iterable[Cell]) -> Table:
+def _table(title: str, cells: Iterable[PaperValue]) -> Table:
     table = _new_table(title, "", "", "paper", "simulated", "error", "")
     for cell in cells:
         error = "-" if cell.error is None else f"{cell.error:+.1%}"
@@ -74,7 +74,7 @@ def _table(title: str, cells: Iterable[Cell]) -> Table:
     return table
 
 
-def _tests(comparisons: Iterable[Comparison]) -> Table:
+def _tests(comparisons: Iterable[RankComparison]) -> Table:
     table = _new_table("Mann-Whitney U of session latencies (c = 1)", "benchmark", "methods", "p")
     for comparison in comparisons:
         p_value = "< 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4f}"
