@@ -89,5 +89,11 @@ class EngineRuntime(Protocol):
         arguments: a user's arguments, which take precedence. Raises EngineError if the models cannot fit.
         """
 
+    def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:
+        """The host memory in which the engine keeps copies of KV, in bytes.
+
+        line: the whole command line. Raises EngineError if a size in it is invalid.
+        """
+
     def arguments(self, launch: Launch) -> list[str]:
         """The server's command line. Raises EngineError if the launch is incomplete."""

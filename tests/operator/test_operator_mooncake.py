@@ -118,7 +118,7 @@ MEMORY: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("fields", "expected"), MEMORY.values(), ids=MEMORY.keys())
 def test_segment_is_added_to_the_default_memory_request(fields: dict[str, Any], expected: str) -> None:
-    spec = with_mooncake({"segmentSize": "1536Mi"}, **fields)
+    spec = with_mooncake({"segmentSize": "1536Mi"}, **fields, nodePool={"profile": "None"})
     assert engine(spec)["resources"]["requests"]["memory"] == expected
 
 

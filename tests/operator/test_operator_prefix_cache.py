@@ -37,6 +37,16 @@ def volume(spec: dict[str, Any]) -> Manifest:
     return {key: value for key, value in found.items() if key != "name"}
 
 
+@pytest.mark.parametrize(
+    ("engine", "memory"),
+    [({}, "98498Mi"), ({"args": ["--hicache-size", "20"]}, "51841Mi")],
+    ids=["copy of the KV cache", "size in the arguments"],
+)
+def test_copies_of_kv_are_added_to_the_default_memory_request(engine: dict[str, Any], memory: str) -> None:
+    spec = {**PREFIX_CACHE, "engine": {**PREFIX_CACHE["engine"], **engine}}
+    assert pod(spec)["containers"][0]["resources"]["requests"]["memory"] == memory
+
+
 VOLUMES: dict[str, tuple[dict[str, Any], Manifest]] = {
     "new claim": ({"claim": {"size": "1Ti"}}, {"persistentVolumeClaim": {"claimName": "qwen-prefix-cache"}}),
     "existing claim": ({"existingClaim": "kv"}, {"persistentVolumeClaim": {"claimName": "kv"}}),

@@ -6,7 +6,7 @@ from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
 from dps_engines.models import check_heads
 from dps_engines.pools import PoolName
-from dps_engines.sglang import flags, memory
+from dps_engines.sglang import flags, host_memory, memory
 from dps_engines.sglang import prefix_cache as cache_flags
 from dps_engines.sglang.shared_gpu import shared_arguments
 from dps_engines.versions import Released, numbers
@@ -94,6 +94,10 @@ class SGLang(Released):
         if launch.shares_gpu_with is not None:
             return shared_arguments(launch, launch.shares_gpu_with, arguments)
         return memory.memory_arguments(launch, numbers(version), arguments)
+
+    def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:
+        """See EngineRuntime."""
+        return host_memory.host_cache_bytes(launch, line)
 
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""

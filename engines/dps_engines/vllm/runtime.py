@@ -114,6 +114,10 @@ class VLLM(Released):
             check_weights(launch, launch.gpu_bytes, "set --quantization in args")
         return []
 
+    def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:
+        """See EngineRuntime."""
+        return 0
+
     def arguments(self, launch: Launch) -> list[str]:
         """See EngineRuntime."""
         # Users may pass --enable-lora as well, to load adapters while the engine runs.

@@ -5,8 +5,8 @@ from typing import Any
 from dps_engines.pools import PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
-from dps_operator.api.types import EnvVar, plain_env, quantity_bytes, to_wire
-from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments
+from dps_operator.api.types import EnvVar, plain_env, to_wire
+from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
 from dps_operator.builders.node_pool import check_gpus, gpu_resource, placement
 from dps_operator.builders.pods import (
     CONTAINER_SECURITY,
@@ -126,12 +126,11 @@ def models_claim(router: Router) -> list[Manifest]:
     return [child(router, "v1", "PersistentVolumeClaim", "models", spec=claim_spec(router))]
 
 
-def _memory_request(spec: Spec, gpus: int) -> str:
-    """The default memory request, with the memory that the engine contributes to a common prefix cache."""
-    cache = shared(spec)
-    if cache is None or cache.mooncake is None:
+def _memory_request(gpus: int, cache_bytes: int) -> str:
+    """The default memory request. cache_bytes: host memory for copies of KV."""
+    if not cache_bytes:
         return f"{MEMORY_GIB_PER_GPU * gpus}Gi"
-    return f"{MEMORY_GIB_PER_GPU * gpus * 1024 + quantity_bytes(cache.mooncake.segment_size) // 2**20}Mi"
+    return f"{MEMORY_GIB_PER_GPU * gpus * 1024 + cache_bytes // 2**20}Mi"
 
 
 def _container(router: Router, name: PoolName) -> Manifest:
@@ -141,16 +140,17 @@ def _container(router: Router, name: PoolName) -> Manifest:
     def probe(**timing: int) -> Manifest:
         return {"httpGet": {"path": runtime.health_path, "port": "http"}, **timing}
 
-    gpus = engine.tensor_parallel
+    gpus, arguments = engine.tensor_parallel, engine_arguments(router, name)
+    memory = _memory_request(gpus, host_cache_bytes(router, name, arguments))
     defaults = {
-        "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": _memory_request(spec, gpus)},
+        "requests": {"cpu": str(CPUS_PER_GPU * gpus), "memory": memory},
         "limits": {gpu_resource(spec.node_pool, shared=spec.placement == "SharedGPU"): str(gpus)},
     }
     return {
         "name": "engine",
         "image": runtime.image(engine.image, engine.version),
         "command": ["python3", "-m", runtime.module],
-        "args": engine_arguments(router, name),
+        "args": arguments,
         "env": _env(spec, name, child_name(router, name)),
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
         "resources": container_resources(defaults, pool.resources),

@@ -100,6 +100,17 @@ def _api_key(spec: Spec, name: PoolName) -> list[str]:
     return ["--api-key", f"$({API_KEY_VARIABLE})"]
 
 
+def host_cache_bytes(router: Router, name: PoolName, line: list[str]) -> int:
+    """The host memory in which an engine with this command line keeps copies of KV, in bytes.
+
+    Raises SpecError if an argument is not a number.
+    """
+    try:
+        return runtime_of(router.spec, name).host_cache_bytes(_launch(router, name), line)
+    except EngineError as error:
+        raise SpecError(str(error)) from error
+
+
 def engine_arguments(router: Router, name: PoolName) -> list[str]:
     """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
 
