@@ -11,6 +11,7 @@ from dps_gateway.engine.sglang import SGLang
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
+from dps_gateway.upstream.unanswered import ReplicaLost
 from dps_testkit.engine_pool import SinglePool
 from dps_testkit.open_files import no_free_files
 from dps_testkit.waiting import wait_until
@@ -114,6 +115,32 @@ async def watched() -> AsyncIterator[WatchedEngine]:
         )
         yield result
         task.cancel()
+
+
+async def test_replica_without_requests_is_not_checked_after_it_has_been_removed(
+    watched: WatchedEngine,
+) -> None:
+    replica = watched.pool.take(None, frozenset())
+    assert replica is not None
+    watched.pool.set_endpoints([])
+    await watched.engine.checked()
+    watched.pool.release(replica)
+    await asyncio.sleep(0.1)
+    checks = watched.engine.checks
+    await asyncio.sleep(0.1)
+    assert watched.engine.checks == checks
+
+
+async def test_requests_on_a_removed_replica_are_given_up_if_it_does_not_answer(
+    watched: WatchedEngine,
+) -> None:
+    replica = watched.pool.take(None, frozenset())
+    assert replica is not None
+    watched.pool.set_endpoints([])
+    watched.engine.status = None
+    with pytest.raises(ReplicaLost):
+        async with watched.pool.unanswered.waiting(replica):
+            await asyncio.sleep(10.0)
 
 
 @pytest.mark.parametrize("status", [503, None], ids=["503", "no answer"])

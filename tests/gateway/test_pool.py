@@ -99,6 +99,20 @@ async def test_replicas_that_remain_endpoints_keep_their_load() -> None:
     assert engines.in_flight == 0
 
 
+async def test_requests_on_a_removed_replica_count_and_still_do_if_it_returns() -> None:
+    engines = pool("a", "b")
+    busy = await engines.acquire(None, frozenset({"b"}), 1.0)
+    engines.set_endpoints(["b"])
+    assert engines.in_flight == 1
+    engines.set_endpoints(["c"])
+    engines.set_endpoints(["a", "b"])
+    assert engines.replicas["a"] is busy
+    assert (engines.in_flight, engines.replicas["a"].in_flight) == (1, 1)
+    engines.set_endpoints(["b"])
+    engines.release(busy)
+    assert engines.all_replicas == [engines.replicas["b"]]
+
+
 async def test_new_replica_serves_the_queue() -> None:
     engines = pool("a")
     await engines.acquire("s", NO_REPLICA, 1.0)

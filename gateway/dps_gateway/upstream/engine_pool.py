@@ -59,6 +59,9 @@ class EnginePool:
         self.trust = trust
         """The `ssl` argument of requests to https:// replicas."""
         self.replicas: dict[str, Replica] = {}
+        """The replicas that may receive requests when they are ready, by their base URLs."""
+        self._leaving: dict[str, Replica] = {}
+        """Replicas that have been removed, but still have requests."""
         self._last_reported_limit: int | None = None
         """The last limit of running requests that a replica reported. It is assumed for replicas that have not reported
         theirs yet, so that queued requests do not flood an engine that has just started."""
@@ -80,20 +83,23 @@ class EnginePool:
         """Apply new limits, a new API key and new trusted authorities. Requests in flight are unaffected."""
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
-        for replica in self.replicas.values():
+        for replica in self.all_replicas:
             replica.slow_start_seconds = slow_start_seconds
         self.api_key = api_key
         self.trust = trust
         self.admission.assign()
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
-        """Set the replicas' base URLs. Requests on a removed replica are finished there.
+        """Set the replicas' base URLs. Requests on a removed replica are finished there, and count if it returns.
 
         A replica that joins others begins a slow start.
         """
-        known = self.replicas
+        before, known = self.replicas, {replica.url: replica for replica in self.all_replicas}
         self.replicas = {url: known.get(url) or self._new(url) for url in urls}
-        for url in self.replicas.keys() - known.keys() if known else ():
+        self._leaving = {
+            url: replica for url, replica in known.items() if replica.in_flight and url not in self.replicas
+        }
+        for url in self.replicas.keys() - before.keys() if before else ():
             self.replicas[url].begin_slow_start()
         self.admission.assign()
 
@@ -106,9 +112,14 @@ class EnginePool:
         return [replica for replica in self.replicas.values() if replica.ready]
 
     @property
+    def all_replicas(self) -> list[Replica]:
+        """The pool's replicas, and those that have been removed but still have requests."""
+        return [*self.replicas.values(), *self._leaving.values()]
+
+    @property
     def in_flight(self) -> int:
         """Requests in flight on all replicas."""
-        return sum(replica.in_flight for replica in self.replicas.values())
+        return sum(replica.in_flight for replica in self.all_replicas)
 
     @property
     def queued(self) -> int:
@@ -157,6 +168,8 @@ class EnginePool:
     def release(self, replica: Replica) -> None:
         """End a request on `replica`. Its slot is assigned to the next request in the queue."""
         self._count(replica, -1)
+        if not replica.in_flight:
+            self._leaving.pop(replica.url, None)
         self.admission.assign(only_free=True)
 
     def mark_available(self, replica: Replica) -> None:

@@ -19,14 +19,17 @@ GENERATION_SECONDS: Final = 25.0
 
 
 async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds: Callable[[], float]) -> None:
-    """Request `path` from every replica at every interval, until cancelled."""
+    """Request `path` from every replica at every interval, until cancelled.
+
+    Replicas that have been removed are checked until they have no requests, which are given up if they do not answer.
+    """
     pools = list(pools)
     async with aiohttp.ClientSession() as session:
         while True:
             limits = aiohttp.ClientTimeout(total=max(1.0, interval_seconds()))
             async with asyncio.TaskGroup() as group:
                 for pool in pools:
-                    for replica in list(pool.replicas.values()):
+                    for replica in pool.all_replicas:
                         group.create_task(_check(session, pool, replica, path, limits))
             replicas = [replica for pool in pools for replica in pool.replicas.values()]
             settled = all(replica.available and not replica.late_checks for replica in replicas)
@@ -78,7 +81,7 @@ async def watch_generation(
         while True:
             async with asyncio.TaskGroup() as group:
                 for pool in pools:
-                    for replica in list(pool.replicas.values()):
+                    for replica in pool.all_replicas:
                         silent = replica.hung or replica.silent_seconds >= silent_seconds()
                         if replica.available and silent:
                             group.create_task(_check_generation(session, pool, replica, path, limits))
