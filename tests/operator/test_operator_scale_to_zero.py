@@ -11,7 +11,7 @@ from dps_engines.pools import POOLS, PoolName
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed, summed
+from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
 from dps_operator.scale_to_zero.scaler import Scaler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.harness import KEY, OperatorHarness
@@ -38,17 +38,17 @@ dps_pool_unavailable_total{pool="greedy"} 4.0
 
 
 class Gateways:
-    """Reports `activity`, or fails with `problem`."""
+    """Each gateway reports `activity`, unless `others` has its own, or all fail with `problem`."""
 
     def __init__(self) -> None:
         self.activity: dict[PoolName, Activity] = {pool: Activity() for pool in POOLS}
+        self.others: dict[str, Activities] = {}
         self.problem = ""
 
-    async def read(self, addresses: list[str]) -> Activities:
+    async def read(self, addresses: list[str]) -> dict[str, Activities]:
         if self.problem:
             raise GatewaysUnreachableError(self.problem)
-        assert addresses == ["10.0.0.1"]
-        return dict(self.activity)
+        return {address: self.others.get(address, dict(self.activity)) for address in addresses}
 
     def report(self, pool: PoolName, **changes: float) -> None:
         self.activity[pool] = replace(self.activity[pool], **changes)
@@ -60,8 +60,12 @@ class ScalingHarness(OperatorHarness):
     def __init__(self, pools: dict[str, Any]) -> None:
         self.gateways, self.time = Gateways(), 0
         super().__init__({**SMALLEST, "pools": pools})
-        gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
-        self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
+        self.gateway("gateway-1", "10.0.0.1", ready=True)
+
+    def gateway(self, name: str, address: str, *, ready: bool) -> None:
+        """Add a gateway, or change whether it is ready. The operator observes it with the next settle()."""
+        conditions = [READY if ready else {**READY, "status": "False"}]
+        self.cluster.objects["Pod", KEY[0], name] = pod(name, "gateway", podIP=address, conditions=conditions)
 
     def start_scaler(self) -> None:
         """Start the loop of a new operator process."""
@@ -169,6 +173,38 @@ async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> No
     )
 
 
+async def test_a_gateway_that_was_not_ready_for_a_moment_starts_no_pool() -> None:
+    made = await harness(BOTH)
+    served = {pool: Activity(served=7, missed=2) for pool in POOLS}
+    made.gateways.others["10.0.0.2"] = served
+    made.gateway("gateway-2", "10.0.0.2", ready=True)
+    await made.settle()
+    await made.poll(60)
+    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
+    made.gateway("gateway-2", "10.0.0.2", ready=False)
+    await made.settle()
+    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
+    made.gateway("gateway-2", "10.0.0.2", ready=True)
+    await made.settle()
+    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
+
+
+async def test_a_request_that_a_gateway_received_while_it_became_unready_starts_the_pool() -> None:
+    made = await harness(GREEDY)
+    made.gateways.others["10.0.0.2"] = {pool: Activity() for pool in POOLS}
+    made.gateway("gateway-2", "10.0.0.2", ready=True)
+    await made.settle()
+    await made.poll(60)
+    assert await made.poll(60) == {"speculative": 1, "greedy": 0}
+    made.gateway("gateway-2", "10.0.0.2", ready=False)
+    await made.settle()
+    await made.poll(1)
+    made.gateways.others["10.0.0.2"] = {pool: Activity(missed=1) for pool in POOLS}
+    made.gateway("gateway-2", "10.0.0.2", ready=True)
+    await made.settle()
+    assert await made.poll(1) == {"speculative": 1, "greedy": 1}
+
+
 async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
     made = await harness(BOTH)
     spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
@@ -206,23 +242,29 @@ def test_requests_wait_for_an_engine_only_if_a_pool_may_be_scaled_to_zero() -> N
     assert "wakeSeconds" not in gateway_config(router(SMALLEST))["timeouts"]
 
 
-def test_activity_is_summed_over_gateways() -> None:
-    assert summed([activities(METRICS), activities(METRICS)]) == {
-        "speculative": Activity(present=10, queued=4, served=14),
-        "greedy": Activity(missed=8),
+def test_activity_of_a_gateway_is_read_from_its_metrics() -> None:
+    assert activities(METRICS) == {
+        "speculative": Activity(present=5, queued=2, served=7),
+        "greedy": Activity(missed=4),
     }
 
 
 counts = st.integers(0, 5).map(float)
 any_activity = st.builds(Activity, present=counts, queued=counts, served=counts, missed=counts)
+any_activities = st.fixed_dictionaries(dict.fromkeys(POOLS, any_activity))
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(POOLS, any_activity)), st.sets(st.sampled_from(POOLS)))
-def test_pools_are_needed_only_by_requests(now: dict[PoolName, Activity], ready: set[PoolName]) -> None:
-    idle = {pool: replace(now[pool], present=0.0, queued=0.0) for pool in POOLS}
+@given(st.dictionaries(st.sampled_from("abc"), any_activities), st.sets(st.sampled_from(POOLS)))
+def test_pools_are_needed_only_by_requests(now: dict[str, Activities], ready: set[PoolName]) -> None:
+    idle = {
+        address: {pool: replace(found[pool], present=0.0, queued=0.0) for pool in POOLS}
+        for address, found in now.items()
+    }
+    restarted = {address: {pool: Activity() for pool in POOLS} for address in now}
     for pool in POOLS:
         assert not needed(pool, idle, now, ready)
-        if now[pool].present:
-            assert needed(pool, now, now, ready)
-        restarted = {name: Activity() for name in POOLS}
+        assert not needed(pool, idle, {}, ready)
+        assert not needed(pool, {}, now, ready)
         assert not needed(pool, restarted, now, ready)
+        if any(found[pool].present for found in now.values()):
+            assert needed(pool, now, now, ready)

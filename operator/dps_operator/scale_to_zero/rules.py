@@ -1,7 +1,7 @@
 """When a pool is scaled to zero and back: pure rules. `scaler.py` reads the gateways' metrics and applies them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,16 +20,16 @@ SAMPLES: Final = {
 
 @dataclass(frozen=True)
 class Activity:
-    """The requests for one pool, of one gateway or of all."""
+    """The requests for one pool that one gateway reports."""
 
     present: float = 0.0
     """Requests in flight and waiting."""
     queued: float = 0.0
     """Requests waiting."""
     served: float = 0.0
-    """Requests that the pool has served since the gateways started."""
+    """Requests that the pool has served since the gateway started."""
     missed: float = 0.0
-    """Requests that should have been served by this pool while none of its engines was ready."""
+    """Requests since then that should have been served by this pool while none of its engines was ready."""
 
 
 Activities = Mapping[PoolName, Activity]
@@ -47,14 +47,6 @@ def activities(text: str) -> Activities:
     return {
         pool: Activity(**{**found, "present": found.get("present", 0.0) + found.get("queued", 0.0)})
         for pool, found in sums.items()
-    }
-
-
-def summed(gateways: Sequence[Activities]) -> Activities:
-    """The activity of both pools, summed over gateways."""
-    return {
-        pool: Activity(*map(sum, zip(*(astuple(found[pool]) for found in gateways), strict=True)))
-        for pool in POOLS
     }
 
 
@@ -79,11 +71,23 @@ def serving(scaled_to_zero: Sequence[PoolName]) -> str:
     return f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
 
 
-def needed(pool: PoolName, now: Activities, before: Activities, ready: Collection[str]) -> bool:
+def needed(
+    pool: PoolName, now: Mapping[str, Activities], before: Mapping[str, Activities], ready: Collection[str]
+) -> bool:
     """Whether there have been requests for the pool since the activity `before`.
 
-    ready: the pools with a ready engine. Requests that wait although the other pool serves need both pools.
+    now, before: by the address of the gateway. Of a gateway that is not in `before`, only the present requests count,
+    because its counters may be old. ready: the pools with a ready engine. Requests that wait although the other pool
+    serves need both pools.
     """
     other = other_pool(pool)
-    new = now[pool].served > before[pool].served or now[pool].missed > before[pool].missed
-    return now[pool].present > 0 or new or (other in ready and now[other].queued > 0)
+    return any(
+        found[pool].present > 0
+        or (other in ready and found[other].queued > 0)
+        or _has_new_requests(found[pool], before.get(address, found)[pool])
+        for address, found in now.items()
+    )
+
+
+def _has_new_requests(now: Activity, before: Activity) -> bool:
+    return now.served > before.served or now.missed > before.missed

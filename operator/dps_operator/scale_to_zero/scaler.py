@@ -17,7 +17,6 @@ from dps_operator.scale_to_zero.rules import (
     idle_seconds,
     needed,
     pools_with_zero,
-    summed,
 )
 from dps_operator.work_queue import WorkQueue
 
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 class ActivityReader(Protocol):
     """Reads the activity of the pools from gateways."""
 
-    async def read(self, addresses: list[str]) -> Activities:
-        """The activity of both pools, summed over gateways. Raises GatewaysUnreachableError."""
+    async def read(self, addresses: list[str]) -> Mapping[str, Activities]:
+        """The activity of both pools, by the address of the gateway. Raises GatewaysUnreachableError."""
 
 
 class GatewayActivity:
@@ -40,9 +39,9 @@ class GatewayActivity:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
 
-    async def read(self, addresses: list[str]) -> Activities:
+    async def read(self, addresses: list[str]) -> Mapping[str, Activities]:
         """See ActivityReader."""
-        return summed(await self._metrics.read(addresses, activities))
+        return dict(zip(addresses, await self._metrics.read(addresses, activities), strict=True))
 
 
 @dataclass
@@ -75,7 +74,8 @@ class IdlePools:
 class _Past:
     """What is known of the earlier activity of a DPSRouter."""
 
-    last: Activities
+    last: Mapping[str, Activities]
+    """The last activity that each of its gateways reported, by address."""
     needed_at: dict[PoolName, float]
     """When a pool was last needed, or had no ready engine (monotonic seconds)."""
 
@@ -132,7 +132,9 @@ class Scaler:
                 log.info("%s/%s: scaling the %s pool %s zero", *key, pool, "from" if wanted else "to")
                 self._idle_pools.decided.setdefault(key, {})[pool] = not wanted
                 self._queue.add(key)
-        past.last = now
+        # A gateway that is not ready for a moment keeps its counters.
+        gateways = {pod.ip for pod in self._observations.pods(key)}
+        past.last = {address: last for address, last in {**past.last, **now}.items() if address in gateways}
 
 
 def _mentions_zero(spec: Mapping[str, Any]) -> bool:
