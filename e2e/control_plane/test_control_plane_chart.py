@@ -32,6 +32,7 @@ EVERY_VALUE: Manifest = {
         "pullPolicy": "Always",
     },
     "imagePullSecrets": [{"name": "pull"}],
+    "modelHub": {"endpoint": "https://hub.example"},
     "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
     "loaderImage": "reg/rclone:1",
@@ -98,6 +99,7 @@ def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Pa
     for expected in (
         "mirror:5000/reg/gateway@sha256:1111",
         "mirror:5000/reg/valkey:8",
+        "https://hub.example",
         "mirror:5000/reg/lab@sha256:2222",
         "HTTPS_PROXY",
         "/ca",

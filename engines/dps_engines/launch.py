@@ -1,7 +1,10 @@
 """The engine-independent description of one engine process, from which a runtime derives its command line."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+from dps_engines.models import MODELS, ModelFacts
 
 Algorithm = Literal["Standalone", "Eagle", "Eagle3", "Ngram", "Suffix"]
 WITHOUT_DRAFT_MODEL: tuple[Algorithm, ...] = ("Ngram", "Suffix")
@@ -137,7 +140,8 @@ class Launch:
     tensor_parallel: GPUs over which the model is split. speculation: None for greedy decoding. prefix_cache: None if
     the engine shares no pages. gpu_bytes: memory of each GPU; None if it is unknown. shares_gpu_with: the other engine
     on the same GPU; None if the engine has its GPUs for itself. memory_limit: bytes of that GPU to which MPS limits the
-    engine; None if both can allocate all of it. adapters: LoRA adapters that are loaded at the start.
+    engine; None if both can allocate all of it. adapters: LoRA adapters that are loaded at the start. models: the sizes
+    of the models that are known, by their ids. Nothing is assumed about other models.
     """
 
     model: str
@@ -155,6 +159,7 @@ class Launch:
     memory_limit: int | None = None
     model_path: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    models: Mapping[str, ModelFacts] = field(default_factory=lambda: MODELS)
 
     @property
     def location(self) -> str:

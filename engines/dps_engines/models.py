@@ -1,17 +1,20 @@
-"""Sizes of models, and whether they can be split across the GPUs and fit into them.
+"""Sizes of models, from a table and from their config.json.
 
-Source: the published configurations of the models. All sizes are those of one GPU, in bytes; weights and KV cache have
-16 bits per value.
+Source of the table: the published configurations of the models. All sizes are those of one GPU, in bytes; weights and
+KV cache have 16 bits per value.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from dps_engines.launch import TENSOR_PARALLEL_LIMITS, EngineError, Launch
-
-GIB: Final = 2**30
 BYTES_PER_VALUE: Final = 2
+MAX_PARAMETERS: Final = 10**13
+"""Above this, a configuration is considered invalid."""
+
+
+class UnknownSizeError(ValueError):
+    """The sizes of a model cannot be computed from its configuration; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -79,57 +82,74 @@ MODELS: Final[Mapping[str, ModelFacts]] = {
     **{f"deepseek-ai/DeepSeek-R1-Distill-Llama-{size}": _LLAMA_3[size] for size in ("8B", "70B")},
     "mistralai/Mistral-7B-Instruct-v0.3": ModelFacts(7_248_023_552, 32, 32, 8),
 }
-"""Models whose memory is computed. Nothing is assumed about other models."""
+"""Models whose sizes are known without their configuration."""
 
 
-def known_models(launch: Launch) -> dict[str, ModelFacts]:
-    """The model and the draft model, by name; a model that is not known is left out."""
-    found = {}
-    if launch.model in MODELS:
-        found[launch.model] = MODELS[launch.model]
-    draft = launch.speculation.draft_model if launch.speculation else None
-    if draft is not None and draft in MODELS:
-        found[f"draft {draft}"] = MODELS[draft]
-    return found
+@dataclass(frozen=True)
+class _Architecture:
+    """A decoder with grouped-query attention and a gated MLP, without mixture of experts.
+
+    attention_bias: of the query, key and value projections; None if the configuration contains it, and then the output
+    projection has one too. query_norm: whether queries and keys are normalised.
+    """
+
+    attention_bias: bool | None
+    query_norm: bool = False
 
 
-def weights(launch: Launch) -> dict[str, int]:
-    """The weights of the known models, by name."""
-    return {name: model.weights(launch.tensor_parallel) for name, model in known_models(launch).items()}
+_ARCHITECTURES: Final = {
+    "LlamaForCausalLM": _Architecture(attention_bias=None),
+    "MistralForCausalLM": _Architecture(attention_bias=False),
+    "Qwen2ForCausalLM": _Architecture(attention_bias=True),
+    "Qwen3ForCausalLM": _Architecture(attention_bias=None, query_norm=True),
+}
+"""Source: the implementations in Transformers."""
 
 
-def check_heads(launch: Launch) -> None:
-    """Raises EngineError if the heads of a model cannot be divided among the GPUs. The draft has the target's GPUs."""
-    models = known_models(launch)
-    for name, model in models.items():
-        if not model.splits(launch.tensor_parallel):
-            possible = [
-                str(gpus)
-                for gpus in range(TENSOR_PARALLEL_LIMITS[0], TENSOR_PARALLEL_LIMITS[1] + 1)
-                if all(one.splits(gpus) for one in models.values())
-            ]
-            raise EngineError(
-                f"spec.engine.tensorParallel: the {model.heads} attention heads and {model.kv_heads} KV heads of "
-                f"{name} cannot be divided among {launch.tensor_parallel} GPUs; choose one of {', '.join(possible)}"
-            )
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
-
-
-def too_large(launch: Launch, parts: Mapping[str, int], gpu_bytes: int, remedy: str) -> EngineError:
-    """The error for parts that do not fit together. remedy: what else the user can do, for this engine."""
-    total = " + ".join(f"{_gib(size)} ({name})" for name, size in parts.items())
-    return EngineError(
-        f"spec.engine.tensorParallel: {total} = {_gib(sum(parts.values()))} per GPU do not fit into "
-        f"{_gib(gpu_bytes)}, with 16-bit weights and tensorParallel {launch.tensor_parallel}; increase "
-        f"tensorParallel, use a smaller model, or {remedy}"
+def facts_of(config: Mapping[str, Any]) -> ModelFacts:
+    """The sizes of the model with this config.json. Raises UnknownSizeError."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    architecture = _ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if architecture is None:
+        raise UnknownSizeError(
+            f"only the architectures {', '.join(_ARCHITECTURES)} are known, not {str(name)[:100]}"
+        )
+    if config.get("quantization_config") is not None:
+        raise UnknownSizeError("its weights are quantized")
+    hidden, layers = _positive(config, "hidden_size"), _positive(config, "num_hidden_layers")
+    heads = _positive(config, "num_attention_heads")
+    kv_heads = _positive(config, "num_key_value_heads", heads)
+    head_size = _positive(config, "head_dim", hidden // heads)
+    queries, keys = heads * head_size, kv_heads * head_size
+    attention = hidden * (2 * queries + 2 * keys)
+    if architecture.attention_bias or (
+        architecture.attention_bias is None and config.get("attention_bias") is True
+    ):
+        attention += queries + 2 * keys
+        if architecture.attention_bias is None:
+            attention += hidden
+    if architecture.query_norm:
+        attention += 2 * head_size
+    intermediate = _positive(config, "intermediate_size")
+    mlp = 3 * hidden * intermediate
+    if config.get("mlp_bias") is True:
+        mlp += 2 * intermediate + hidden
+    norms = 2 * hidden
+    embeddings = (
+        _positive(config, "vocab_size") * hidden * (1 if config.get("tie_word_embeddings") is True else 2)
     )
+    parameters = layers * (attention + mlp + norms) + embeddings + hidden
+    if parameters > MAX_PARAMETERS:
+        raise UnknownSizeError(f"its configuration has more than {MAX_PARAMETERS} parameters")
+    return ModelFacts(parameters, layers, heads, kv_heads, head_size)
 
 
-def check_weights(launch: Launch, gpu_bytes: int, remedy: str) -> None:
-    """Raises EngineError if the weights alone do not fit. remedy: see `too_large`."""
-    parts = weights(launch)
-    if sum(parts.values()) >= gpu_bytes:
-        raise too_large(launch, parts, gpu_bytes, remedy)
+def _positive(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A positive number. default: if the field is missing or null."""
+    value = config.get(field)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_PARAMETERS:
+        raise UnknownSizeError(f"{field} of its configuration is not a positive integer")
+    return value

@@ -19,6 +19,7 @@ from dps_operator.gpu_budget.balancer import Allocations, Balancer
 from dps_operator.gpu_budget.demand import GatewayDemand
 from dps_operator.health import application
 from dps_operator.leader import Leadership
+from dps_operator.model_hub import ModelHub
 from dps_operator.mounts import MountWatch
 from dps_operator.observe import Observations
 from dps_operator.options import parse_options
@@ -53,13 +54,18 @@ async def run(settings: Settings) -> None:
 
     cluster = await KubernetesCluster.connect(settings.request_timeout)
     http = aiohttp.ClientSession()
+    # The Hub may be reachable only through a proxy; pods never are.
+    hub = aiohttp.ClientSession(trust_env=True)
     leadership = Leadership.of(cluster, settings.lease)
 
     observations, metrics = Observations(), GatewayMetrics(http)
     allocations, idle_pools = Allocations(), IdlePools()
     caches = CacheWatch(observations, metrics, EngineMetrics(http))
     mounts = MountWatch(cluster, observations)
-    reconciler = Reconciler(cluster, observations, settings, _now, allocations, caches.health, idle_pools)
+    read_size = ModelHub(hub, settings.hub_endpoint).size if settings.hub_endpoint else None
+    reconciler = Reconciler(
+        cluster, observations, settings, _now, allocations, caches.health, idle_pools, read_size
+    )
     queue = WorkQueue(reconciler.reconcile)
     resync = Resync(cluster, observations, queue, settings)
     watches = Watches(observations, queue, resync, settings, partial(_install_signal_handlers, stop))
@@ -85,6 +91,7 @@ async def run(settings: Settings) -> None:
         await leadership.release()
         await server.cleanup()
         await http.close()
+        await hub.close()
         await cluster.close()
 
 

@@ -65,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         help="image of rclone, which downloads models from buckets (default: %(default)s)",
     )
     parser.add_argument(
+        "--hub-endpoint",
+        metavar="URL",
+        default=_environment("HUB_ENDPOINT", ""),
+        help="Hugging Face Hub or a mirror of it, to read the configurations of models (default: none)",
+    )
+    parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
         default=_environment("LEASE", ""),
@@ -110,6 +116,7 @@ def parse_options(arguments: list[str]) -> Options:
         lab_image=parsed.lab_image,
         loader_image=parsed.loader_image,
         pull_secrets=tuple(parsed.pull_secret),
+        hub_endpoint=parsed.hub_endpoint,
         namespaces=tuple(parsed.namespace),
         lease=parsed.lease,
         workers=parsed.workers,

@@ -1,15 +1,18 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from prometheus_client import Gauge
 
+from dps_engines.models import ModelFacts
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.spec import parse
+from dps_operator.api.spec import Spec, parse
 from dps_operator.apply import Applier
 from dps_operator.builders.children import children
+from dps_operator.builders.launch import knows_gpus
 from dps_operator.calibration import applied, recommendation
 from dps_operator.cluster import Cluster
 from dps_operator.credentials import credentials, release
@@ -20,10 +23,12 @@ from dps_operator.errors import (
     NotInstalledError,
     RejectedError,
     SpecError,
+    UnreadableModelError,
 )
 from dps_operator.gpu_budget.allocation import Allocation, calibrated_ratio, granted, with_replicas
 from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import kind_of
+from dps_operator.model_sizes import HubModel, ModelSizes, models_to_read, recorded_sizes
 from dps_operator.observe import Child, Key, Observations
 from dps_operator.prefix_cache.health import CacheHealth
 from dps_operator.resources import (
@@ -59,6 +64,8 @@ REPLICAS = Gauge(
     "Engines that the Deployment of a pool requests; 0 while the pool is scaled to zero or its DPSRouter suspended",
     ["router_namespace", "router", "pool"],
 )
+ReadSize = Callable[[HubModel], Awaitable[ModelFacts]]
+"""Reads the sizes of a model; raises UnreadableModelError."""
 RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
 
@@ -86,6 +93,7 @@ class Reconciler:
         allocations: Allocations | None = None,
         cache_health: Callable[[Key], CacheHealth | None] = lambda _: None,
         idle_pools: IdlePools | None = None,
+        model_size: ReadSize | None = None,
     ) -> None:
         self._cluster = cluster
         self._observations = observations
@@ -94,6 +102,7 @@ class Reconciler:
         self._allocations = allocations or Allocations()
         self._idle_pools = idle_pools or IdlePools()
         self._cache_health = cache_health
+        self._model_size = model_size
         self._applier = Applier(cluster, observations)
 
     async def reconcile(self, key: Key) -> None:
@@ -111,7 +120,8 @@ class Reconciler:
         except SpecError as error:
             await self._update_status(key, invalid_spec_status(str(error), before, generation, self._now()))
             return
-        router = Router(key[0], key[1], metadata["uid"], generation, spec)
+        sizes = await self._sizes(spec, before)
+        router = Router(key[0], key[1], metadata["uid"], generation, spec, sizes)
         router = replace(router, spec=with_version(spec, self._engines(router, key)))
         allocation = self._allocations.allocation(key, spec, before)
         if allocation is not None:
@@ -143,6 +153,20 @@ class Reconciler:
         await self._update_status(key, build_status(router, observed, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
+
+    async def _sizes(self, spec: Spec, before: Mapping[str, Any]) -> ModelSizes:
+        """The sizes of models that are recorded in the status, or else can be read now."""
+        read, unreadable = {}, {}
+        recorded = recorded_sizes(before)
+        for model in models_to_read(spec) if knows_gpus(spec) else ():
+            if model in recorded:
+                read[model] = recorded[model]
+            elif self._model_size is not None:
+                try:
+                    read[model] = await self._model_size(model)
+                except UnreadableModelError as error:
+                    unreadable[model.name] = str(error)
+        return ModelSizes(read, unreadable)
 
     async def _forget(self, key: Key) -> None:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dps_operator.api import API_VERSION, KIND
 from dps_operator.api.spec import Spec
+from dps_operator.model_sizes import ModelSizes
 
 Manifest = dict[str, Any]
 Component = Literal[
@@ -49,6 +50,7 @@ class Router:
     uid: str
     generation: int
     spec: Spec
+    sizes: ModelSizes = field(default_factory=ModelSizes)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -23,6 +23,8 @@ class Settings:
     """Image of rclone, which downloads models from buckets."""
     pull_secrets: tuple[str, ...] = ()
     """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""
+    hub_endpoint: str = ""
+    """Base URL of the Hugging Face Hub or of a mirror, where configurations of models are read; empty for none."""
     namespaces: tuple[str, ...] = ()
     """Watched namespaces; empty for all namespaces."""
     lease: str = ""

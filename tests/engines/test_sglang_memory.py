@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation
-from dps_engines.models import GIB, MODELS
+from dps_engines.model_fit import GIB
+from dps_engines.models import MODELS
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.memory import (
     MIB,

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from dps_engines.launch import EngineError, Launch, Speculation
-from dps_engines.models import GIB, MODELS
+from dps_engines.model_fit import GIB
+from dps_engines.models import MODELS
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.memory import MIN_TOKENS, reserve
 from dps_engines.sglang.shared_gpu import shared_arguments

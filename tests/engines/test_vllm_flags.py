@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
-from dps_engines.models import GIB
+from dps_engines.model_fit import GIB
 from dps_engines.registry import RUNTIMES
 from dps_engines.vllm.flags import MANAGED, SHORT, UNSUPPORTED
 from dps_testkit.engine_options import Options, check_accepted, recorded_options

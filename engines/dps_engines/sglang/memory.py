@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from dps_engines.launch import Launch
-from dps_engines.models import GIB, MODELS, ModelFacts, check_weights, too_large, weights
+from dps_engines.model_fit import GIB, check_weights, too_large, weights
+from dps_engines.models import ModelFacts
 
 MIB: Final = 2**20
 
@@ -95,12 +96,12 @@ def memory_arguments(launch: Launch, version: tuple[int, ...], arguments: Sequen
 
     arguments: those of the user, which take precedence. Raises EngineError if the models cannot fit.
     """
-    gpu_bytes, target = launch.gpu_bytes, MODELS.get(launch.model)
+    gpu_bytes, target = launch.gpu_bytes, launch.models.get(launch.model)
     if gpu_bytes is None or target is None or limits_memory(arguments):
         return []
     check_weights(launch, gpu_bytes, REMEDY)
     speculation, ranks = launch.speculation, launch.tensor_parallel
-    draft = MODELS.get((speculation.draft_model or "") if speculation else "")
+    draft = launch.models.get((speculation.draft_model or "") if speculation else "")
     standalone = speculation is not None and speculation.algorithm == "Standalone"
     if version >= RESERVES_FOR_DRAFT_SINCE:
         _check_kv_caches(launch, gpu_bytes, target, draft)

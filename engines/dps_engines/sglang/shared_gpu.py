@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dps_engines.launch import EngineError, Launch
-from dps_engines.models import GIB, MODELS
+from dps_engines.model_fit import GIB
 from dps_engines.sglang.memory import MIN_TOKENS, limits_memory, reserve
 
 ROUNDING: Final = 1024
@@ -39,7 +39,7 @@ def _sizes(launch: Launch) -> _Sizes | None:
         launch.model,
         *([speculation.draft_model or ""] if speculation and speculation.draft_model else []),
     ]
-    models = [MODELS[name] for name in names if name in MODELS]
+    models = [launch.models[name] for name in names if name in launch.models]
     if len(models) < len(names) or launch.gpu_bytes is None:
         return None
     return _Sizes(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.models import check_heads, check_weights
+from dps_engines.model_fit import check_heads, check_weights
 from dps_engines.pools import PoolName
 from dps_engines.versions import Released, numbers
 from dps_engines.vllm import flags

@@ -156,6 +156,20 @@ class GPUBudgetStatus(APIObject):
     )
 
 
+class ModelSize(APIObject):
+    """The sizes of a model, read from its config.json on the Hugging Face Hub."""
+
+    name: str = Field(max_length=512, description="Id of the model.")
+    revision: str | None = Field(
+        default=None, max_length=128, description="Branch, tag or commit; the default branch if unset."
+    )
+    parameters: int = Field(ge=1, description="Number of parameters.", json_schema_extra={"format": "int64"})
+    layers: int = Field(ge=1, description="Number of layers.")
+    heads: int = Field(ge=1, description="Number of attention heads.")
+    kv_heads: int = Field(ge=1, description="Number of key and value heads.")
+    head_size: int = Field(ge=1, description="Values of a key or value head per token.")
+
+
 class Status(APIObject):
     """Observed state of the DPSRouter."""
 
@@ -177,4 +191,9 @@ class Status(APIObject):
     )
     gpu_budget: GPUBudgetStatus | None = Field(
         default=None, description="How the pools share spec.gpuBudget; unset without one."
+    )
+    models: list[ModelSize] = Field(
+        default=[],
+        max_length=2,
+        description="Models whose sizes the operator has read, to compute the memory of the engines.",
     )

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from dps_engines.launch import Adapter, EngineError, Launch, Speculation, Traces
-from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
@@ -33,14 +32,23 @@ def _gpu_bytes(spec: Spec, pool: PoolSpec) -> int | None:
     return gpu_bytes(spec.node_pool)
 
 
-def memory_assumption(spec: Spec) -> str:
+def knows_gpus(spec: Spec) -> bool:
+    """Whether the memory of a pool's GPUs is known, so that the sizes of the models matter."""
+    try:
+        return any(_gpu_bytes(spec, pool_of(spec, name)) is not None for name in POOLS)
+    except SpecError:
+        return False
+
+
+def memory_assumption(router: Router) -> str:
     """What is assumed because it cannot be computed whether the models fit into the GPUs; empty if it can.
 
     Raises SpecError if the GPUs do not exist.
     """
+    spec, sizes = router.spec, router.sizes
     speculation = spec.pools.speculative.speculation
     names = [spec.model.name, *([speculation.draft_model] if speculation.draft_model else [])]
-    unknown = [name for name in names if name not in KNOWN_MODELS]
+    unknown = [sizes.reason(name) for name in names if name not in sizes.known]
     reasons = [f"the size of {' and '.join(unknown)} is not known"] if unknown else []
     if any(_gpu_bytes(spec, pool_of(spec, name)) is None for name in POOLS):
         reasons.append("the memory of the GPUs is not known")
@@ -67,6 +75,7 @@ def _launch(router: Router, name: PoolName) -> Launch:
         traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
         prefix_cache=launch_settings(router),
         gpu_bytes=_gpu_bytes(spec, pool),
+        models=router.sizes.known,
         adapters=tuple(Adapter(adapter.name, adapter.path) for adapter in spec.model.adapters),
     )
 

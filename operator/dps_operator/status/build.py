@@ -30,6 +30,8 @@ def build_status(router: Router, observed: Observed, before: Mapping[str, Any], 
     if observed.allocation is not None:
         rule = "EqualLoad" if observed.load_ratio is None else "Calibrated"
         result["gpuBudget"] = {**observed.allocation.to_status(), "rule": rule}
+    if router.sizes.read:
+        result["models"] = router.sizes.to_status()
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}

@@ -43,7 +43,7 @@ def conditions(router: Router, observed: Observed) -> list[Condition]:
 def _assumption(router: Router) -> str:
     """What is assumed about the GPU memory; empty if nothing is, or if the spec has not been checked yet."""
     try:
-        return memory_assumption(router.spec)
+        return memory_assumption(router)
     except SpecError:
         return ""
 

@@ -8,7 +8,7 @@ from dps_operator.gpu_budget.balancer import Allocations
 from dps_operator.kinds import CHILDREN
 from dps_operator.observe import Key, Observations
 from dps_operator.prefix_cache.health import CacheHealth
-from dps_operator.reconcile import Reconciler
+from dps_operator.reconcile import ReadSize, Reconciler
 from dps_operator.resources import Manifest
 from dps_operator.scale_to_zero.scaler import IdlePools
 from dps_operator.settings import Settings
@@ -22,12 +22,12 @@ NOW = "2026-01-01T00:00:00Z"
 class OperatorHarness:
     """An API server, an operator, and one DPSRouter."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], model_size: ReadSize | None = None) -> None:
         self.cluster = FakeCluster()
         self.edit(spec)
-        self.restart()
+        self.restart(model_size=model_size)
 
-    def restart(self, settings: Settings = SETTINGS) -> None:
+    def restart(self, settings: Settings = SETTINGS, model_size: ReadSize | None = None) -> None:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         typed: Cluster = self.cluster
@@ -41,6 +41,7 @@ class OperatorHarness:
             self.allocations,
             self.cache_healths.get,
             self.idle_pools,
+            model_size,
         )
 
     def edit(self, spec: dict[str, Any]) -> None:
