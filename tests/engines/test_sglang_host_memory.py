@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dps_engines.launch import EngineError, FileCache, Launch, MooncakeCache, Speculation
-from dps_engines.models import GIB, MODELS
+from dps_engines.model_fit import GIB
+from dps_engines.models import MODELS
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.memory import left_free
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from dps_engines.launch import EngineError, Launch, MooncakeCache
-from dps_engines.models import MODELS, known_models, weights
+from dps_engines.model_fit import known_models, weights
 from dps_engines.sglang.memory import left_free
 
 ENABLE: Final = ("--enable-hierarchical-cache", "--enable-hicache")
@@ -31,7 +31,7 @@ def host_cache_bytes(launch: Launch, line: Sequence[str]) -> int:
 
 def _copies(launch: Launch, line: Sequence[str]) -> int:
     """The part of each GPU. The KV cache of a draft model is copied for as many tokens as that of the target."""
-    ranks, target = launch.tensor_parallel, MODELS.get(launch.model)
+    ranks, target = launch.tensor_parallel, launch.models.get(launch.model)
     per_token = sum(model.kv_per_token(ranks) for model in known_models(launch).values())
     if size := _value(line, "--hicache-size"):
         return int(size * GIGABYTE * (per_token / target.kv_per_token(ranks) if target else 1))
