@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from opentelemetry.trace import Span
 
-from dps_gateway.api.errors import GatewayFull, error_response, errors_of
-from dps_gateway.api.request import read_body, request_id_of, timeout_seconds_of
+from dps_gateway.api.errors import DeadlineExceeded, GatewayFull, error_response, errors_of
+from dps_gateway.api.request import TIMEOUT_HEADER, read_body, request_id_of, timeout_seconds_of
 from dps_gateway.auth import Key
 from dps_gateway.engine.dialect import ErrorFormat, Usage
 from dps_gateway.runtime import Runtime
@@ -23,6 +23,8 @@ RUNTIME: Final = web.AppKey("runtime", Runtime)
 
 CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
+
+T = TypeVar("T")
 
 MIN_WRITE_SECONDS: Final = 1.0
 """Time for one write after timeouts.totalSeconds, so that the error event of a timeout reaches the client."""
@@ -72,6 +74,20 @@ class Call:
         Raises BodyTooLarge, BodyTooSlow, BadRequest, and GatewayFull if there is no room for it.
         """
         return await read_body(self.request, self.runtime.config, self._buffer)
+
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """The result of work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
+        if self.timeout_seconds is None:
+            return await work
+        try:
+            async with asyncio.timeout(self.timeout_seconds - (time.perf_counter() - self.started)) as limit:
+                return await work
+        except TimeoutError as error:
+            raise (self.deadline_exceeded() if limit.expired() else error) from error
+
+    def deadline_exceeded(self) -> DeadlineExceeded:
+        """The error of a request that no engine has answered within the client's time."""
+        return DeadlineExceeded(f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})")
 
     def _buffer(self, size: int) -> None:
         if not self.runtime.bodies.reserve(size):

@@ -9,8 +9,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
-from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
-from dps_gateway.api.request import TIMEOUT_HEADER
+from dps_gateway.api.errors import Suspended, TenantsNotSeparated
 from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
@@ -101,13 +100,13 @@ async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed
         runtime.metrics.pool_unavailable.labels(decision.pool.value).inc()
     total_seconds = runtime.upstream.timeouts.total_seconds
     deadline = Deadline.of(total_seconds, call.timeout_seconds, time.perf_counter() - call.started)
+    if deadline.passed_for_client:
+        raise call.deadline_exceeded()
     try:
         return await _Dispatch(call, decision, outbound, deadline).run()
     except (PoolEmpty, PoolFull, UpstreamFailed) as error:
         if deadline.passed_for_client:
-            raise DeadlineExceeded(
-                f"no engine answered within {deadline.seconds:g} s ({TIMEOUT_HEADER})"
-            ) from error
+            raise call.deadline_exceeded() from error
         raise
 
 

@@ -19,7 +19,7 @@ def routed(route: Route) -> Handler:
     """The handler of a routed endpoint."""
 
     async def serve(call: Call) -> web.StreamResponse:
-        return await _answer(await prepare(call, route))
+        return await _answer(await call.in_time(prepare(call, route)))
 
     return handler(route.path, route.path, serve)
 

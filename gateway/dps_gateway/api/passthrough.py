@@ -87,12 +87,12 @@ async def _forward(call: Call) -> web.StreamResponse:
         change = server_info.public_info
     elif request.method == "GET":
         target, change = _models(call, path, target)
-    body = await call.body() if request.can_read_body else None
+    body = await call.in_time(call.body()) if request.can_read_body else None
     if body:
         body = _checked_model(call, body)
     pool, replica = least_loaded(runtime.pools), None
     if (response_id := _response_id(path)) is not None:
-        stored = await holder(call, response_id)
+        stored = await call.in_time(holder(call, response_id))
         pool, replica = stored.pool, stored.url
     salt = runtime.cache_salt(call.tenant)
     added = runtime.tracing.propagate(call.span, request.headers)

@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from dps_gateway.api.request import TIMEOUT_HEADER
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, complete
 from dps_testkit.waiting import wait_until
 
@@ -22,9 +26,10 @@ def configure(gateway: InProcessGateway, section: str, **values: Any) -> None:
 class Upload:
     """A request whose body is sent in parts."""
 
-    def __init__(self, gateway: InProcessGateway, path: str, size: int) -> None:
+    def __init__(self, gateway: InProcessGateway, path: str, size: int, headers: str = "") -> None:
         self._port = gateway.port
-        self._head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n"
+        self._head = f"{head}{headers}\r\n"
 
     async def begin(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -71,6 +76,33 @@ async def test_body_that_arrives_too_slowly_is_refused(gateway: InProcessGateway
     status, body = await refused
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
     assert 0.2 <= asyncio.get_running_loop().time() - began < 5
+
+
+class SlowPolicy:
+    """Takes longer for a decision than the client allows for the request."""
+
+    def decide(self, turn: Turn, /) -> Decision:
+        time.sleep(0.2)
+        return Decision(Pool.GREEDY, Reason.FIXED)
+
+
+@pytest.mark.parametrize("path", [CHAT, EMBEDDINGS])
+async def test_clients_deadline_limits_the_time_for_the_body(gateway: InProcessGateway, path: str) -> None:
+    upload = Upload(gateway, path, 500, f"{TIMEOUT_HEADER}: 200\r\n")
+    await upload.begin()
+    began = asyncio.get_running_loop().time()
+    status, body = await upload.answer()
+    assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
+    assert 0.15 <= asyncio.get_running_loop().time() - began < 5
+
+
+async def test_request_is_not_sent_to_an_engine_after_its_deadline(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    gateway.runtime.policy = SlowPolicy()
+    response, content = await gateway.post(json=chat(), headers={TIMEOUT_HEADER: "100"})
+    assert (response.status, json.loads(content)["error"]["code"]) == (504, "deadline_exceeded")
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("rate", [100, 0])
