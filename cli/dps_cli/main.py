@@ -111,7 +111,7 @@ COMMANDS = {
     "reproduce": Command(
         _reproduce,
         "lab",
-        "simulate the results in the paper's tables and print them beside the published ones",
+        "simulate the results in the paper, and compare them with the published values",
     ),
 }
 

@@ -15,9 +15,9 @@ TOKENS = 4096
 
 
 class LongStream:
-    """A streamed answer to a question of so many words, which no test waits for.
+    """A streamed answer that does not end during a test. `words` is the number of words in the question.
 
-    text: what has been received. begun: set with the first part of the text. pool: that of the engine.
+    text: the part that has been received. begun: set when the first part arrives. pool: the engine's pool.
     """
 
     def __init__(self, name: str, words: int) -> None:

@@ -27,7 +27,7 @@ UNSUPPORTED = ("stop", "response_format", "logprobs", "logit_bias", "presence_pe
 
 
 class RefusedError(Exception):
-    """The server cannot do what a request asks for. The message says what."""
+    """The request needs something that the server does not support. The message states what."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ DRAFT_TOKENS_LIMITS = (2, 256)
 ANY_ADDRESS = "0.0.0.0"
 
 OTHER_GPUS = "an engine has the GPUs of spec.engine.tensorParallel, which are on one node"
-"""Why flags are refused that make an engine use more GPUs or nodes."""
+"""The reason for refusing flags that make an engine use more GPUs or nodes."""
 
 
 class EngineError(ValueError):

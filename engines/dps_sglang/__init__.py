@@ -7,5 +7,6 @@ pages in Mooncake, `cache_salt` for the tenants of /v1/messages, and `sharing` f
 creates `adapter.SharedPrefixCache`, which copies pages between SGLang's host memory (`host_pages`) and files
 (`storage`), in batches (`shared_cache`). `identity` and `weights` determine which engines read each other's pages.
 
-Only the modules `adapter`, `draft_refill`, `host_pages`, `identity`, `mooncake` and `plugin` import torch or SGLang.
+Only the modules `adapter`, `draft_refill`, `host_pages`, `identity` and `mooncake` need torch or SGLang when they are
+imported.
 """

@@ -11,7 +11,7 @@ from typing import Any
 SALT_HEADER = "x-dps-cache-salt"
 
 ANNOUNCEMENT = "dps_cache_salt_header"
-"""The key of /server_info that has the name of the header."""
+"""The key in /server_info whose value is the name of the header."""
 
 RUST_SERVER = "SGLANG_RUST_SERVER"
 """The variable that selects SGLang's server in Rust."""

@@ -28,7 +28,7 @@ class PageMetrics:
 
 
 class SharingMetric:
-    """Exports which pages this process shares. The present state has the value 1, earlier ones have 0."""
+    """Exports which pages this process shares. The current state has the value 1, earlier ones have 0."""
 
     def __init__(self) -> None:
         self._exported: tuple[str, str] | None = None

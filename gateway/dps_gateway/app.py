@@ -117,7 +117,12 @@ def main(argv: list[str]) -> int:
         "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
     )
     parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument(
+        "--log-level",
+        default="INFO",
+        choices=["DEBUG", "INFO", "WARNING", "ERROR"],
+        help="least severity of the messages that are logged (default: INFO)",
+    )
     arguments = parser.parse_args(argv)
     _log_to_stderr(arguments.log_level)
     try:

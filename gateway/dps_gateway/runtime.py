@@ -293,7 +293,7 @@ class Runtime:
         return min(share, connections_of_files())
 
     def _max_buffered_bytes(self) -> int:
-        """There is room for at least one body."""
+        """The memory for bodies, in bytes, which is enough for at least one body of the maximum size."""
         return max(self.config.limits.max_buffered_bytes, self.config.limits.max_body_bytes)
 
     def _count_closed_connection(self, reason: str) -> None:

@@ -19,8 +19,8 @@ from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.upstream.engine_pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
-"""Tolerated shortfall, in tokens, between expected and reported tokens (draft-model cache) before an
-eviction is assumed."""
+"""The tokens by which an engine's cached tokens may fall short of the expected ones before an eviction is assumed. An
+engine with a draft model caches slightly less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,11 +251,12 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `dps demo`."""
     result = argparse.ArgumentParser(
         prog="dps demo",
-        description="Replay recorded sessions through two gateways and emulated engines, kill one gateway during "
-        "the run, check every routing decision against an offline oracle, and compare DPS with the static policies.",
+        description="Replay recorded sessions through a gateway on several fleets of emulated engines, and compare "
+        "their times. Then kill one of two gateways during a replay, and check every routing decision against one that "
+        "is computed offline.",
     )
     result.add_argument(
-        "--sessions", type=int, default=40, metavar="N", help="number of sessions (default: 40)"
+        "--sessions", type=int, default=40, metavar="N", help="number of sessions to replay (default: 40)"
     )
     result.add_argument(
         "--speed",

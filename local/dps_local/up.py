@@ -86,13 +86,16 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--tokenizer",
         metavar="DIR",
-        help="default: the model's; for emulated engines Qwen2.5's, or a bundled one if it cannot be downloaded",
+        help="folder of the tokenizer that the gateway counts tokens with (default: that of the model; for emulated "
+        "engines that of Qwen2.5, or a bundled one if it cannot be downloaded)",
     )
     running = result.add_argument_group(
         "running engines", "Use engines that are already running instead of starting engines."
     )
-    running.add_argument("--speculative-url", type=base_url, metavar="URL")
-    running.add_argument("--greedy-url", type=base_url, metavar="URL")
+    running.add_argument(
+        "--speculative-url", type=base_url, metavar="URL", help="base URL of the speculative engine"
+    )
+    running.add_argument("--greedy-url", type=base_url, metavar="URL", help="base URL of the greedy engine")
     emulated = result.add_argument_group("emulated engines")
     emulated.add_argument(
         "--speed",

@@ -12,7 +12,7 @@ from dps_operator.api.status import RecommendedRouting
 from dps_operator.observe import Finished, Pod
 
 SHOWN_CHARACTERS: Final = 80
-"""How much of an unreadable result a message contains."""
+"""The maximum length of an unreadable result in a message; the rest is cut off."""
 
 
 def newest(pods: Sequence[Pod]) -> Finished | None:

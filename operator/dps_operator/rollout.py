@@ -1,5 +1,5 @@
-"""Decides which pool has to wait for the other: with a rollout (`pool_on_hold`), or with its first start on a GPU that
-both share (`waits_for_neighbour`). This module performs no I/O.
+"""Decides whether a pool has to wait for the other one before a rollout (`pool_on_hold`) or, on a GPU that both share,
+before its first start (`waits_for_neighbour`). This module performs no I/O.
 """
 
 from collections.abc import Collection, Mapping

@@ -27,8 +27,8 @@ async def task_scope() -> AsyncIterator[None]:
     """Cancel the tasks that were started within the block, directly or by other such tasks, when the block exits.
 
     Tasks that are still running are cancelled again, because a task may suppress its cancellation or start a further
-    task in response. After ROUNDS rounds, the remaining tasks are logged and left alone. This goes on if the caller is
-    cancelled meanwhile. Tasks that other code starts at the same time are not affected. Scopes cannot be nested.
+    task in response. After ROUNDS rounds, the remaining tasks are logged and left running. This continues even
+    if the caller is cancelled. Tasks that other code starts at the same time are not affected. Scopes cannot be nested.
     """
     loop = asyncio.get_running_loop()
     tasks: Tasks = {}

@@ -119,7 +119,7 @@ UNSUPPORTED = {
 """Flags that break the deployment, and why."""
 
 UNSUPPORTED_WITHOUT_DP_ATTENTION = {"--dp-size": OTHER_GPUS, "--data-parallel-size": OTHER_GPUS}
-"""The same for flags that divide the engine's GPUs with --enable-dp-attention, and multiply them without it."""
+"""Flags that are refused without --enable-dp-attention, because they then multiply the engine's GPUs, and why."""
 
 DP_ATTENTION = "--enable-dp-attention"
 """The flag with which the attention is not split across all GPUs of the engine."""

@@ -30,7 +30,7 @@ def host_cache_bytes(launch: Launch, line: Sequence[str]) -> int:
 
 
 def _copies(launch: Launch, line: Sequence[str]) -> int:
-    """The part of each GPU. The KV cache of a draft model is copied for as many tokens as that of the target."""
+    """The host memory per GPU. The KV cache of a draft model is copied for as many tokens as that of the target."""
     ranks, target = launch.tensor_parallel, launch.models.get(launch.model)
     per_token = sum(model.kv_per_token(ranks) for model in known_models(launch).values())
     if size := _value(line, "--hicache-size"):

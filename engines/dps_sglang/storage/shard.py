@@ -66,7 +66,7 @@ class Shard:
         self.lock_seconds = lock_seconds
         self.evicted_pages = 0
         self._useless_until = 0.0
-        """Until then, on the monotonic clock, evictions are expected not to help on a full disk."""
+        """The time on the monotonic clock until which evictions are not expected to help on a full disk."""
 
     def put(self, path: Path, parts: Sequence[bytes | memoryview]) -> Outcome:
         """Write a page to `path`, a file in a folder of this shard, evicting others if necessary.

@@ -83,7 +83,7 @@ class Replica:
     def __init__(
         self, url: str, clock: Callable[[], float] = time.monotonic, slow_start_seconds: float = 0.0
     ) -> None:
-        """slow_start_seconds: the time in which its share of the requests grows to that of others, once it starts."""
+        """slow_start_seconds: the time after its start until it receives the same share of requests as the others."""
         self.url = url
         self.slow_start_seconds = slow_start_seconds
         self.id = replica_id(url)

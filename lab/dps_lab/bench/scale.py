@@ -28,8 +28,9 @@ OVERLOADED: Final[Mapping[str, Mapping[str, object]]] = {
     "limits": {"maxInFlightPerReplica": 4096},
     "timeouts": {"connectSeconds": 60},
 }
-"""By default, the gateway queues requests once each engine has 256, and gives up connecting after seconds, which an
-engine that shares a core with the load generator may need to accept thousands of connections."""
+"""The gateway's configuration for thousands of concurrent requests. By default, it queues requests once each engine has
+256, and gives up connecting after a few seconds. An engine that shares a core with the load generator may take longer
+than that to accept thousands of connections."""
 
 WORKER_PATTERNS: Final = tuple(TrafficPattern(stream, Content(4096, "growing")) for stream in (False, True))
 ONE, TWO = "one worker", "two workers"
@@ -43,7 +44,7 @@ class Scale:
     """Rounds of every measurement but the streams, which have one."""
     body_bytes: int = 220 * 1024
     sessions: int = 160
-    """Sessions, each of which sends one of these bodies in each concurrency."""
+    """Sessions, each of which sends one of these bodies for each number of connections."""
     concurrency: tuple[int, ...] = (20, 50, 150)
     """Connections that send long bodies."""
     streams: tuple[int, ...] = (500, 2000)
@@ -128,7 +129,7 @@ def long_bodies(bench: Bench, scale: Scale) -> Iterator[str]:
 
 
 def long_streams(bench: Bench, scale: Scale) -> Iterator[str]:
-    """The tables of concurrent streams, all of which are requested at the same time, on a connection each."""
+    """The tables of concurrent streams, all of which are requested at the same time, each on its own connection."""
     pattern = TrafficPattern(True, Content(4096, "distinct"), scale.chunks)
     for streams in scale.streams:
         _progress(f"{streams} streams of {scale.chunks} chunks")
@@ -171,7 +172,7 @@ def _sample(
     except WireError as error:
         _progress(f"{contender.name}: {error}")
         return
-    # Load.rate ends when one connection has no more requests, which is at once if there are few for each.
+    # Load.rate counts only until one connection has no more requests, which is too early if each has few.
     seconds = (max(load.finished) - min(load.sent)) / 1e9
     results.append(
         Sample(

@@ -35,7 +35,7 @@ class Soak:
     minutes: float = 30
     """The time over which the sessions are spread, and after which no more are sent."""
     batch: int = 500
-    """Sessions that are sent at a time."""
+    """Sessions per batch."""
 
 
 @dataclass(frozen=True)

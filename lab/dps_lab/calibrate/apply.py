@@ -16,7 +16,7 @@ from dps_lab.calibrate.setup import Setup
 
 
 def routing_of(setup: Setup) -> dict[str, Any]:
-    """The keys of `routing` that a set-up determines. Policies without a threshold keep the present one."""
+    """The keys of `routing` that a set-up determines. Policies without a threshold keep the current one."""
     threshold = {} if setup.threshold_tokens is None else {"thresholdTokens": setup.threshold_tokens}
     return {"policy": setup.policy, **threshold}
 

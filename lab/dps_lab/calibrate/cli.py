@@ -98,12 +98,16 @@ def command_line() -> argparse.ArgumentParser:
     fleet.add_argument(
         "--gpus", type=positive_int, default=2, metavar="N", help="number of GPUs to split (default: 2)"
     )
-    fleet.add_argument("--fleet", metavar="speculative=N,greedy=M", help="keep this split")
+    fleet.add_argument(
+        "--fleet",
+        metavar="speculative=N,greedy=M",
+        help="number of engines of each kind, if the split is fixed",
+    )
     fleet.add_argument(
         "--budget",
         type=_budget,
         metavar="N",
-        help="number of engines, of which both pools have at least one, as with spec.gpuBudget of a DPSRouter",
+        help="number of engines that move between the pools, as with spec.gpuBudget of a DPSRouter",
     )
     parser.add_argument(
         "--cooldown",
@@ -115,8 +119,8 @@ def command_line() -> argparse.ArgumentParser:
     add_load_options(parser)
     live = parser.add_argument_group(
         "running engines",
-        f"Measure these engines, with {Plan().requests} requests each, instead of assuming --hardware. The requests "
-        "delay other requests.",
+        f"Measure the speed of these engines with {Plan().requests} requests each, instead of assuming --hardware. "
+        "The measurement delays other requests.",
     )
     for pool in Pool:
         live.add_argument(
@@ -125,7 +129,7 @@ def command_line() -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar="URL",
-            help=f"{pool} engine; may be repeated",
+            help=f"base URL of a {pool} engine; may be repeated",
         )
     live.add_argument("--api-key", metavar="KEY", help="the engines' key, sent as a bearer token")
     parser.add_argument(
@@ -135,9 +139,7 @@ def command_line() -> argparse.ArgumentParser:
         help="what to minimise (default: session)",
     )
     for figure, name in _LIMITS.items():
-        parser.add_argument(
-            f"--max-{figure}", type=positive_float, metavar="SECONDS", help=f"limit of the {name}"
-        )
+        parser.add_argument(f"--max-{figure}", type=positive_float, metavar="SECONDS", help=f"maximum {name}")
     parser.add_argument(
         "--sessions",
         type=_sessions,
@@ -145,27 +147,41 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N|all",
         help=f"how many of the workload's sessions to simulate (default: {DEFAULT_SESSIONS})",
     )
-    parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="first of three seeds (default: 0)")
+    parser.add_argument(
+        "--replicas",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="number of gateway replicas (default: 1)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="first of the three seeds that are simulated (default: 0)",
+    )
     parser.add_argument(
         "--exhaustive", action="store_true", help="try every split and policy with 64 thresholds"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the result to this PNG file")
     parser.add_argument(
         "--apply",
         type=Path,
         metavar="FILE",
-        help="set policy and threshold in this configuration of the gateway",
+        help="set the policy and the threshold in this configuration file of the gateway",
     )
     parser.add_argument(
         "--recommendation",
         type=Path,
         metavar="FILE",
-        help="write the routing and the verdict as one JSON object, as in status.routing.recommended of a DPSRouter",
+        help="write the result to this file as one JSON object, as in status.routing.recommended of a DPSRouter",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument("--patch", action="store_true", help="print a merge patch for a DPSRouter")
+    output.add_argument(
+        "--patch", action="store_true", help="print a merge patch that applies the result to a DPSRouter"
+    )
     add_engine_options(parser)
     return parser
 

@@ -16,16 +16,16 @@ from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.measured_timing import PassTimes
 
 SERIALIZED_BELOW: Final = 1.5
-"""An engine whose mean batch is smaller, of several requests sent together, serves one at a time."""
+"""If the mean batch of requests that are sent together is smaller, the engine serves one request at a time."""
 
 TOKENS_PER_WORD: Final = 3
-"""Upper estimate for the words of the bundled sessions."""
+"""Upper estimate of the tokens per word in the bundled sessions."""
 
 FEWEST_STEPS: Final = 16
-"""Decode steps of all answers that are at least necessary."""
+"""Minimum number of decode steps, over all answers."""
 
 PREFILL_ROUNDS: Final = 3
-"""How often the prompts of a plan are sent at most, if the load of other clients hides the time of prefill."""
+"""Maximum number of times that a plan's prompts are sent, if the load of other clients hides the time of prefill."""
 
 
 class MeasurementError(Exception):
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """Number of requests at least, including the first, which is not measured."""
+        """Minimum number of requests, including the first, which is not measured."""
         return 1 + self.repeats * len(self.prompt_words) + self.waves * sum(self.batches)
 
 

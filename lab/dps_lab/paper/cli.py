@@ -1,4 +1,4 @@
-"""`dps reproduce`: simulate the results in the paper, and print them beside the published ones."""
+"""`dps reproduce`: simulate the results in the paper, and compare them with the published values."""
 
 import argparse
 import json
@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="dps reproduce",
         description=(
-            "Simulate the results in the paper's tables and ablations, and print them beside the published ones. "
-            "Takes minutes."
+            "Simulate the results in the paper's tables and ablations, and compare them with the published values. "
+            "Takes one to two minutes."
         ),
         epilog="docs/simulation-results.md states which values the time model was fitted to, and where it is wrong.",
         allow_abbrev=False,

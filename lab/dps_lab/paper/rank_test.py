@@ -1,4 +1,4 @@
-"""The Mann-Whitney U test, which the paper compares session latencies with. This module performs no I/O."""
+"""The Mann-Whitney U test, with which the paper compares session latencies. This module performs no I/O."""
 
 import math
 import statistics

@@ -29,13 +29,13 @@ def parser() -> argparse.ArgumentParser:
         "urls",
         nargs="+",
         metavar="URL",
-        help="base URL (http://HOST:PORT/v1); turns are sent to several URLs in rotation",
+        help="base URL (http://HOST:PORT/v1); if there are several, turns are sent to them in rotation",
     )
     result.add_argument(
         "--sessions",
         default="bfcl",
         metavar="NAME|FILE",
-        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file as in docs/replay.md (default: bfcl)",
+        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file in the format of docs/replay.md (default: bfcl)",
     )
     result.add_argument("--limit", type=_positive, metavar="N", help="replay only the first N sessions")
     result.add_argument(
@@ -72,17 +72,22 @@ def parser() -> argparse.ArgumentParser:
         "--session-ids",
         choices=["header", "none"],
         default="header",
-        help="send session ids in the header x-session-id, or send none (default: header)",
+        help="whether to send session ids in the header x-session-id (default: header)",
     )
     result.add_argument(
-        "--max-tokens", type=_positive, metavar="N", help="max_tokens of turns that do not set it"
+        "--max-tokens",
+        type=_positive,
+        metavar="N",
+        help="max_tokens of turns for which the sessions do not set it",
     )
     result.add_argument("--no-stream", action="store_true", help="request complete answers, not streams")
     result.add_argument("--api-key", metavar="KEY", help="send this key as a bearer token")
     result.add_argument(
         "--extra-body", type=_object, default={}, metavar="JSON", help="fields to add to every request body"
     )
-    result.add_argument("--json", type=Path, metavar="FILE", help="write the records of all turns to a file")
+    result.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the records of all turns to this file"
+    )
     return result
 
 

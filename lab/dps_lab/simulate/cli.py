@@ -78,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         "num_speculative_tokens_per_batch_size, such as [[1,2,4],[3,64,1]] (default: SGLang's table)",
     )
     parser.add_argument("--one-gpu", action="store_true", help="all engines share one GPU's time and memory")
-    parser.add_argument("--policy", choices=tuple(POLICIES), default="DeltaPrefill")
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        default="DeltaPrefill",
+        help="routing policy of the gateway (default: DeltaPrefill)",
+    )
     parser.add_argument(
         "--threshold",
         type=threshold,
@@ -87,8 +92,20 @@ def _parser() -> argparse.ArgumentParser:
         help="τ in tokens, or 'none' to send every turn to the speculative pool (default: %(default)s)",
     )
     add_load_options(parser)
-    parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument(
+        "--replicas",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="number of gateway replicas (default: 1)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the arrivals, the acceptance of drafts and random routing (default: 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser)
     return parser

@@ -72,7 +72,7 @@ class VirtualEngine:
         return Load(self.scheduler.running, len(waiting), tokens, self.scheduler.max_running)
 
     def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
-        """Change the factor of the duration of every pass, or the acceptance length; None keeps the present one."""
+        """Change the factor of the duration of every pass, or the acceptance length; None keeps the current one."""
         if slowdown is not None:
             self._slowdown = slowdown
         if acceptance_length is not None and self.timing.speculation is not None:

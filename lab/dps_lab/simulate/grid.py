@@ -30,10 +30,10 @@ CHANGE_SECONDS: Final = 30.0
 """When the set-up changes."""
 
 SETTLING_SECONDS: Final = 30.0
-"""Time after a change in which a policy may adapt."""
+"""Time after a change for a policy to adapt."""
 
 WINDOW_SECONDS: Final = 30.0
-"""Time after that, in which turns are compared."""
+"""Length of the window after that time, in which turns are compared."""
 
 
 @dataclass(frozen=True)

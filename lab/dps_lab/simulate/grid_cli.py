@@ -48,14 +48,34 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         default=list(WORKLOADS),
         metavar="NAME|FILE",
-        help="default: all bundled ones",
+        help="workloads to simulate (default: all bundled ones)",
     )
-    parser.add_argument("--concurrency", nargs="+", type=positive_int, default=CONCURRENCIES, metavar="C")
     parser.add_argument(
-        "--seed", nargs="+", type=int, default=[0], metavar="S", help="the times are means over the seeds"
+        "--concurrency",
+        nargs="+",
+        type=positive_int,
+        default=CONCURRENCIES,
+        metavar="C",
+        help="numbers of concurrent sessions (default: 1 to 64)",
     )
-    parser.add_argument("--sessions", type=positive_int, default=120, metavar="N", help="default: 120")
-    parser.add_argument("--replicas", type=positive_int, default=1, metavar="N", help="gateway replicas")
+    parser.add_argument(
+        "--seed",
+        nargs="+",
+        type=int,
+        default=[0],
+        metavar="S",
+        help="seeds, over which the times are means (default: 0)",
+    )
+    parser.add_argument(
+        "--sessions", type=positive_int, default=120, metavar="N", help="number of sessions (default: 120)"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="number of gateway replicas (default: 1)",
+    )
     parser.add_argument(
         "--changes", action="store_true", help="instead, change the load or an engine during the simulation"
     )

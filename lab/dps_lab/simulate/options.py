@@ -81,9 +81,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="roofline",
         help="emulated: the simpler cost model of the engines of dps up and dps demo (default: roofline)",
     )
-    engine.add_argument("--hardware", choices=tuple(HARDWARE), default="a100-7b", help="default: a100-7b")
     engine.add_argument(
-        "--algorithm", choices=sorted(ALGORITHMS), default="STANDALONE", help="default: STANDALONE"
+        "--hardware",
+        choices=tuple(HARDWARE),
+        default="a100-7b",
+        help="GPU and size of the model (default: a100-7b)",
+    )
+    engine.add_argument(
+        "--algorithm",
+        choices=sorted(ALGORITHMS),
+        default="STANDALONE",
+        help="algorithm of the speculative engines (default: STANDALONE)",
     )
     engine.add_argument(
         "--acceptance-length",

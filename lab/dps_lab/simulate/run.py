@@ -109,7 +109,7 @@ class _InFlight:
 
 
 Event = Callable[[float], None]
-"""What happens at a time, which is its argument."""
+"""An event, called with the time at which it occurs."""
 
 
 def simulate(

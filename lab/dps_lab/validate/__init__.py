@@ -1,1 +1,1 @@
-"""Runs on emulated engines in real time, beside simulations of the same runs."""
+"""Runs on emulated engines in real time, compared with simulations of the same runs."""

@@ -38,30 +38,56 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     real = parser.add_argument_group("SGLang's flags")
-    real.add_argument("--host", default="127.0.0.1")
-    real.add_argument("--port", type=int, default=30000)
+    real.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    real.add_argument("--port", type=int, default=30000, help="port to listen on (default: 30000)")
     real.add_argument(
-        "--model-path", "--model", default=EngineSettings.model_path, help="used as a label only"
+        "--model-path",
+        "--model",
+        default=EngineSettings.model_path,
+        help="the model's name; no model is loaded",
     )
-    real.add_argument("--served-model-name", help="default: the model path")
-    real.add_argument("--tokenizer-path", metavar="DIR", help="default: the model path, if it is a directory")
-    real.add_argument("--api-key")
-    real.add_argument("--context-length", type=int, default=EngineSettings.context_length, metavar="TOKENS")
-    real.add_argument("--max-running-requests", type=int)
+    real.add_argument("--served-model-name", help="name of the model in the API (default: the model path)")
     real.add_argument(
-        "--max-total-tokens", type=int, default=EngineSettings.max_total_tokens, help="KV cache capacity"
+        "--tokenizer-path",
+        metavar="DIR",
+        help="folder of the tokenizer (default: the model path, if it is a directory)",
+    )
+    real.add_argument("--api-key", help="key that requests must contain")
+    real.add_argument(
+        "--context-length",
+        type=int,
+        default=EngineSettings.context_length,
+        metavar="TOKENS",
+        help="maximum length of a prompt and its answer (default: %(default)s)",
+    )
+    real.add_argument(
+        "--max-running-requests", type=int, help="maximum number of requests that run at the same time"
+    )
+    real.add_argument(
+        "--max-total-tokens",
+        type=int,
+        default=EngineSettings.max_total_tokens,
+        help="capacity of the KV cache (default: %(default)s)",
     )
     real.add_argument("--enable-cache-report", action="store_true", help="report cached_tokens in usage")
     real.add_argument("--enable-response-store", action="store_true", help="store answers of /v1/responses")
-    real.add_argument("--random-seed", "--seed", type=int, default=0)
-    real.add_argument("--speculative-algorithm", choices=sorted(SPECULATION_DEFAULTS))
-    real.add_argument("--speculative-num-steps", type=int)
-    real.add_argument("--speculative-num-draft-tokens", type=int)
-    real.add_argument("--speculative-eagle-topk", type=int)
+    real.add_argument("--random-seed", "--seed", type=int, default=0, help="seed of the answers (default: 0)")
+    real.add_argument(
+        "--speculative-algorithm",
+        choices=sorted(SPECULATION_DEFAULTS),
+        help="speculate with this algorithm (default: greedy decoding)",
+    )
+    real.add_argument("--speculative-num-steps", type=int, help="draft steps per verification step")
+    real.add_argument(
+        "--speculative-num-draft-tokens", type=int, help="tokens verified per verification step"
+    )
+    real.add_argument("--speculative-eagle-topk", type=int, help="branches per draft step")
     own = parser.add_argument_group(
         "emulation", "Durations are in emulated seconds. The defaults model Qwen2.5-7B on an A100 80 GB."
     )
-    own.add_argument("--emulate-prefill-tokens-per-second", type=_positive, metavar="RATE")
+    own.add_argument(
+        "--emulate-prefill-tokens-per-second", type=_positive, metavar="RATE", help="speed of prefills"
+    )
     own.add_argument(
         "--emulate-decode-step-seconds",
         type=_positive,
@@ -69,20 +95,33 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("BASE", "PER_REQUEST"),
         help="duration of a decode step: BASE, plus PER_REQUEST for each running request",
     )
-    own.add_argument("--emulate-draft-step-seconds", type=_positive, metavar="SECONDS")
-    own.add_argument("--emulate-acceptance-length", type=_positive, metavar="TOKENS")
+    own.add_argument(
+        "--emulate-draft-step-seconds", type=_positive, metavar="SECONDS", help="duration of a draft step"
+    )
+    own.add_argument(
+        "--emulate-acceptance-length",
+        type=_positive,
+        metavar="TOKENS",
+        help="mean tokens that one verification yields",
+    )
     own.add_argument(
         "--emulate-serialized-speculation",
         action="store_true",
         help="process one request at a time if speculation is on, as in the paper's Table 2",
     )
-    own.add_argument("--emulate-answer-tokens", type=_positive, default=96.0, metavar="MEAN")
+    own.add_argument(
+        "--emulate-answer-tokens",
+        type=_positive,
+        default=96.0,
+        metavar="MEAN",
+        help="mean length of answers that no limit ends earlier (default: 96)",
+    )
     own.add_argument(
         "--emulate-speed",
         type=_positive,
         default=1.0,
         metavar="FACTOR",
-        help="emulated seconds per real second",
+        help="emulated seconds per real second (default: 1)",
     )
     own.add_argument(
         "--emulate-storage-tokens-per-second",

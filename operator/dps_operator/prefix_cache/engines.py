@@ -13,9 +13,9 @@ HALF_LIFE_SECONDS: Final = 300.0
 ENOUGH_PAGES: Final = 100.0
 """Pages that have to be written, or read, in a pool before its storage is judged, and before the result changes."""
 ENOUGH_FETCHES: Final = 20.0
-"""The same for fetches, whose bandwidth is compared with the break-even."""
+"""The fetches that are needed in a pool before their bandwidth is compared with the break-even."""
 FAILED_SHARE: Final = 0.5
-"""Least share of the pages that a storage which is full or fails could not write or read."""
+"""The storage counts as full or failing if at least this share of the pages could not be written or read."""
 
 GIBIBYTE: Final = 1.073741824
 """In GB."""
@@ -169,9 +169,9 @@ def _judge(pools: set[PoolName], pool: PoolName, share: float | None) -> None:
 def _judge_bandwidth(
     slow: dict[PoolName, str], pool: PoolName, sums: Mapping[str, float], kv_gigabytes_per_token: float
 ) -> None:
-    """The same for the bandwidth of fetches, as in DPSPrefixCacheSlow. The text of a slow pool is kept.
+    """Add a pool to `slow`, or remove it, by the criterion of the alert DPSPrefixCacheSlow.
 
-    Each change of a condition's message is written to the status, so the text has the bandwidth at the beginning.
+    A pool that remains slow keeps its text, because each change of a condition's message is written to the status.
     """
     fetches, seconds = sums.get("fetches", 0.0), sums.get("prefill_seconds", 0.0)
     if fetches < ENOUGH_FETCHES or not seconds or not kv_gigabytes_per_token:

@@ -58,11 +58,11 @@ def demand_measured(router: Router, observed: Observed) -> list[Condition]:
     if observed.unmeasured:
         message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
         return [Condition("DemandMeasured", "False", "GatewaysUnreachable", message)]
-    message = f"{effect} by their demand"
+    message = f"{effect} according to their demand"
     if moves and observed.load_ratio is not None:
         message += (
             f", towards {observed.load_ratio:g} times as many requests per speculative replica as per greedy one, "
-            "which the last calibration has found"
+            "as the last calibration recommends"
         )
     elif moves:
         message += ", towards the same number of requests per replica"
