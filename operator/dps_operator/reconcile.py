@@ -41,7 +41,7 @@ from dps_operator.resources import (
     child_name,
 )
 from dps_operator.revisions import kept_pools, with_version
-from dps_operator.rollout import pool_on_hold, waits_for_neighbour
+from dps_operator.rollout import pool_on_hold
 from dps_operator.scale_to_zero.rules import pools_with_zero
 from dps_operator.scale_to_zero.scaler import IdlePools
 from dps_operator.settings import Settings
@@ -213,7 +213,7 @@ class Reconciler:
         engines = self._engines(router, key)
         outcome.kept = kept_pools(router.spec, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
-        _stop(desired, ["speculative"] if waits_for_neighbour(router.spec, engines) else scaled_to_zero)
+        _stop(desired, scaled_to_zero)
         try:
             for manifest in desired:
                 await self._apply(router, manifest, outcome)

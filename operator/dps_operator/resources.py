@@ -23,6 +23,8 @@ Component = Literal[
     "calibration",
 ]
 
+NEIGHBOUR_CONTAINER = "wait-for-neighbour"
+"""Name of the init container in which an engine waits for the other one on its GPU."""
 MODELS = "/models"
 """Where engines mount the volume for downloaded models."""
 ROUTER_LABEL = "dpsrouter.io/router"

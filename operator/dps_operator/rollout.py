@@ -1,11 +1,8 @@
-"""Decides whether a pool has to wait for the other one before a rollout (`pool_on_hold`) or, on a GPU that both share,
-before its first start (`waits_for_neighbour`). This module performs no I/O.
-"""
+"""Decides which pool's rollout has to wait for the other pool. This module performs no I/O."""
 
 from collections.abc import Collection, Mapping
 
 from dps_engines.pools import POOLS
-from dps_operator.api.spec import Spec
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
 
@@ -45,17 +42,6 @@ def pool_on_hold(
         if other_first or not _updated(observed.get(other)):
             return pool
     return None
-
-
-def waits_for_neighbour(spec: Spec, observed: Mapping[str, Child]) -> bool:
-    """Whether the speculative engine must not start yet, because the greedy one, on the same GPU, is starting.
-
-    Two engines that start at the same time would each count the other's memory as free. An engine that runs is not
-    stopped.
-    """
-    live = observed.get("speculative")
-    running = live is not None and live.replicas is not None and live.replicas.desired > 0
-    return spec.placement == "SharedGPU" and not running and not _serves(observed.get("greedy"))
 
 
 def _serves(child: Child | None) -> bool:

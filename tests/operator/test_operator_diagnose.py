@@ -83,6 +83,17 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         "speculative",
         Problem("CrashLooping", "pod p ended with exit code 1: s3://m/q contains no file of the model"),
     ),
+    "waiting for the engine with which it shares a GPU": (
+        pod(
+            initContainerStatuses=[RUNNING | {"name": "wait-for-neighbour"}],
+            containerStatuses=[waiting("PodInitializing")],
+        ),
+        "speculative",
+        Problem(
+            "Starting",
+            "pod p starts its engine when that of the greedy pool is ready, because both share a GPU",
+        ),
+    ),
     "loading": (
         pod(containerStatuses=[RUNNING]),
         "speculative",

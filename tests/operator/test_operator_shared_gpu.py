@@ -1,22 +1,27 @@
 """spec.placement SharedGPU: both engines on one GPU."""
 
+import asyncio
+import sys
+import time
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from dps_engines.pools import POOLS
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.model import NodePool
+from dps_operator.builders.children import children
 from dps_operator.builders.engine import engine_deployment
 from dps_operator.builders.node_pool import placement
+from dps_operator.builders.shared_gpu import SCRIPT
 from dps_operator.errors import SpecError
-from dps_operator.observe import Child
-from dps_operator.resources import SPEC_HASH, Manifest
-from dps_operator.rollout import waits_for_neighbour
-from dps_testkit.operator.harness import OperatorHarness
-from dps_testkit.operator.objects import replicas, workload
+from dps_operator.resources import COMPONENT_LABEL, SPEC_HASH, Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 SHARED: dict[str, Any] = {**SMALLEST, "placement": "SharedGPU"}
+SPECULATIVE: dict[str, Any] = SMALLEST["pools"]["speculative"]
+MEMORY = ["--mem-fraction-static", "0.4", "--max-total-tokens", "100000"]
 
 
 def deployment(spec: dict[str, Any], pool: Any) -> Manifest:
@@ -123,35 +128,78 @@ def test_nodes_whose_gpus_are_shared_are_selected_and_the_other_engine_is_near()
     }
 
 
-READY, STARTING, STOPPED = replicas(), replicas(0, 1), replicas(0, 0)
-ORDER: dict[str, tuple[dict[str, Any], bool]] = {
-    "nothing exists": ({}, True),
-    "greedy starts": ({"greedy": STARTING}, True),
-    "greedy is ready": ({"greedy": READY, "speculative": STOPPED}, False),
-    "both run": ({"greedy": READY, "speculative": READY}, False),
-    "greedy restarts": ({"greedy": STARTING, "speculative": READY}, False),
-    "both were suspended": ({"greedy": STOPPED, "speculative": STOPPED}, True),
-}
+def waiting_container(spec: dict[str, Any], pool: PoolName) -> Manifest | None:
+    """The init container in which an engine waits for the other one."""
+    containers = deployment(spec, pool)["spec"]["template"]["spec"].get("initContainers", [])
+    found: Manifest | None = next((one for one in containers if one["name"] == "wait-for-neighbour"), None)
+    return found
 
 
-@pytest.mark.parametrize(("observed", "expected"), ORDER.values(), ids=ORDER.keys())
-def test_the_speculative_engine_starts_after_the_greedy_one(observed: dict[str, Any], expected: bool) -> None:
-    children: dict[str, Child] = {name: workload(name, counts) for name, counts in observed.items()}
-    assert waits_for_neighbour(router(SHARED).spec, children) is expected
-    assert not waits_for_neighbour(router(SMALLEST).spec, children)
+def test_only_the_speculative_engine_waits_for_the_other_one_on_its_gpu() -> None:
+    container = waiting_container(SHARED, "speculative")
+    assert container is not None
+    assert container["image"] == "lmsysorg/sglang:v0.5.23"
+    assert container["command"][3:] == ["http://qwen-greedy.serving.svc:30000/health", "1800"]
+    assert waiting_container(SHARED, "greedy") is None
+    assert waiting_container(SMALLEST, "speculative") is None
 
 
-async def test_the_engines_are_started_one_after_the_other_and_the_status_says_so() -> None:
-    harness = OperatorHarness(SHARED)
-    await harness.reconcile()
-    assert harness.object("Deployment", "qwen-greedy")["spec"]["replicas"] == 1
-    assert harness.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 0
-    await harness.reconcile()
-    waiting = harness.condition("SpeculativePoolReady")
-    assert (waiting["reason"], waiting["message"]) == (
-        "Starting",
-        "the engine starts when that of the greedy pool is ready, because both share a GPU",
+def test_it_waits_after_the_download_of_the_model() -> None:
+    model = {"name": "m", "source": {"s3": {"uri": "s3://models/m/"}}}
+    pools = {"speculative": {**SPECULATIVE, "args": MEMORY}, "greedy": {"args": MEMORY}}
+    pod = deployment({**SHARED, "model": model, "pools": pools}, "speculative")["spec"]["template"]["spec"]
+    names = [container["name"] for container in pod["initContainers"]]
+    assert len(names) == 2
+    assert names[-1] == "wait-for-neighbour"
+
+
+def test_progress_deadline_includes_the_start_of_the_other_engine() -> None:
+    deadlines = [deployment(SHARED, pool)["spec"]["progressDeadlineSeconds"] for pool in POOLS]
+    assert deadlines == [4200, 2400]
+
+
+def test_network_policy_lets_the_waiting_engine_reach_the_other_one() -> None:
+    def clients(spec: dict[str, Any], pool: PoolName) -> set[str]:
+        """The components that may connect to the engines of a pool."""
+        (policy,) = (
+            one["spec"]
+            for one in children(router({**spec, "networkPolicy": {}}), SETTINGS, "")
+            if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", f"qwen-{pool}")
+        )
+        (rule,) = policy["ingress"]
+        return {one["podSelector"]["matchLabels"][COMPONENT_LABEL] for one in rule["from"]}
+
+    assert clients(SHARED, "greedy") == {"gateway", "speculative"}
+    assert clients(SHARED, "speculative") == {"gateway"}
+    assert clients(SMALLEST, "greedy") == {"gateway"}
+
+
+async def wait(port: int, seconds: float) -> tuple[int | None, float]:
+    """Run the script of the waiting container; returns its exit code and how long it ran, in seconds."""
+    started = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, f"http://127.0.0.1:{port}/health", str(seconds)
     )
-    harness.available("qwen-greedy")
-    await harness.reconcile()
-    assert harness.object("Deployment", "qwen-speculative")["spec"]["replicas"] == 1
+    return await process.wait(), time.monotonic() - started
+
+
+async def test_container_waits_until_the_other_engine_answers() -> None:
+    answers = [503, 200]
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(status=answers.pop(0))
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    async with TestServer(app) as server:
+        assert server.port is not None
+        code, _ = await wait(server.port, 30)
+    assert (code, answers) == (0, [])
+
+
+async def test_container_does_not_wait_for_longer_than_the_other_engine_may_take() -> None:
+    async with TestServer(web.Application()) as server:
+        assert server.port is not None
+        code, seconds = await wait(server.port, 1)
+    assert code == 0
+    assert seconds >= 1

@@ -23,6 +23,7 @@ from dps_operator.builders.prefix_cache import (
     shared,
 )
 from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
+from dps_operator.builders.shared_gpu import start_order, waits
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,
     ENGINE_SECURITY,
@@ -261,6 +262,7 @@ def engine_deployment(
         source_additions(draft_source(router.spec, name), "draft", SOURCES, settings.loader_image),
         engine_cache(router),
         plugin,
+        start_order(router, name),
     ):
         pod = overlay(pod, additions)
     template = pod_template(router, name, pod, pool.pod_template, revision)
@@ -268,7 +270,7 @@ def engine_deployment(
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(router.spec, name),
-        "progressDeadlineSeconds": runtime.load_seconds + 600,
+        "progressDeadlineSeconds": runtime.load_seconds * (2 if waits(router, name) else 1) + 600,
         "revisionHistoryLimit": 3,
         "template": template,
     }

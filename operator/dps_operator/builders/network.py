@@ -6,6 +6,7 @@ from dps_operator.builders import mooncake, store
 from dps_operator.builders.gateway_config import ADMIN_PORT, PORT
 from dps_operator.builders.prefix_cache import MASTER_PORT, shared
 from dps_operator.builders.runtime import runtime_of
+from dps_operator.builders.shared_gpu import FIRST, WAITING, waits
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 NETWORKING = "networking.k8s.io/v1"
@@ -67,8 +68,9 @@ def network_policies(router: Router) -> list[Manifest]:
     """Network policies; empty if the spec has none.
 
     Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines and the admin port, to which
-    calibrations connect as well, and only `clients` to the gateway's HTTP port. With Mooncake, engines connect to each
-    other, on ports that they choose, and to the master, whose metrics `monitoring` reads.
+    calibrations connect as well, and only `clients` to the gateway's HTTP port. An engine can connect to the one on its
+    GPU for which it waits. With Mooncake, engines connect to each other, on ports that they choose, and to the master,
+    whose metrics `monitoring` reads.
     """
     settings = router.spec.network_policy
     if settings is None:
@@ -80,14 +82,17 @@ def network_policies(router: Router) -> list[Manifest]:
         readers.append({"podSelector": {"matchLabels": selector(router, "calibration")}})
     admin = {"from": readers, "ports": _tcp(ADMIN_PORT)}
     policies = [_policy(router, "gateway", [clients, admin])]
-    peers = {"from": [gateway, *settings.monitoring]}
+    peers = [gateway, *settings.monitoring]
+    neighbour = (
+        [{"podSelector": {"matchLabels": selector(router, WAITING)}}] if waits(router, WAITING) else []
+    )
     engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
     cache = shared(router.spec)
     transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
-    policies += [
-        _policy(router, pool, [{**peers, "ports": _tcp(runtime_of(router.spec, pool).port)}, *transfers])
-        for pool in POOLS
-    ]
+    for pool in POOLS:
+        allowed = [*peers, *neighbour] if pool == FIRST else peers
+        rule = {"from": allowed, "ports": _tcp(runtime_of(router.spec, pool).port)}
+        policies.append(_policy(router, pool, [rule, *transfers]))
     if mooncake.managed_master(router) is not None:
         rules: list[Manifest] = [{"from": engines, "ports": _tcp(MASTER_PORT)}]
         if settings.monitoring:

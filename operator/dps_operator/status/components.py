@@ -55,9 +55,6 @@ def _stopped(
     if router.spec.suspend and not router.spec.paused and component in POOLS:
         message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
         return Condition(type, "False", "Suspended", message)
-    if desired == 0 and router.spec.placement == "SharedGPU":
-        message = "the engine starts when that of the greedy pool is ready, because both share a GPU"
-        return Condition(type, "False", "Starting", message)
     if component in observed.scaled_to_zero:
         message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
         return Condition(type, "False", "ScaledToZero", message)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dps_operator.resources import Manifest
+from dps_operator.resources import NEIGHBOUR_CONTAINER, Manifest
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CONFIG_FAILURES = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
@@ -123,7 +123,12 @@ def problem(pod: Manifest, component: str) -> Problem | None:
             return found
     if is_ready(pod):
         return None
-    running = any("running" in container.get("state", {}) for container in containers)
+    running = [container["name"] for container in containers if "running" in container.get("state", {})]
+    if NEIGHBOUR_CONTAINER in running:
+        message = (
+            f"pod {name} starts its engine when that of the greedy pool is ready, because both share a GPU"
+        )
+        return Problem("Starting", message)
     if component in ENGINES and running:
         return Problem("LoadingModel", f"pod {name} is loading its model")
     return Problem("Starting", f"pod {name} is starting")
