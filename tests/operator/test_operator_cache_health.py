@@ -7,8 +7,8 @@ import pytest
 
 from dps_engines.registry import RUNTIMES
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.gateway_metrics import Found
 from dps_operator.observe import Observations
+from dps_operator.pod_metrics import Found
 from dps_operator.prefix_cache.engines import HALF_LIFE_SECONDS
 from dps_operator.prefix_cache.health import (
     ENOUGH_TOKENS,

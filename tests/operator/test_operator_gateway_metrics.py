@@ -1,5 +1,6 @@
 """Reading the gateways' metrics, which a namespace's users can replace by anything."""
 
+import threading
 from typing import Any
 
 import aiohttp
@@ -8,8 +9,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.gateway_metrics import MAX_BODY_BYTES, GatewayMetrics
+from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gpu_budget.demand import GatewayDemand
+from dps_operator.pod_metrics import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from dps_operator.prefix_cache.health import counters
 from dps_operator.scale_to_zero.scaler import GatewayActivity
 
@@ -64,6 +66,16 @@ async def test_gateways_with_too_many_metrics_count_as_unreachable() -> None:
         assert server.port is not None
         with pytest.raises(GatewaysUnreachableError, match=f"{UNREADABLE}: they are larger than 8 MiB"):
             await GatewayMetrics(session, server.port).read(["127.0.0.1"], str)
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_large_metrics_are_parsed_outside_of_the_event_loop(large: bool) -> None:
+    text = "#" * (LARGE_BODY_BYTES + large)
+    async with gateway(text=text) as server, aiohttp.ClientSession() as session:
+        assert server.port is not None
+        metrics = GatewayMetrics(session, server.port)
+        (thread,) = await metrics.read(["127.0.0.1"], lambda _: threading.get_ident())
+    assert (thread != threading.get_ident()) is large
 
 
 async def test_redirects_of_a_gateway_are_not_followed() -> None:

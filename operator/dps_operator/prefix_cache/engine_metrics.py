@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 
 from dps_operator.errors import UnreadableMetricsError
-from dps_operator.gateway_metrics import Found, metrics_body, parsed
+from dps_operator.pod_metrics import Found, metrics_body, parsed
 
 AT_ONCE: Final = 8
 """Engines whose metrics are requested at the same time, because an answer can have hundreds of kilobytes."""
@@ -33,7 +33,7 @@ class EngineMetrics:
     async def _one(self, address: str, port: int, parse: Callable[[str], Found]) -> Found | None:
         async with self._places:
             try:
-                return parsed(await metrics_body(self._session, address, port), parse)
+                return await parsed(await metrics_body(self._session, address, port), parse)
             except (aiohttp.ClientError, TimeoutError):
                 return None
             except UnreadableMetricsError as error:

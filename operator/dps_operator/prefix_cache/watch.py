@@ -11,9 +11,10 @@ from dps_operator.api.spec import Spec
 from dps_operator.builders.prefix_cache import shared
 from dps_operator.builders.runtime import runtime_of
 from dps_operator.errors import GatewaysUnreachableError, SpecError
-from dps_operator.gateway_metrics import Found, gateway_addresses
+from dps_operator.gateway_metrics import gateway_addresses
 from dps_operator.gateway_poll import specs_with
 from dps_operator.observe import Key, Observations
+from dps_operator.pod_metrics import Found
 from dps_operator.prefix_cache.engines import EngineReports, EngineSample, EngineTally, engine_sample
 from dps_operator.prefix_cache.health import CacheHealth, Tally, counters
 from dps_operator.work_queue import WorkQueue
