@@ -14,7 +14,7 @@ from dps_gateway.config import GatewayConfig
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.learning import LearningPolicy, Observation, learns
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.session.storage import StoreUnavailable
 
 INTERVAL_SECONDS: Final = 5.0
 LIVE_SECONDS: Final = 30.0

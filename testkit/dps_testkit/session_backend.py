@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.storage import ForeignValue, Hit, StoreUnavailable
 
 
 class FakeBackend:
@@ -65,9 +65,9 @@ class FakeBackend:
             await self.answered.wait()
         return True, None
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, keys: Sequence[str]) -> bool:
         self._check()
-        return self.values.pop(key, None) is not None
+        return sum(self.values.pop(key, None) is not None for key in keys) > 0
 
     def _check(self) -> None:
         if self.unavailable:

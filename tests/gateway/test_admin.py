@@ -17,7 +17,6 @@ from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
-from dps_gateway.session.peers import WorkerPeers
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
@@ -87,6 +86,7 @@ PROTECTED = [
     ("DELETE", "/sessions/s"),
     ("POST", "/mirror"),
     ("PUT", "/mirror"),
+    ("DELETE", "/mirror"),
 ]
 OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]
 
@@ -103,7 +103,7 @@ async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[
         assert {await status(*each, sent) for each in PROTECTED} == {401}
         assert {await status(*each, sent) for each in OPEN} == {200}
         with_token = {"Authorization": "Bearer token"}
-        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 404, 200, 400]
+        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 404, 200, 400, 204]
 
 
 def own_address() -> str:
@@ -197,27 +197,34 @@ async def test_peers_send_the_token_that_is_in_its_file_at_present(runtime: Runt
             peer.apply(peer.config)
             await peer.peers.publish({RECORD_KEY: RECORD.encode()})
             assert await peer.peers.values([RECORD_KEY]) == known
+        await peer.peers.forget([RECORD_KEY])
+        assert await peer.peers.values([RECORD_KEY]) == [{}]
         await peer.close()
 
 
 async def test_workers_of_one_replica_answer_for_each_other(runtime: Runtime, tmp_path: Path) -> None:
     """Each worker has a socket; the admin port, which a worker picked by the kernel serves, answers for all."""
-    sibling = Runtime(runtime.config, shared_tokenizer(), tmp_path / "2.sock")
-    runtime.workers = WorkerPeers(tmp_path / "1.sock")
+    worker, sibling = (Runtime(runtime.config, shared_tokenizer(), tmp_path / f"{n}.sock") for n in (1, 2))
     runner = web.AppRunner(worker_app(sibling))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "2.sock")).start()
     (tmp_path / "3.sock").touch()  # of a worker that has died
-    assert await put(runtime, json.dumps({RECORD_KEY: RECORD})) == 204
+    assert await put(worker, json.dumps({RECORD_KEY: RECORD})) == 204
     assert sibling.mirror.get(RECORD_KEY) == RECORD.encode()
     sibling.mirror.put(POINTER_KEY, POINTER.encode(), None, 60, written=True)
-    async with (
-        TestServer(admin_app(runtime)) as server,
-        aiohttp.ClientSession() as client,
-        client.post(server.make_url("/mirror"), json=[RECORD_KEY, POINTER_KEY]) as response,
-    ):
-        assert await response.json() == {RECORD_KEY: RECORD, POINTER_KEY: POINTER}
+    async with TestServer(admin_app(worker)) as server, aiohttp.ClientSession() as client:
+        url = server.make_url("/mirror")
+        async with client.post(url, json=[RECORD_KEY, POINTER_KEY]) as response:
+            assert await response.json() == {RECORD_KEY: RECORD, POINTER_KEY: POINTER}
+        async with client.delete(server.make_url(f"/sessions/{SESSION.text}")) as response:
+            assert response.status == 200
+        assert len(worker.mirror) == len(sibling.mirror) == 0
+        await put(worker, json.dumps({RECORD_KEY: RECORD}))
+        async with client.delete(url, json=[RECORD_KEY]) as response:
+            assert response.status == 204
+        assert len(worker.mirror) == len(sibling.mirror) == 0
     await runner.cleanup()
+    await worker.close()
     await sibling.close()
 
 

@@ -11,7 +11,7 @@ from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
-from dps_gateway.session.store import StoreUnavailable
+from dps_gateway.session.storage import StoreUnavailable
 
 KEY = "dps:learned:test"
 

@@ -1,11 +1,14 @@
 """Session state is exchanged between gateways while Redis is unavailable."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Holder, Point, Record
+from dps_gateway.session.storage import StoreUnavailable
 from dps_gateway.session.store import SessionStore, StateSource
 from dps_testkit.session_backend import FakeBackend
 
@@ -40,6 +43,11 @@ class Gateways:
         self.calls += 1
         for store in self.stores:
             store.accept(entries)
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        self.calls += 1
+        for store in self.stores:
+            store.forget(keys)
 
     async def commit(self, gateway: int, turn: int) -> None:
         """Commit a turn of the session through a gateway."""
@@ -123,6 +131,41 @@ async def test_peers_are_not_queried_while_redis_is_available(gateways: Gateways
     await gateways.commit(1, 2)
     await gateways.stores[0].find(SCOPE, SESSION.tag, ["d3"])
     assert gateways.calls == 0
+
+
+@pytest.mark.parametrize("outage", [False, True], ids=["all written", "some not written yet"])
+async def test_deleted_session_is_unknown_to_all_gateways(gateways: Gateways, outage: bool) -> None:
+    await gateways.commit(0, 1)
+    gateways.set_unavailable(outage)
+    await gateways.commit(1, 2)
+    gateways.set_unavailable(False)
+    assert await gateways.stores[0].delete(SCOPE, SESSION)
+    assert gateways.backends[0].values == {}
+    assert [await store.flush() for store in gateways.stores] == [0, 0]
+    gateways.set_unavailable(True)
+    for number, store in enumerate(gateways.stores):
+        assert await gateways.known(number) == (StateSource.NONE, [])
+        assert (await store.find(SCOPE, SESSION.tag, ["d2", "d1"])).session is None
+
+
+async def test_pointers_of_another_session_remain_when_its_fork_is_deleted(gateways: Gateways) -> None:
+    await gateways.commit(0, 1)
+    store, fork = gateways.stores[0], SessionId.of_history(SESSION.tag, b"fork")
+    snapshot = await store.read(SCOPE, fork)
+    await store.commit(
+        SCOPE, snapshot, fork, Record((point(1),)), point(2), point(1), pointer_digest=point(2).digest
+    )
+    assert await store.delete(SCOPE, fork)
+    assert (await store.find(SCOPE, SESSION.tag, ["d2"])).session is None
+    assert (await store.find(SCOPE, SESSION.tag, ["d2", "d1"])).session == SESSION
+
+
+async def test_session_is_not_deleted_while_redis_is_unavailable(gateways: Gateways) -> None:
+    await gateways.commit(0, 1)
+    gateways.set_unavailable(True)
+    with pytest.raises(StoreUnavailable):
+        await gateways.stores[0].delete(SCOPE, SESSION)
+    assert await gateways.known(0) == (StateSource.MIRROR, [1])
 
 
 async def test_invalid_entries_of_a_peer_are_ignored(gateways: Gateways) -> None:

@@ -16,7 +16,7 @@ from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.session.redis import Client, RedisBackend, connect
-from dps_gateway.session.store import DROPPED_POINTER_TTL_SECONDS, Hit, StoreUnavailable
+from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, Hit, StoreUnavailable
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
 from dps_testkit.processes import LocalProcesses
@@ -132,8 +132,8 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, entries: 
     assert sorted(await asyncio.gather(*swaps)) == [(False, entries.value)] * 7 + [(True, None)]
 
     # A pointer is found even if its record has been deleted.
-    assert await store.delete(entries.record) is True
-    assert await store.delete(entries.record) is False
+    assert await store.delete([entries.record]) is True
+    assert await store.delete([entries.record]) is False
     assert await store.find(pointers, entries.records) == Hit(1, entries.points_to, None)
 
     # What gateway processes have learned is one value per process under one key, which expires.

@@ -18,6 +18,8 @@ from dps_gateway.session.store import merged_values
 
 MAX_BODY_BYTES: Final = 256 * 1024
 
+_KEYS_EXPECTED: Final = "expected a JSON array of keys"
+
 WHOLE_REPLICA: Final = web.AppKey("whole_replica", bool)
 """Whether the application answers for all workers of this gateway replica, or for its own process only."""
 
@@ -25,19 +27,16 @@ WHOLE_REPLICA: Final = web.AppKey("whole_replica", bool)
 def add_mirror_routes(app: web.Application, *, whole_replica: bool) -> None:
     """Add the mirror's endpoints to an application."""
     app[WHOLE_REPLICA] = whole_replica
-    app.router.add_post(PATH, protected(_read) if whole_replica else _read)
-    app.router.add_put(PATH, protected(_write) if whole_replica else _write)
+    for method, handler in (("POST", _read), ("PUT", _write), ("DELETE", _delete)):
+        app.router.add_route(method, PATH, protected(handler) if whole_replica else handler)
 
 
 async def _read(request: web.Request) -> web.Response:
     """The cached values of the requested keys, for a gateway that cannot reach Redis."""
     runtime = request.app[RUNTIME]
-    try:
-        keys = orjson.loads(await request.read())
-    except ValueError:
-        keys = None
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        return _error("expected a JSON array of keys")
+    keys = await _keys(request)
+    if keys is None:
+        return _error(_KEYS_EXPECTED)
     found = [runtime.mirror.values(keys)]
     if request.app[WHOLE_REPLICA] and runtime.workers is not None:
         found += await runtime.workers.values(keys)
@@ -64,6 +63,27 @@ async def _write(request: web.Request) -> web.Response:
     if request.app[WHOLE_REPLICA] and runtime.workers is not None:
         await runtime.workers.publish(encoded)
     return web.Response(status=204)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    """Remove the cached values of the requested keys, which belong to a session that is being deleted."""
+    runtime = request.app[RUNTIME]
+    keys = await _keys(request)
+    if keys is None:
+        return _error(_KEYS_EXPECTED)
+    runtime.turns.store.forget(keys)
+    if request.app[WHOLE_REPLICA] and runtime.workers is not None:
+        await runtime.workers.forget(keys)
+    return web.Response(status=204)
+
+
+async def _keys(request: web.Request) -> list[str] | None:
+    """The keys in the request's body; None if it is anything but a JSON array of strings."""
+    try:
+        keys = orjson.loads(await request.read())
+    except ValueError:
+        return None
+    return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else None
 
 
 def _error(message: str) -> web.Response:

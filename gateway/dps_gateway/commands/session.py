@@ -12,7 +12,8 @@ from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.redis import RedisBackend, connect
-from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
+from dps_gateway.session.storage import StoreUnavailable
+from dps_gateway.session.store import SessionStore, StateSource
 
 TIMEOUT_SECONDS = 5.0
 

@@ -16,13 +16,13 @@ import aiohttp
 import orjson
 
 from dps_gateway.session.keys import MAX_VALUE_BYTES, is_valid_value
-from dps_gateway.session.store import Peers
+from dps_gateway.session.storage import Peers
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/mirror"
 """Path on the admin port. POST takes a JSON array of keys and returns an object of cached values; PUT takes such an
-object and caches its values."""
+object and caches its values; DELETE takes an array of keys and removes their values."""
 TIMEOUT_SECONDS: Final = 0.25
 """The maximum time for which a request waits for a dead peer whose endpoint has not been removed yet."""
 
@@ -65,7 +65,14 @@ class HttpPeers:
 
     async def publish(self, entries: dict[str, bytes]) -> None:
         """Push entries to every peer's mirror. Peers that time out are skipped. Never raises."""
-        await asyncio.gather(*(_push(self._session, url, entries, self._headers) for url in self._urls))
+        await self._send("PUT", _entries(entries))
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """Remove the values of `keys` from every peer's mirror. Peers that time out are skipped. Never raises."""
+        await self._send("DELETE", orjson.dumps(keys))
+
+    async def _send(self, method: str, body: bytes) -> None:
+        await asyncio.gather(*(_send(self._session, url, method, body, self._headers) for url in self._urls))
 
     async def close(self) -> None:
         await self._session.close()
@@ -89,7 +96,15 @@ class WorkerPeers:
 
     async def publish(self, entries: dict[str, bytes]) -> None:
         """Push entries to every worker's mirror. Never raises."""
-        await asyncio.gather(*(_push(session, _UNIX_URL, entries) for session in await self._others()))
+        await self._send("PUT", _entries(entries))
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """Remove the values of `keys` from every worker's mirror. Never raises."""
+        await self._send("DELETE", orjson.dumps(keys))
+
+    async def _send(self, method: str, body: bytes) -> None:
+        others = await self._others()
+        await asyncio.gather(*(_send(session, _UNIX_URL, method, body) for session in others))
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -119,16 +134,23 @@ class AllPeers:
     async def publish(self, entries: dict[str, bytes]) -> None:
         await asyncio.gather(*(group.publish(entries) for group in self._groups))
 
+    async def forget(self, keys: Sequence[str]) -> None:
+        await asyncio.gather(*(group.forget(keys) for group in self._groups))
 
-async def _push(
+
+def _entries(entries: Mapping[str, bytes]) -> bytes:
+    return orjson.dumps({key: value.decode() for key, value in entries.items()})
+
+
+async def _send(
     session: aiohttp.ClientSession,
     url: str,
-    entries: dict[str, bytes],
+    method: str,
+    body: bytes,
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:
-    body = orjson.dumps({key: value.decode() for key, value in entries.items()})
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with session.put(url + PATH, data=body, headers=headers) as response:
+        async with session.request(method, url + PATH, data=body, headers=headers) as response:
             await response.read()
 
 

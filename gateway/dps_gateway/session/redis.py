@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from dps_gateway.session.breaker import Breaker
-from dps_gateway.session.store import DROPPED_POINTER_TTL_SECONDS, ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, ForeignValue, Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
@@ -190,8 +190,8 @@ class RedisBackend:
         self._refused = False
         return not reply, (reply[0] or None) if reply else None
 
-    async def delete(self, key: str) -> bool:
-        return bool(await self._call("DEL", key))
+    async def delete(self, keys: Sequence[str]) -> bool:
+        return bool(await self._call("DEL", *keys))
 
     async def exchange(self, key: str, process: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
         """Write this process's value, and return the values of all processes. Raises StoreUnavailable."""

@@ -3,17 +3,19 @@
 A request never fails because of session state. In the worst case the session is treated as new, and ΔL = L.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
+from dps_gateway.session.storage import Backend, ForeignValue, Hit, Peers, StoreUnavailable
 from dps_gateway.session.stored_responses import StoredResponse, response_key
 
 log = logging.getLogger(__name__)
@@ -30,71 +32,12 @@ MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
 
 
-DROPPED_POINTER_TTL_SECONDS: Final = 300
-"""The time after which the pointer to a point that has been dropped from the session's record expires, in seconds.
-Until then, conversations that continue from it are recognised."""
-
-
 class StateSource(StrEnum):
     """Where a turn's session state came from (response header `x-dps-state`)."""
 
     REDIS = "redis"
     MIRROR = "mirror"
     NONE = "none"
-
-
-class StoreUnavailable(Exception):
-    """The backend timed out or returned an error."""
-
-
-class ForeignValue(StoreUnavailable):
-    """The key holds a value of another type, which this project did not write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
-
-    rank: int
-    pointer: bytes
-    record: bytes | None
-
-
-class Backend(Protocol):
-    """A shared key-value store. Every method has a short timeout, and raises StoreUnavailable if it fails."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None: ...
-
-    async def swap(
-        self,
-        key: str,
-        expected: bytes | None,
-        value: bytes,
-        ttl_seconds: int,
-        pointer: tuple[str, bytes] | None,
-        dropped: Sequence[str] = (),
-    ) -> tuple[bool, bytes | None]:
-        """Compare and set: replace `expected` with `value` and write `pointer`.
-
-        dropped: keys of pointers that expire within DROPPED_POINTER_TTL_SECONDS if they point to the same session as
-        `pointer`.
-
-        Returns (True, None), or (False, the current value) if it is not `expected`.
-        """
-
-    async def delete(self, key: str) -> bool: ...
-
-
-class Peers(Protocol):
-    """The other gateway replicas."""
-
-    async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
-        """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
-
-    async def publish(self, entries: dict[str, bytes]) -> None:
-        """Push entries that could not be written to Redis. Peers that time out are skipped. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +216,39 @@ class SessionStore:
             self._mirror.put(key, value, None, self.ttl_seconds, written=self._backend is None)
 
     async def delete(self, scope: Scope, session: SessionId) -> bool:
-        """Delete a session. Returns whether it existed. Raises StoreUnavailable."""
+        """Delete a session's record and the pointers to it, from Redis and from the mirrors of all gateways.
+
+        The pointers of raw text cannot be derived from the record, and expire. Returns whether the session existed.
+        Raises StoreUnavailable.
+        """
         key = record_key(scope, session)
-        cached = self._mirror.delete(key)
-        return await self._backend.delete(key) if self._backend is not None else cached
+        stored = _decode(await self._backend.get(key)) if self._backend is not None else None
+        record = _merged(stored, await self._cached(key))
+        keys = [key, *await self._pointers(scope, session, record)]
+        self.forget(keys)
+        if self._peers is not None:
+            await self._peers.forget(keys)
+        # The mirrors come first, because they may contain commits that are still to be written to Redis.
+        deleted = await self._backend.delete(keys) if self._backend is not None else False
+        return deleted or record is not None
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove entries that have been deleted from this process's mirror."""
+        for key in keys:
+            self._mirror.delete(key)
+
+    async def _pointers(self, scope: Scope, session: SessionId, record: Record | None) -> list[str]:
+        """The keys of the pointers to a session for the points in its record. Raises StoreUnavailable.
+
+        A fork has points in common with the session that it was forked from, whose pointers are not its own.
+        """
+        points = record.points if record is not None else ()
+        keys = [pointer_key(scope, session.tag, point.digest) for point in points]
+        found = [self._mirror.values(keys), *await self._peer_values(keys)]
+        if self._backend is not None:
+            values = await asyncio.gather(*map(self._backend.get, keys))
+            found.append({key: value for key, value in zip(keys, values, strict=True) if value is not None})
+        return [key for key in keys if any(_refers_to(session, values.get(key)) for values in found)]
 
     async def _update(
         self,
@@ -350,6 +322,11 @@ def merged_values(found: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
             record = _merged(known, _decode(value)) if known is not None else None
             result[key] = record.encode() if record is not None else result.get(key, value)
     return result
+
+
+def _refers_to(session: SessionId, value: bytes | None) -> bool:
+    pointer = Pointer.decode(value) if value is not None else None
+    return pointer is not None and pointer.session == session
 
 
 def _dropped(before: Record | None, after: Record) -> Iterable[str]:
