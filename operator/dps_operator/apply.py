@@ -112,6 +112,6 @@ class Applier:
         component = manifest["metadata"]["labels"][COMPONENT_LABEL]
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
             "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
-            "spec": {"replicas": found.replicas.desired or min_replicas(router, component)},
+            "spec": {"replicas": found.replicas.desired or min_replicas(router.spec, component)},
         }
         await self._cluster.apply(keep, manager=HANDOVER)

@@ -82,7 +82,7 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
     """The options of `dps calibrate` for the present fleet."""
     spec = router.spec
     host = f"{child_name(router, 'metrics')}.{router.namespace}.svc"
-    speculative, greedy = min_replicas(router, "speculative"), min_replicas(router, "greedy")
+    speculative, greedy = min_replicas(spec, "speculative"), min_replicas(spec, "greedy")
     if spec.gpu_budget is not None:
         fleet = {"budget": str(total_replicas(spec)), "cooldown": str(spec.gpu_budget.cooldown_seconds)}
     else:
@@ -90,7 +90,7 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
     options = {
         "workload": f"http://{host}:{ADMIN_PORT}/decisions",
         **fleet,
-        "replicas": str(min_replicas(router, "gateway")),
+        "replicas": str(min_replicas(spec, "gateway")),
         "cache": "separate" if shared(spec) is None else "common",
         "hardware": calibration.hardware,
         "algorithm": spec.pools.speculative.speculation.algorithm.upper(),

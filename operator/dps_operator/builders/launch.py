@@ -14,9 +14,6 @@ from dps_operator.builders.speculation import launch_speculation
 from dps_operator.errors import SpecError
 from dps_operator.resources import MODELS, Router
 
-SHARED_GPU = "nvidia.com/gpu.shared"
-"""The resource of time-sliced GPUs if the device plugin renames it."""
-
 API_KEY_VARIABLE = "DPS_ENGINE_API_KEY"
 """The variable with the API key of an engine that reads it only from its command line."""
 

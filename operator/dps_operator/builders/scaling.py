@@ -1,6 +1,8 @@
 """Horizontal autoscalers and pod disruption budgets."""
 
-from dps_engines.pools import POOLS
+from typing import Literal
+
+from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
@@ -71,24 +73,28 @@ def autoscalers(router: Router) -> list[Manifest]:
     return manifests
 
 
-def min_replicas(router: Router, component: Component) -> int:
+Scaled = PoolName | Literal["gateway"]
+"""The components whose number of replicas the spec or a controller determines."""
+
+
+def min_replicas(spec: Spec, component: Scaled) -> int:
     """The minimum number of replicas of a component while it serves; 1 for a pool that is scaled externally."""
     if component == "gateway":
-        gateway = router.spec.gateway
+        gateway = spec.gateway
         return (
             gateway.autoscaling.min_replicas
             if gateway.autoscaling
             else gateway.replicas or DEFAULT_GATEWAY_REPLICAS
         )
-    pool = pool_of(router.spec, "speculative" if component == "speculative" else "greedy")
+    pool = pool_of(spec, component)
     return (pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas) or 1
 
 
-def _is_scaled(spec: Spec, component: Component) -> bool:
+def _is_scaled(spec: Spec, component: Scaled) -> bool:
     """Whether an autoscaler or another controller changes the number of replicas."""
     if component == "gateway":
         return spec.gateway.autoscaling is not None
-    pool = pool_of(spec, "speculative" if component == "speculative" else "greedy")
+    pool = pool_of(spec, component)
     return pool.autoscaling is not None or pool.scaling == "External"
 
 
@@ -97,7 +103,7 @@ def disruption_budgets(router: Router) -> list[Manifest]:
 
     A component that always has one replica needs none, because its only pod may be evicted anyway.
     """
-    components: tuple[Component, ...] = (*POOLS, "gateway")
+    components: tuple[Scaled, ...] = (*POOLS, "gateway")
     return [
         child(
             router,
@@ -112,5 +118,5 @@ def disruption_budgets(router: Router) -> list[Manifest]:
             },
         )
         for component in components
-        if min_replicas(router, component) > 1 or _is_scaled(router.spec, component)
+        if min_replicas(router.spec, component) > 1 or _is_scaled(router.spec, component)
     ]
