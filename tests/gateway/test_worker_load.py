@@ -122,6 +122,20 @@ async def test_slots_beyond_the_scheduler_are_assigned_to_requests_that_do_not_g
     assert await asyncio.wait_for(queued, 1.0) == (worker.pool, engine)
 
 
+async def test_newcomer_does_not_take_a_slot_of_another_worker_before_queued_requests(
+    loads: Sequence[WorkerLoad],
+) -> None:
+    one, other = (Worker(load, slots=1) for load in loads)
+    other.take()
+    queued = asyncio.create_task(one.acquire())
+    await asyncio.sleep(0)
+    other.pool.release(other.pool.replicas["http://engine"])
+    newcomer = asyncio.create_task(one.acquire())
+    await asyncio.wait([queued, newcomer], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+    assert (queued.done(), newcomer.done()) == (True, False)
+    newcomer.cancel()
+
+
 async def test_queues_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad]) -> None:
     one, other = (Worker(load, slots=1, max_queued=2) for load in loads)
     one.take()

@@ -129,6 +129,8 @@ class Admission:
         waits_until_ready = wake_seconds > 0
         if not _usable(request) and not (waits_until_ready and self.holding):
             raise _empty(request)
+        if self._waiting:
+            self.assign(only_free=True)  # another worker may have released a slot
         assignment = _take(request)
         if assignment is not None:
             return assignment
