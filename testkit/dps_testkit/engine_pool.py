@@ -1,19 +1,28 @@
-"""One engine pool with a queue of its own."""
+"""Engine pools without engines, whose requests are admitted as in the gateway."""
 
+import asyncio
 from collections.abc import Mapping
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.admission import Admission, Choice, ReplicaRequest
 from dps_gateway.upstream.affinity import NOTHING_HELD
 from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 from dps_gateway.upstream.replica import Replica
+
+NO_REPLICA: frozenset[str] = frozenset()
+"""The replicas that a request avoids, if there are none."""
+
+LONG_SECONDS = 60.0
+"""A time limit that no test reaches."""
 
 
 class SinglePool(EnginePool):
-    """A pool whose requests no other pool may serve."""
+    """A pool of replicas at these URLs, with a queue of its own, whose requests no other pool may serve."""
 
-    def __init__(self, slots: int = 1, queue: int = 10, slow_start_seconds: float = 0.0) -> None:
+    def __init__(self, *urls: str, slots: int = 1, queue: int = 10, slow_start_seconds: float = 0.0) -> None:
         super().__init__(Pool.GREEDY, slots, Admission(queue), slow_start_seconds=slow_start_seconds)
+        self.set_endpoints(urls)
 
     async def acquire(
         self,
@@ -26,3 +35,47 @@ class SinglePool(EnginePool):
         """Admit one request to the pool."""
         request = ReplicaRequest([Choice(self, avoid)], session, tenant, held=held)
         return (await self.admission.acquire(request, timeout_seconds))[1]
+
+    async def request(self, *avoid: str) -> "asyncio.Task[Replica]":
+        """A request that has been admitted, or has joined the queue. `avoid` are URLs of replicas."""
+        task = asyncio.create_task(self.acquire(None, frozenset(avoid), LONG_SECONDS))
+        await asyncio.sleep(0)
+        return task
+
+
+class PoolPair:
+    """Both pools, without a replica, and the queue that they share."""
+
+    def __init__(self, max_queued: int = 100, slots: int = 1) -> None:
+        self.admission = Admission(max_queued)
+        self.pools = {pool: EnginePool(pool, slots, self.admission) for pool in Pool}
+
+    def start(self, *pools: Pool) -> None:
+        """Give each of these pools a replica."""
+        for pool in pools:
+            self.pools[pool].set_endpoints([f"http://{pool}"])
+
+    async def request(
+        self,
+        *pools: Pool,
+        tenant: str = "",
+        urgency: int = DEFAULT_URGENCY,
+        timeout_seconds: float = LONG_SECONDS,
+        wake_seconds: float = 0.0,
+    ) -> asyncio.Task[Pool]:
+        """A request that one of `pools` may serve. It has been admitted, queued or refused."""
+        choices = [Choice(self.pools[pool]) for pool in pools]
+        request = ReplicaRequest(choices, None, tenant, urgency)
+
+        async def admitted() -> Pool:
+            chosen, _ = await self.admission.acquire(request, timeout_seconds, wake_seconds)
+            return Pool(chosen.name)
+
+        task = asyncio.create_task(admitted())
+        await asyncio.sleep(0)
+        return task
+
+    def release(self, pool: Pool) -> None:
+        """End a request on the replica of a pool."""
+        (replica,) = self.pools[pool].replicas.values()
+        self.pools[pool].release(replica)

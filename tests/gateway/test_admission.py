@@ -12,111 +12,88 @@ from multidict import CIMultiDict
 from dps_gateway.api.request import urgency_of
 from dps_gateway.auth import Key
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import Admission, Choice, PoolEmpty, PoolFull, ReplicaRequest
-from dps_gateway.upstream.engine_pool import EnginePool
+from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
-from dps_gateway.upstream.replica import Replica
+from dps_testkit.engine_pool import PoolPair
 
-Task = asyncio.Task[tuple[Pool, Replica]]
+BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
 
 
-class SharedQueue:
-    """Two pools with one slot each, and the queue for both."""
+def idle_pair(max_queued: int = 100) -> PoolPair:
+    """Two pools with one free slot each."""
+    pair = PoolPair(max_queued)
+    pair.start(*Pool)
+    return pair
 
-    def __init__(self, max_queued: int = 100) -> None:
-        self.admission = Admission(max_queued)
-        self.pools = {pool: EnginePool(pool, 1, self.admission) for pool in Pool}
-        for pool, engines in self.pools.items():
-            engines.set_endpoints([f"http://{pool}"])
 
-    async def request(self, *pools: Pool, tenant: str = "", urgency: int = 3) -> Task:
-        """A request that one of `pools` may serve. It has been admitted or queued."""
-        choices = [Choice(self.pools[pool]) for pool in pools]
-
-        async def acquired() -> tuple[Pool, Replica]:
-            chosen, replica = await self.admission.acquire(
-                ReplicaRequest(choices, None, tenant, urgency), 60.0
-            )
-            return Pool(chosen.name), replica
-
-        task = asyncio.create_task(acquired())
-        await asyncio.sleep(0)
-        return task
-
-    async def fill(self) -> None:
-        for pool in Pool:
-            await (await self.request(pool))
-
-    def release(self, pool: Pool) -> None:
-        (replica,) = self.pools[pool].replicas.values()
-        self.pools[pool].release(replica)
+async def busy_pair(max_queued: int = 100) -> PoolPair:
+    """Two pools whose slots are taken."""
+    pair = idle_pair(max_queued)
+    for pool in Pool:
+        await (await pair.request(pool))
+    return pair
 
 
 async def test_preferred_pool_serves_a_request_unless_only_the_other_one_is_free() -> None:
-    queue = SharedQueue()
-    first = await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
-    second = await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
-    assert (first[0], second[0]) == (Pool.GREEDY, Pool.SPECULATIVE)
+    pair = idle_pair()
+    first = await (await pair.request(*BOTH))
+    second = await (await pair.request(*BOTH))
+    assert (first, second) == BOTH
 
 
 @pytest.mark.parametrize("freed", list(Pool))
 async def test_waiting_request_takes_the_first_slot_of_either_pool(freed: Pool) -> None:
-    queue = SharedQueue()
-    await queue.fill()
-    waiting = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
-    assert [queue.pools[pool].queued for pool in (Pool.GREEDY, Pool.SPECULATIVE)] == [1, 0]
-    queue.release(freed)
-    assert (await waiting)[0] is freed
-    assert len(queue.admission) == 0
+    pair = await busy_pair()
+    waiting = await pair.request(*BOTH)
+    assert [pair.pools[pool].queued for pool in BOTH] == [1, 0]
+    pair.release(freed)
+    assert await waiting is freed
+    assert len(pair.admission) == 0
 
 
 async def test_request_of_a_fixed_pool_leaves_the_slots_of_the_other_one_to_later_requests() -> None:
-    queue = SharedQueue()
-    await queue.fill()
-    fixed = await queue.request(Pool.GREEDY)
-    either = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
-    queue.release(Pool.SPECULATIVE)
-    assert (await either)[0] is Pool.SPECULATIVE
+    pair = await busy_pair()
+    fixed = await pair.request(Pool.GREEDY)
+    either = await pair.request(*BOTH)
+    pair.release(Pool.SPECULATIVE)
+    assert await either is Pool.SPECULATIVE
     assert not fixed.done()
-    queue.release(Pool.GREEDY)
-    assert (await fixed)[0] is Pool.GREEDY
+    pair.release(Pool.GREEDY)
+    assert await fixed is Pool.GREEDY
 
 
 async def test_limit_of_the_queue_spans_both_pools() -> None:
-    queue = SharedQueue(max_queued=2)
-    await queue.fill()
+    pair = await busy_pair(max_queued=2)
     for pool in Pool:
-        await queue.request(pool)
+        await pair.request(pool)
     with pytest.raises(PoolFull, match="both pools were full, and so is the queue"):
-        await (await queue.request(Pool.GREEDY, Pool.SPECULATIVE))
+        await (await pair.request(*BOTH))
 
 
 async def test_request_fails_once_no_pool_that_may_serve_it_has_a_replica() -> None:
-    queue = SharedQueue()
-    await queue.fill()
-    waiting = await queue.request(Pool.GREEDY, Pool.SPECULATIVE)
+    pair = await busy_pair()
+    waiting = await pair.request(*BOTH)
     for pool in Pool:
         assert not waiting.done()
-        queue.pools[pool].set_endpoints([])
+        pair.pools[pool].set_endpoints([])
         await asyncio.sleep(0)
     with pytest.raises(PoolEmpty, match="no replica of either pool is ready"):
         await waiting
 
 
 async def test_urgent_requests_are_served_first_and_displace_others() -> None:
-    queue = SharedQueue(max_queued=2)
-    await queue.fill()
-    usual, low = await queue.request(Pool.GREEDY), await queue.request(Pool.GREEDY, urgency=5)
-    urgent = await queue.request(Pool.GREEDY, urgency=0)
+    pair = await busy_pair(max_queued=2)
+    usual, low = await pair.request(Pool.GREEDY), await pair.request(Pool.GREEDY, urgency=5)
+    urgent = await pair.request(Pool.GREEDY, urgency=0)
     with pytest.raises(PoolFull):
         await low
-    queue.release(Pool.GREEDY)
+    pair.release(Pool.GREEDY)
     await urgent
     assert not usual.done()
-    refused = [await queue.request(Pool.GREEDY, urgency=7) for _ in range(2)]
+    refused = [await pair.request(Pool.GREEDY, urgency=7) for _ in range(2)]
     with pytest.raises(PoolFull):
         await refused[1]
-    queue.release(Pool.GREEDY)
+    pair.release(Pool.GREEDY)
     await usual
 
 
@@ -166,11 +143,11 @@ def test_urgency_is_that_of_the_header_as_far_as_the_key_permits(
 
 
 async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limit_together() -> None:
-    queue = SharedQueue()
-    pool = queue.pools[Pool.GREEDY]
+    pair = idle_pair()
+    pool = pair.pools[Pool.GREEDY]
     pool.set_endpoints([])
     request, limit = ReplicaRequest([Choice(pool)], None), 0.5
-    first, second = (asyncio.create_task(queue.admission.acquire(request, limit, limit, limit)) for _ in "12")
+    first, second = (asyncio.create_task(pair.admission.acquire(request, limit, limit, limit)) for _ in "12")
     await asyncio.sleep(0)
     started = time.monotonic()
     pool.set_endpoints(["http://first"])

@@ -16,20 +16,13 @@ from dps_gateway.api.server import Runner
 from dps_gateway.client_connections import ClientConnections
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
+from dps_testkit.clock import ManualClock
 from dps_testkit.tokenizers import shared_tokenizer
 from dps_testkit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 HEADER_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 600.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class RecordedConnection:
@@ -46,7 +39,7 @@ class Server:
     """The connections of a server that accepts at most three at once."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.closed: Counter[str] = Counter()
         self.connections = ClientConnections(
             lambda: 3,

@@ -86,7 +86,7 @@ def test_last_limit_that_the_engine_reported_is_kept_while_its_load_is_unknown()
 
 
 def pool(*urls: str, slots: int = 4) -> SinglePool:
-    result = SinglePool(slots)
+    result = SinglePool(slots=slots)
     result.set_endpoints(urls)
     return result
 

@@ -8,26 +8,9 @@ from dps_gateway.pool import Pool
 from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.record import Holder, Point, Record
+from dps_testkit.session_records import GREEDY, SPECULATIVE, point, record
 
-SPECULATIVE, GREEDY, OTHER = (
-    Holder(Pool.SPECULATIVE, "spec"),
-    Holder(Pool.GREEDY, "gree"),
-    Holder(Pool.GREEDY, "othr"),
-)
-
-
-def point(turn: int, length: int | None = None, holder: Holder = GREEDY) -> Point:
-    """The point of a turn whose prompt is 100 tokens longer than the previous one's."""
-    length = 100 * turn if length is None else length
-    return Point(turn, f"d{turn}", 4 * length, length - 3, length, (holder,))
-
-
-def record(*points: Point) -> Record:
-    result = Record(())
-    for each in points:
-        result = result.with_point(each)
-    return result
-
+OTHER = Holder(Pool.GREEDY, "othr")
 
 HISTORY = record(point(1, holder=SPECULATIVE), point(2), point(3))
 

@@ -7,22 +7,9 @@ from hypothesis import strategies as st
 from dps_gateway.pool import Pool
 from dps_gateway.replica_id import replica_id
 from dps_gateway.session.record import HOLDERS_PER_POOL, MAX_POINTS, RECENT_POINTS, Holder, Point, Record
+from dps_testkit.session_records import GREEDY, SPECULATIVE, point, record
 
-SPECULATIVE, GREEDY = Holder(Pool.SPECULATIVE, "spec"), Holder(Pool.GREEDY, "gree")
 REPLICAS = [Holder(pool, replica_id(f"http://{pool}-{number}")) for pool in Pool for number in range(4)]
-
-
-def point(turn: int, length: int | None = None, holder: Holder = GREEDY, digest: str = "") -> Point:
-    """The point of a turn whose prompt is 100 tokens longer than the previous one's."""
-    length = 100 * turn if length is None else length
-    return Point(turn, digest or f"d{turn}", 4 * length, length - 3, length, (holder,))
-
-
-def record(*points: Point) -> Record:
-    result = Record(())
-    for each in points:
-        result = result.with_point(each)
-    return result
 
 
 points = st.builds(

@@ -8,19 +8,12 @@ from dps_gateway.upstream.replica import (
     SMALLEST_WEIGHT,
     Replica,
 )
+from dps_testkit.clock import ManualClock
 
 SLOW_START_SECONDS = 40.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def ejected(clock: Clock) -> Replica:
+def ejected(clock: ManualClock) -> Replica:
     replica = Replica("a", clock, SLOW_START_SECONDS)
     for _ in range(ERRORS_TO_EJECT):
         assert not replica.failing
@@ -31,7 +24,7 @@ def ejected(clock: Clock) -> Replica:
 
 
 def test_success_between_errors_prevents_ejection() -> None:
-    replica = Replica("a", Clock())
+    replica = Replica("a", ManualClock())
     for _ in range(3):
         for _ in range(ERRORS_TO_EJECT - 1):
             replica.errored()
@@ -40,7 +33,7 @@ def test_success_between_errors_prevents_ejection() -> None:
 
 
 def test_ejected_replica_receives_one_probe_after_the_backoff() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = ejected(clock)
     assert not replica.accepts(10)
     clock.now += FIRST_EJECTION_SECONDS
@@ -52,7 +45,7 @@ def test_ejected_replica_receives_one_probe_after_the_backoff() -> None:
 
 
 def test_failed_probe_doubles_the_backoff_up_to_a_bound() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = ejected(clock)
     backoffs = []
     for _ in range(6):
@@ -64,7 +57,7 @@ def test_failed_probe_doubles_the_backoff_up_to_a_bound() -> None:
 
 
 def test_late_answers_of_an_ejected_replica_do_not_end_or_extend_the_ejection() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = ejected(clock)
     replica.errored()
     replica.succeeded()
@@ -73,7 +66,7 @@ def test_late_answers_of_an_ejected_replica_do_not_end_or_extend_the_ejection() 
     assert replica.probing
 
 
-def recovered(clock: Clock) -> Replica:
+def recovered(clock: ManualClock) -> Replica:
     replica = ejected(clock)
     clock.now += FIRST_EJECTION_SECONDS
     replica.succeeded()
@@ -81,7 +74,7 @@ def recovered(clock: Clock) -> Replica:
 
 
 def test_weight_grows_after_an_ejection() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = recovered(clock)
     weights = []
     for _ in range(5):
@@ -91,7 +84,7 @@ def test_weight_grows_after_an_ejection() -> None:
 
 
 def test_backoff_keeps_growing_until_the_slow_start_has_ended() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = recovered(clock)
     replica.succeeded()
     assert replica.eject() == 2 * FIRST_EJECTION_SECONDS
@@ -103,7 +96,7 @@ def test_backoff_keeps_growing_until_the_slow_start_has_ended() -> None:
 
 
 def test_replica_is_ejected_if_half_of_its_recent_answers_are_errors() -> None:
-    replica = Replica("a", Clock())
+    replica = Replica("a", ManualClock())
     failing = []
     for _ in range(RATE_WINDOW // 2):
         replica.succeeded()
@@ -113,7 +106,7 @@ def test_replica_is_ejected_if_half_of_its_recent_answers_are_errors() -> None:
 
 
 def test_few_errors_among_many_answers_do_not_eject() -> None:
-    replica = Replica("a", Clock())
+    replica = Replica("a", ManualClock())
     for _ in range(3 * RATE_WINDOW):
         replica.succeeded()
         replica.succeeded()
@@ -122,7 +115,7 @@ def test_few_errors_among_many_answers_do_not_eject() -> None:
 
 
 def test_hung_replica_is_ready_again_once_it_generates() -> None:
-    clock = Clock()
+    clock = ManualClock()
     replica = Replica("a", clock)
     clock.now += 30
     replica.hung = True

@@ -24,7 +24,7 @@ from dps_testkit.data_plane import (
     read,
 )
 from dps_testkit.http import metric_over, status_of
-from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -128,12 +128,6 @@ async def test_gateway_exits_if_its_tokenizer_is_missing(
         assert "dps gateway: model.tokenizer: " in str(error.value)
 
 
-def workers_of(gateway: Gateway) -> list[int]:
-    """The process ids of a gateway's workers."""
-    children = Path(f"/proc/{gateway.child.pid}/task/{gateway.child.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
 async def test_two_workers_serve_one_port_and_their_metrics_add_up(
     tmp_path: Path, data_plane: DataPlane
@@ -144,11 +138,7 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(
         gateway = await processes.start_gateway(
             [engine], [engine], {"listen": {"workers": 2}, "routing": {"policy": "AlwaysGreedy"}}
         )
-
-        async def listening(count: int = 2) -> bool:
-            return gateway.child.log.read_text().count("listening on") == count
-
-        await wait_until(listening, "both workers listen")
+        await gateway.wait_for_workers(2)
         await asyncio.gather(*(read(gateway.url + CHAT, chat()) for _ in range(streams)))
         assert await gateway.metric("dps_requests_total", status="200") == streams
 
@@ -172,8 +162,8 @@ async def test_two_workers_serve_one_port_and_their_metrics_add_up(
 
         await wait_until(summed, "one worker reports the load of both")
 
-        os.kill(workers_of(gateway)[0], signal.SIGKILL)
-        await wait_until(lambda: listening(3), "the killed worker is replaced")
+        os.kill(gateway.workers[0], signal.SIGKILL)
+        await gateway.wait_for_workers(3)  # the killed one is replaced
 
         async def removed() -> bool:
             return await gateway.metric("dps_in_flight", pool="greedy") in loads
@@ -198,11 +188,7 @@ async def test_workers_share_session_state_without_redis_and_stop_when_their_par
     async with LocalProcesses(tmp_path) as processes:
         (engine,) = await processes.start_engines("only")
         gateway = await processes.start_gateway([engine], [engine], {"listen": {"workers": 2}})
-
-        async def listening() -> bool:
-            return gateway.child.log.read_text().count("listening on") == 2
-
-        await wait_until(listening, "both workers listen")
+        await gateway.wait_for_workers(2)
         hello = {"role": "user", "content": "hello"}
         histories = []
         for number in range(12):  # on fresh connections, which the kernel distributes over both workers
@@ -213,7 +199,7 @@ async def test_workers_share_session_state_without_redis_and_stop_when_their_par
                     histories.append(response.headers["x-dps-history"])
         assert histories == ["new", "grown"] * 12
 
-        workers = workers_of(gateway)
+        workers = gateway.workers
         os.kill(gateway.child.pid, signal.SIGKILL)
 
         async def gone() -> bool:

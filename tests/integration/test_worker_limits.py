@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW
-from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [
@@ -20,12 +20,6 @@ pytestmark = [
 
 LIMIT = 3
 HEADERS = {"Authorization": "Bearer sk-limited", "Connection": "close"}
-
-
-def workers_of(gateway: Gateway) -> list[int]:
-    """The process ids of a gateway's workers."""
-    children = Path(f"/proc/{gateway.child.pid}/task/{gateway.child.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def test_workers_share_the_limit_of_a_key_and_forget_the_requests_of_dead_workers(
@@ -38,11 +32,7 @@ async def test_workers_share_the_limit_of_a_key_and_forget_the_requests_of_dead_
         gateway = await processes.start_gateway(
             [engine], [engine], {"listen": {"workers": 2}, "auth": {"keysFile": str(keys)}}
         )
-
-        async def listening(count: int = 2) -> bool:
-            return gateway.child.log.read_text().count("listening on") == count
-
-        await wait_until(listening, "both workers listen")
+        await gateway.wait_for_workers(2)
 
         async def begin() -> aiohttp.ClientResponse:
             return await http.post(gateway.url + CHAT, json=ENDLESS_STREAM)
@@ -65,9 +55,9 @@ async def test_workers_share_the_limit_of_a_key_and_forget_the_requests_of_dead_
             while running:
                 running.pop().close()
         await wait_until(reached, "the key has as many requests in flight as it may have")
-        for pid in workers_of(gateway):
+        for pid in gateway.workers:
             os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: listening(4), "the workers have been replaced")
+        await gateway.wait_for_workers(4)  # both have been replaced
         while running:
             running.pop().close()
         await wait_until(reached, "the requests of the dead workers no longer count")
@@ -83,11 +73,7 @@ async def test_workers_share_the_slots_of_an_engine_and_pass_them_on(tmp_path: P
         gateway = await processes.start_gateway(
             [engine], [engine], {"listen": {"workers": 2}, "limits": limits}
         )
-
-        async def listening() -> bool:
-            return gateway.child.log.read_text().count("listening on") == 2
-
-        await wait_until(listening, "both workers listen")
+        await gateway.wait_for_workers(2)
 
         async def begin() -> aiohttp.ClientResponse:
             return await http.post(gateway.url + CHAT, json=ENDLESS_STREAM)

@@ -7,7 +7,6 @@ import pytest
 
 from dps_lab.replay.oracle import Decision, PromptCounter, delta_prefill_pool, expected_by_session
 from dps_lab.workload.sessions import Session, Turn
-from dps_local.assets import bundled_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -25,11 +24,6 @@ def test_turn_is_routed_to_the_speculative_pool_up_to_the_threshold(
     delta: int, threshold: float, pool: str
 ) -> None:
     assert delta_prefill_pool(delta, threshold) == pool
-
-
-@pytest.fixture(scope="module")
-def counter() -> PromptCounter:
-    return PromptCounter(bundled_tokenizer())
 
 
 def user(content: str) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_lab.replay.oracle import PromptCounter, expected_decisions
 from dps_lab.workload.toolbench import text_of, toolbench_sessions, toolbench_shaped
-from dps_local.assets import bundled_tokenizer
 
 TABLE_3 = {  # τ: Spec %
     0: 0.0,
@@ -43,11 +41,6 @@ def test_workload_of_every_seed_has_the_papers_counts_and_distribution(seed: int
 
 def test_lengths_are_determined_by_the_seed() -> None:
     assert toolbench_shaped(1) == toolbench_shaped(1) != toolbench_shaped(2)
-
-
-@pytest.fixture(scope="module")
-def counter() -> PromptCounter:
-    return PromptCounter(bundled_tokenizer())
 
 
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 9))

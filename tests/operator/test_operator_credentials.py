@@ -12,14 +12,6 @@ from dps_operator.errors import ClusterError
 from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST
 
-
-@pytest.fixture
-async def harness() -> OperatorHarness:
-    made = OperatorHarness(SMALLEST)
-    await made.reconcile()
-    return made
-
-
 ENTRIES = {"qwen-gateway.admin-token", "qwen-redis.password", "qwen-redis.auth.conf", "qwen-redis.url"}
 
 

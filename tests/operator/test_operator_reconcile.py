@@ -12,13 +12,6 @@ from dps_testkit.operator.harness import KEY, NOW, OperatorHarness
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST
 
 
-@pytest.fixture
-async def harness() -> OperatorHarness:
-    made = OperatorHarness(SMALLEST)
-    await made.reconcile()
-    return made
-
-
 async def test_first_reconcile_creates_all_children(harness: OperatorHarness) -> None:
     assert harness.cluster.names("Deployment") == {"qwen-speculative", "qwen-greedy", "qwen-gateway"}
     assert harness.condition("Ready")["reason"] == "Starting"

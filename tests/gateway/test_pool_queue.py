@@ -1,4 +1,4 @@
-"""A pool of replicas: its queue, its limits, and replicas that are added, removed, lost and recovered."""
+"""The queue of one pool: its order, its limits, and replicas that are lost and recovered meanwhile."""
 
 import asyncio
 import random
@@ -6,25 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, SMALLEST_WEIGHT, Replica
-from dps_testkit.engine_pool import SinglePool
+from dps_gateway.upstream.replica import Replica
+from dps_testkit.engine_pool import NO_REPLICA, SinglePool
 
-NO_REPLICA: frozenset[str] = frozenset()
 ANSWERED = [EnginePool.mark_available, EnginePool.record_success]
 """A health check, or a request, that a replica has answered."""
 
 
-def pool(*urls: str, slots: int = 1, queue: int = 10, slow_start_seconds: float = 0.0) -> SinglePool:
-    result = SinglePool(slots, queue, slow_start_seconds)
-    result.set_endpoints(urls)
-    return result
-
-
 async def test_queued_request_gets_the_replica_that_is_released() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     first = await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
@@ -35,7 +27,7 @@ async def test_queued_request_gets_the_replica_that_is_released() -> None:
 
 
 async def test_queued_requests_are_served_in_order() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
     served: list[int] = []
 
@@ -53,14 +45,14 @@ async def test_queued_requests_are_served_in_order() -> None:
 
 
 async def test_full_queue_rejects_immediately() -> None:
-    engines = pool("a", queue=0)
+    engines = SinglePool("a", queue=0)
     await engines.acquire("s", NO_REPLICA, 1.0)
     with pytest.raises(PoolFull, match="the greedy pool was full, and so is the queue"):
         await engines.acquire("s", NO_REPLICA, 60.0)
 
 
 async def test_wait_in_the_queue_is_bounded() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     await engines.acquire("s", NO_REPLICA, 1.0)
     with pytest.raises(PoolFull, match=r"was busy for 0.01 s"):
         await engines.acquire("s", NO_REPLICA, 0.01)
@@ -68,7 +60,7 @@ async def test_wait_in_the_queue_is_bounded() -> None:
 
 
 async def test_cancelled_request_releases_the_replica_it_was_assigned() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
     leaving = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     staying = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
@@ -79,42 +71,8 @@ async def test_cancelled_request_releases_the_replica_it_was_assigned() -> None:
     assert (engines.in_flight, engines.queued) == (1, 0)
 
 
-async def test_pool_without_a_ready_replica_raises_pool_empty() -> None:
-    engines = pool("a", "b")
-    engines.mark_unavailable(engines.replicas["a"])
-    with pytest.raises(PoolEmpty, match="no replica of the greedy pool is ready"):
-        await engines.acquire("s", frozenset({"b"}), 1.0)
-    engines.mark_available(engines.replicas["a"])
-    assert (await engines.acquire("s", frozenset({"b"}), 1.0)).url == "a"
-
-
-async def test_replicas_that_remain_endpoints_keep_their_load() -> None:
-    engines = pool("a", "b")
-    busy = await engines.acquire(None, frozenset({"b"}), 1.0)
-    engines.set_endpoints(["a", "c"])
-    assert engines.replicas["a"] is busy
-    assert sorted(engines.replicas) == ["a", "c"]
-    engines.set_endpoints(["c"])
-    engines.release(busy)
-    assert engines.in_flight == 0
-
-
-async def test_requests_on_a_removed_replica_count_and_still_do_if_it_returns() -> None:
-    engines = pool("a", "b")
-    busy = await engines.acquire(None, frozenset({"b"}), 1.0)
-    engines.set_endpoints(["b"])
-    assert engines.in_flight == 1
-    engines.set_endpoints(["c"])
-    engines.set_endpoints(["a", "b"])
-    assert engines.replicas["a"] is busy
-    assert (engines.in_flight, engines.replicas["a"].in_flight) == (1, 1)
-    engines.set_endpoints(["b"])
-    engines.release(busy)
-    assert engines.all_replicas == [engines.replicas["b"]]
-
-
 async def test_new_replica_serves_the_queue() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     await engines.acquire("s", NO_REPLICA, 1.0)
     waiting = asyncio.create_task(engines.acquire("s", NO_REPLICA, 60.0))
     await asyncio.sleep(0)
@@ -122,28 +80,12 @@ async def test_new_replica_serves_the_queue() -> None:
     assert (await asyncio.wait_for(waiting, 5.0)).url == "b"
 
 
-def test_speed_is_a_running_mean_of_observations() -> None:
-    engines = pool("a", "b")
-    engines.observe(1.0, 0.02)
-    engines.observe(2.0, None)
-    assert len(engines.ready) == 2
-    assert engines.time_to_first_token_seconds == pytest.approx(1.1)
-    assert engines.time_per_output_token_seconds == 0.02
-
-
-async def acquired(engines: SinglePool, *avoid: str) -> "asyncio.Task[Replica]":
-    """A request that has joined the queue."""
-    task = asyncio.create_task(engines.acquire(None, frozenset(avoid), 60.0))
-    await asyncio.sleep(0)
-    return task
-
-
 async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
-    waiting = await acquired(engines)
+    waiting = await engines.request()
     engines.release(held)
-    newcomer = await acquired(engines)
+    newcomer = await engines.request()
     assert await waiting is held
     assert not newcomer.done()
     engines.release(held)
@@ -151,19 +93,19 @@ async def test_request_that_arrives_later_does_not_overtake_the_queue() -> None:
 
 
 async def test_released_replica_goes_to_the_first_request_that_can_use_it() -> None:
-    engines = pool("a", "b")
+    engines = SinglePool("a", "b")
     a = await engines.acquire(None, frozenset({"b"}), 1.0)
     await engines.acquire(None, frozenset({"a"}), 1.0)
-    first, second = await acquired(engines, "a"), await acquired(engines)
+    first, second = await engines.request("a"), await engines.request()
     engines.release(a)
     assert await second is a
     assert (first.done(), engines.queued) == (False, 1)
 
 
 async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
-    waiting = [await acquired(engines) for _ in range(3)]
+    waiting = [await engines.request() for _ in range(3)]
     engines.mark_unavailable(held)
     engines.release(held)
     results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -171,10 +113,10 @@ async def test_queued_requests_fail_at_once_when_the_last_replica_is_lost() -> N
 
 
 async def test_queue_moves_to_the_remaining_replica_when_one_is_lost() -> None:
-    engines = pool("a", "b")
+    engines = SinglePool("a", "b")
     a = await engines.acquire(None, frozenset({"b"}), 1.0)
     b = await engines.acquire(None, frozenset({"a"}), 1.0)
-    waiting = [await acquired(engines), await acquired(engines, "a"), await acquired(engines, "b")]
+    waiting = [await engines.request(), await engines.request("a"), await engines.request("b")]
     engines.mark_unavailable(a)
     engines.release(a)
     with pytest.raises(PoolEmpty):
@@ -187,18 +129,30 @@ async def test_queue_moves_to_the_remaining_replica_when_one_is_lost() -> None:
 
 @pytest.mark.parametrize("answered", ANSWERED)
 async def test_recovered_replica_serves_the_queue(answered: Callable[[EnginePool, Replica], None]) -> None:
-    engines = pool("a", "b")
+    engines = SinglePool("a", "b")
     await engines.acquire(None, frozenset({"b"}), 1.0)
     engines.mark_unavailable(engines.replicas["b"])
-    waiting = await acquired(engines)
+    waiting = await engines.request()
     answered(engines, engines.replicas["b"])
     assert (await asyncio.wait_for(waiting, 5.0)).url == "b"
 
 
+async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:
+    engines = SinglePool("a")
+    held = await engines.acquire(None, NO_REPLICA, 1.0)
+    waiting = await engines.request()
+    engines.mark_hung(held)
+    with pytest.raises(PoolEmpty):
+        await waiting
+    engines.record_token(held)
+    engines.release(held)
+    assert await (await engines.request()) is held
+
+
 async def test_raising_the_limit_admits_queued_requests() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire("s", NO_REPLICA, 1.0)
-    waiting = await acquired(engines)
+    waiting = await engines.request()
     engines.configure(2, None)
     assert await waiting is held
 
@@ -207,7 +161,7 @@ async def test_raising_the_limit_admits_queued_requests() -> None:
 async def test_no_wake_up_is_lost_and_limits_hold_in_any_sequence_of_events(seed: int) -> None:
     """Random arrivals, releases, cancellations, losses and recoveries of replicas."""
     rng = random.Random(seed)
-    engines = pool("a", "b", "c", slots=2, queue=100)
+    engines = SinglePool("a", "b", "c", slots=2, queue=100)
     tasks: list[asyncio.Task[Replica]] = []
     held: list[Replica] = []
     replicas = list(engines.replicas.values())
@@ -263,7 +217,7 @@ async def wait_of(quiet: int, bursts: dict[str, int]) -> float:
 
     They arrive after the requests of `bursts`, by tenant, at a pool in which one request is in flight at a time.
     """
-    engines = pool("a", queue=10_000)
+    engines = SinglePool("a", queue=10_000)
     held = await engines.acquire(None, NO_REPLICA, 60.0)
     served: list[str] = []
 
@@ -290,7 +244,7 @@ async def test_burst_of_a_tenant_does_not_lengthen_the_wait_of_another() -> None
 
 
 async def test_tenants_take_turns_and_so_do_the_sessions_of_a_tenant() -> None:
-    engines = pool("a")
+    engines = SinglePool("a")
     held = await engines.acquire(None, NO_REPLICA, 1.0)
     served: list[str] = []
 
@@ -310,7 +264,7 @@ async def test_tenants_take_turns_and_so_do_the_sessions_of_a_tenant() -> None:
 
 
 async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longest_queue() -> None:
-    engines = pool("a", queue=3)
+    engines = SinglePool("a", queue=3)
     held = await engines.acquire(None, NO_REPLICA, 1.0)
 
     async def queued(tenant: str) -> "asyncio.Task[Replica]":
@@ -329,136 +283,3 @@ async def test_full_queue_drops_the_newest_request_of_the_tenant_with_the_longes
         engines.release(held)
         assert await task is held
     assert engines.queued == 0
-
-
-def ejected(engines: SinglePool, replica: Replica) -> None:
-    """Eject the replica, and let the probe after its ejection succeed."""
-    now = 1000.0
-    ejected = engines.replicas[replica.url] = Replica(replica.url, lambda: now, engines.slow_start_seconds)
-    now += ejected.eject()
-    engines.record_success(ejected)
-
-
-def failed(engines: SinglePool, replica: Replica) -> None:
-    """Let the replica be unavailable for a minute."""
-    now = 1000.0
-    failed = engines.replicas[replica.url] = Replica(replica.url, lambda: now, engines.slow_start_seconds)
-    engines.mark_unavailable(failed)
-    now += 60.0
-    engines.mark_available(failed)
-
-
-def hung(engines: SinglePool, replica: Replica) -> None:
-    engines.mark_hung(replica)
-    engines.record_token(replica)
-
-
-def added(engines: SinglePool, replica: Replica) -> None:
-    engines.set_endpoints(set(engines.replicas) - {replica.url})
-    engines.set_endpoints([*engines.replicas, replica.url])
-
-
-RETURNS = pytest.mark.parametrize("returns", [ejected, failed, hung, added])
-"""The replica leaves the pool, and returns to it."""
-
-Returns = Callable[[SinglePool, Replica], None]
-
-NEVER_ENDS = 1e9
-
-
-@RETURNS
-@pytest.mark.parametrize("session", [True, False])
-async def test_replica_in_slow_start_receives_a_part_of_its_share(returns: Returns, session: bool) -> None:
-    engines = pool("a", "b", "c", slots=100, slow_start_seconds=NEVER_ENDS)
-    returns(engines, engines.replicas["a"])
-    for number in range(60):
-        await engines.acquire(f"s{number}" if session else None, NO_REPLICA, 1.0)
-    assert (engines.replicas["a"].in_flight, engines.in_flight) == (3, 60)
-
-
-async def test_replica_that_was_unavailable_for_a_moment_has_its_full_share() -> None:
-    engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
-    replica = engines.replicas["a"]
-    engines.mark_unavailable(replica)
-    engines.mark_available(replica)
-    assert replica.weight == 1.0
-
-
-@RETURNS
-async def test_replica_in_slow_start_is_used_if_the_others_are_full(returns: Returns) -> None:
-    engines = pool("a", "b", slots=2, slow_start_seconds=NEVER_ENDS)
-    returns(engines, engines.replicas["a"])
-    for number in range(4):
-        await engines.acquire(f"s{number}", NO_REPLICA, 1.0)
-    assert {url: replica.in_flight for url, replica in engines.replicas.items()} == {"a": 2, "b": 2}
-
-
-@RETURNS
-async def test_replica_has_its_full_share_without_slow_start(returns: Returns) -> None:
-    engines = pool("a", "b", slots=100)
-    returns(engines, engines.replicas["a"])
-    for _ in range(10):
-        await engines.acquire(None, NO_REPLICA, 1.0)
-    assert [replica.in_flight for replica in engines.replicas.values()] == [5, 5]
-
-
-@pytest.mark.parametrize("urls", ["a", "abc"])
-async def test_replicas_that_start_together_have_equal_shares(urls: str) -> None:
-    engines = pool(*urls, slots=100, slow_start_seconds=NEVER_ENDS)
-    kept = {str(number): engines.view(str(number), CachedPrompt(1, {})) for number in range(20)}
-    for replica in engines.replicas.values():
-        replica.in_flight = 1
-        failed(engines, replica)
-    assert [replica.weight for replica in engines.replicas.values()] == [SMALLEST_WEIGHT] * len(urls)
-    for session, view in kept.items():
-        now = engines.view(session, CachedPrompt(1, {}))
-        assert view is not None
-        assert now is not None
-        assert now.replica == view.replica
-
-
-async def test_first_replicas_begin_with_their_full_share() -> None:
-    engines = pool("a", slow_start_seconds=NEVER_ENDS)
-    assert engines.replicas["a"].weight == 1.0
-    engines.set_endpoints([])
-    engines.set_endpoints(["a", "b"])
-    assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0]
-    engines.set_endpoints(["a", "b", "c"])
-    assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0, SMALLEST_WEIGHT]
-
-
-async def test_policies_see_the_replica_that_is_chosen_during_a_slow_start() -> None:
-    engines = pool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
-    sessions = [str(number) for number in range(20)]
-    failed(engines, engines.replicas["a"])
-    engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3
-    views = [engines.view(session, CachedPrompt(1, {})) for session in sessions]
-    assert {view and view.replica for view in views} == {engines.replicas["b"].id}
-
-
-async def test_queue_moves_away_from_a_hung_replica_and_returns_with_its_next_token() -> None:
-    engines = pool("a")
-    held = await engines.acquire(None, NO_REPLICA, 1.0)
-    waiting = await acquired(engines)
-    engines.mark_hung(held)
-    with pytest.raises(PoolEmpty):
-        await waiting
-    engines.record_token(held)
-    engines.release(held)
-    assert await (await acquired(engines)) is held
-
-
-@pytest.mark.parametrize("answered", ANSWERED)
-def test_late_health_checks_count_until_the_replica_answers(
-    answered: Callable[[EnginePool, Replica], None],
-) -> None:
-    engines = pool("a")
-    (replica,) = engines.ready
-    for _ in range(2):
-        for _ in range(LATE_CHECKS_TO_FAIL - 1):
-            engines.record_late_check(replica)
-        assert engines.ready == [replica]
-        answered(engines, replica)
-    for _ in range(LATE_CHECKS_TO_FAIL):
-        engines.record_late_check(replica)
-    assert engines.ready == []
