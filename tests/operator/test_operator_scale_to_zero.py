@@ -11,7 +11,7 @@ from dps_engines.pools import POOLS, PoolName
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway_config import gateway_config
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.scale_to_zero.rules import Activities, Activity, activities, needed
+from dps_operator.scale_to_zero.rules import UNSERVED_SECONDS, Activities, Activity, activities, needed
 from dps_operator.scale_to_zero.scaler import Scaler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.harness import KEY, OperatorHarness
@@ -89,6 +89,16 @@ class ScalingHarness(OperatorHarness):
         """The replicas that the Deployments request."""
         return {pool: self.object("Deployment", f"qwen-{pool}")["spec"].get("replicas", 1) for pool in POOLS}
 
+    async def poll_without_ready_engines(self, seconds: int) -> dict[str, int]:
+        """Read the activity once, `seconds` later, and reconcile, while no engine is ready."""
+        self.time += seconds
+        for pool in POOLS:
+            self.object("Deployment", f"qwen-{pool}")["status"] = {}
+        await self.reconcile()
+        await self.scaler.once(self.time)
+        await self.reconcile()
+        return self.replicas()
+
     async def poll(self, seconds: int = 0) -> dict[str, int]:
         """Read the activity once, `seconds` later, and reconcile."""
         self.time += seconds
@@ -153,6 +163,25 @@ async def test_a_pool_that_starts_is_not_idle() -> None:
     made.time += 600
     await made.scaler.once(made.time)
     assert await made.settle() == {"speculative": 0, "greedy": 1}
+
+
+async def test_requests_that_wait_for_a_pool_that_does_not_become_ready_start_the_other_one() -> None:
+    made = await harness(GREEDY)
+    assert await made.poll(60) == {"speculative": 1, "greedy": 0}
+    made.gateways.report("speculative", present=1, queued=1)
+    assert await made.poll_without_ready_engines(1) == {"speculative": 1, "greedy": 0}
+    assert await made.poll_without_ready_engines(UNSERVED_SECONDS - 2) == {"speculative": 1, "greedy": 0}
+    assert await made.poll_without_ready_engines(1) == {"speculative": 1, "greedy": 1}
+
+
+async def test_requests_start_a_second_pool_if_the_first_one_does_not_become_ready() -> None:
+    made = await harness(BOTH)
+    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
+    await made.poll(2 * UNSERVED_SECONDS)
+    made.gateways.report("greedy", present=1, queued=1)
+    assert await made.poll_without_ready_engines(1) == {"speculative": 0, "greedy": 1}
+    assert await made.poll_without_ready_engines(1) == {"speculative": 0, "greedy": 1}
+    assert await made.poll_without_ready_engines(UNSERVED_SECONDS) == {"speculative": 1, "greedy": 1}
 
 
 async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:

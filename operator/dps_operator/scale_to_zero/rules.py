@@ -18,6 +18,10 @@ SAMPLES: Final = {
 """The gateway's samples from which each field of Activity is summed; queued requests count as present, too."""
 
 
+UNSERVED_SECONDS: Final = 300
+"""The time without a ready engine after which requests start the other pool as well. Most models load faster."""
+
+
 @dataclass(frozen=True)
 class Activity:
     """The requests for one pool that one gateway reports."""
@@ -72,18 +76,21 @@ def serving(scaled_to_zero: Sequence[PoolName]) -> str:
 
 
 def needed(
-    pool: PoolName, now: Mapping[str, Activities], before: Mapping[str, Activities], ready: Collection[str]
+    pool: PoolName,
+    now: Mapping[str, Activities],
+    before: Mapping[str, Activities],
+    overflowing: Collection[str],
 ) -> bool:
     """Whether there have been requests for the pool since the activity `before`.
 
     now, before: by the address of the gateway. Of a gateway that is not in `before`, only the present requests count,
-    because its counters may be old. ready: the pools with a ready engine. Requests that wait although the other pool
-    serves need both pools.
+    because its counters may be old. overflowing: the pools for which requests should not have to wait, because they
+    serve or should. Requests that wait for one of them need the other one as well.
     """
     other = other_pool(pool)
     return any(
         found[pool].present > 0
-        or (other in ready and found[other].queued > 0)
+        or (other in overflowing and found[other].queued > 0)
         or _has_new_requests(found[pool], before.get(address, found)[pool])
         for address, found in now.items()
     )

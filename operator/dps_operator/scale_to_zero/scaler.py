@@ -12,6 +12,7 @@ from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.observe import Child, Key, Observations
 from dps_operator.scale_to_zero.rules import (
+    UNSERVED_SECONDS,
     Activities,
     activities,
     idle_seconds,
@@ -78,6 +79,8 @@ class _Past:
     """The last activity that each of its gateways reported, by address."""
     needed_at: dict[PoolName, float]
     """When a pool was last needed, or had no ready engine (monotonic seconds)."""
+    served_at: float
+    """When there was last a ready engine, or both pools were scaled to zero (monotonic seconds)."""
 
 
 class Scaler:
@@ -113,15 +116,18 @@ class Scaler:
         now = await self._gateways.sample(key)
         if now is None or spec.paused:
             return
-        past = self._past.setdefault(key, _Past(now, dict.fromkeys(POOLS, monotonic)))
+        past = self._past.setdefault(key, _Past(now, dict.fromkeys(POOLS, monotonic), monotonic))
         children = self._observations.children(key)
         engines: dict[str, Child] = {
             pool: children[name] for pool in POOLS if (name := _deployment(key, pool)) in children
         }
         ready = [pool for pool, engine in engines.items() if engine.replicas and engine.replicas.ready > 0]
         scaled_to_zero = self._idle_pools.scaled_to_zero(key, spec, engines)
+        if ready or len(scaled_to_zero) == len(POOLS):
+            past.served_at = monotonic
+        overflowing = ready if monotonic - past.served_at < UNSERVED_SECONDS else POOLS
         for pool in pools_with_zero(spec):
-            wanted = needed(pool, now, past.last, ready)
+            wanted = needed(pool, now, past.last, overflowing)
             # A pool that is starting counts as needed, because it would otherwise be stopped before it has served.
             if wanted or (pool not in scaled_to_zero and pool not in ready):
                 past.needed_at[pool] = monotonic
