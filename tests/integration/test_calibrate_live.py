@@ -115,7 +115,7 @@ async def test_both_kinds_of_engine_are_required(
     workload: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = await refusal([*workload, "--greedy-url", "http://127.0.0.1:1"], capsys)
-    assert "give both --speculative-url and --greedy-url" in printed
+    assert "set both --speculative-url and --greedy-url" in printed
 
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}]}

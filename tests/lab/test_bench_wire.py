@@ -56,7 +56,7 @@ def test_response_is_complete_exactly_at_its_last_byte(response: bytes, body: by
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
-        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "not a 200"),
+        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "the status is not 200"),
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "unknown length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{}", "longer than its Content-Length"),
     ],

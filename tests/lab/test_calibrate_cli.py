@@ -132,7 +132,7 @@ def test_limits_that_cannot_be_met_exit_with_1_and_apply_nothing(
     ("arguments", "message"),
     [
         (["--workload", "nothing.jsonl"], "there is no workload and no file 'nothing.jsonl'"),
-        (["--workload", "toolbench"], "give --concurrency C or --rate R"),
+        (["--workload", "toolbench"], "set --concurrency C or --rate R"),
         (
             ["--workload", "toolbench", "--concurrency", "1", "--fleet", "adaptive=2"],
             "adaptive engines are not searched",

@@ -120,7 +120,7 @@ def test_two_pools_are_called_the_wrong_answer_if_one_pool_is_better() -> None:
     result = conclusion(lambda setup: 2.0 if setup.two_pools else 1.0 + setup.greedy / 10)
     assert result.choice == Setup(2, 0, "AlwaysSpeculative")
     assert result.verdict().startswith(
-        "Two pools are the wrong answer for this workload and load: with the best"
+        "Two pools are not worthwhile for this workload and load: with the best"
     )
     assert result.verdict().endswith("is 100.0% higher than with speculative=2,greedy=0.")
 
@@ -128,7 +128,7 @@ def test_two_pools_are_called_the_wrong_answer_if_one_pool_is_better() -> None:
 @pytest.mark.parametrize(
     ("cost", "start"),
     [
-        (lambda setup: 1.0 if setup.two_pools else 1.5, "Two pools are the right answer"),
+        (lambda setup: 1.0 if setup.two_pools else 1.5, "Two pools are worthwhile"),
         (lambda setup: 1.0 if setup.two_pools else 1.01, "Two pools gain little"),
         (lambda setup: 1.01 if setup.two_pools else 1.0, "Two pools gain nothing"),
     ],

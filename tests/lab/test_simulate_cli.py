@@ -83,7 +83,7 @@ def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["--workload", "nothing.jsonl"], "there is no workload and no file 'nothing.jsonl'; choose bfcl"),
-        (["--workload", "toolbench"], "give --concurrency C or --rate R"),
+        (["--workload", "toolbench"], "set --concurrency C or --rate R"),
         (["--workload", "toolbench", "--concurrency", "1", "--fleet", "x=1"], "'x' is not a kind of engine"),
         (
             [

@@ -156,7 +156,7 @@ def test_same_turns_are_compared_after_a_change(short_change: Change) -> None:
 
 
 def test_comparison_after_a_change_needs_sessions_until_its_end(short_change: Change) -> None:
-    with pytest.raises(ValueError, match="4 sessions do not last for 3 s; give more sessions"):
+    with pytest.raises(ValueError, match="4 sessions do not last for 3 s; use more sessions"):
         compare_after(trace(4), CELL, (short_change,))
 
 

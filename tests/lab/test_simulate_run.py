@@ -312,7 +312,7 @@ def test_a_fleet_is_parsed_into_the_number_of_engines_per_kind() -> None:
         ("fast=1", "'fast' is not a kind of engine"),
         ("greedy", "the number of engines must be a whole number"),
         ("greedy=-1", "the number of engines must be a whole number"),
-        ("greedy=1,greedy=2", "greedy is given twice"),
+        ("greedy=1,greedy=2", "greedy occurs twice"),
         ("greedy=0,speculative=0", "the fleet has no engine"),
     ],
 )

@@ -106,7 +106,7 @@ class ResponseReader:
             return False
         head = bytes(self._buffer[:end])
         if head[9:12] != b"200":
-            raise WireError(f"not a 200: {bytes(self._buffer[:400])!r}")
+            raise WireError(f"the status is not 200: {bytes(self._buffer[:400])!r}")
         self._body = end + len(_END_OF_HEAD)
         length = content_length(head)
         if length is None and b"chunked" not in head.lower():

@@ -199,7 +199,7 @@ def _measure(options: argparse.Namespace) -> dict[Pool, EngineMeasurement] | Non
     if not any(urls.values()):
         return None
     if not all(urls.values()):
-        raise ValueError("give both --speculative-url and --greedy-url; engines of both kinds are compared")
+        raise ValueError("set both --speculative-url and --greedy-url; engines of both kinds are compared")
     if options.time_model == "emulated":
         raise ValueError(
             "--time-model emulated and the URLs of engines exclude each other; remove one of them"

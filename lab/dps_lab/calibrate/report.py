@@ -18,7 +18,7 @@ SPECULATES_ABOVE: Final = 1.05
 
 
 def print_calibration(result: Calibration, title: str, console: Console) -> None:
-    """Print the choice and its alternatives, how flat the optimum is, and whether two pools are the right answer."""
+    """Print the choice and its alternatives, how flat the optimum is, and whether two pools are worthwhile."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )

@@ -72,14 +72,14 @@ class Calibration:
         }
 
     def verdict(self) -> str:
-        """One or two sentences on whether two pools are the right answer."""
+        """A sentence on whether two pools are worthwhile."""
         name = OBJECTIVE_NAMES[self.goal.objective]
         single = self._best(two_pools=False)
         mixed = self._best(two_pools=True)
         if single is None or mixed is None:
             return "Two pools were not compared, because they need two engines."
         if mixed.setup != self.choice:
-            opinion = "gain nothing" if mixed.loss < FLAT else "are the wrong answer"
+            opinion = "gain nothing" if mixed.loss < FLAT else "are not worthwhile"
             return (
                 f"Two pools {opinion} for this workload and load: with the best set-up of two pools, {mixed.setup}, "
                 f"the {name} is {_percent(mixed.loss)} than with {self.choice.fleet}."
@@ -90,7 +90,7 @@ class Calibration:
                 f"the {name} is {_percent(single.loss)}."
             )
         return (
-            f"Two pools are the right answer for this workload and load: with {single.setup.fleet}, the better of "
+            f"Two pools are worthwhile for this workload and load: with {single.setup.fleet}, the better of "
             f"the fleets with one pool, the {name} is {_percent(single.loss)}."
         )
 

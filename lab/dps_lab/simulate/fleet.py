@@ -87,7 +87,7 @@ def parse_fleet(text: str) -> tuple[dict[Pool, int], int]:
         if name not in (*Pool, ADAPTIVE):
             raise FleetError(f"'{name}' is not a kind of engine; write {KINDS}")
         if name in counts:
-            raise FleetError(f"{name} is given twice; write {KINDS}")
+            raise FleetError(f"{name} occurs twice; write {KINDS}")
         if not (count.isascii() and count.isdigit()):
             raise FleetError(f"{name}={count}: the number of engines must be a whole number, at least 0")
         counts[name] = int(count)

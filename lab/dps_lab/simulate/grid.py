@@ -202,7 +202,7 @@ def compare_after(
     served = simulate(sessions, replace(scenario, until_seconds=end))
     known = {turn.session for turn in served}
     if len(known) == len(sessions):
-        raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; give more sessions")
+        raise ValueError(f"{len(sessions)} sessions do not last for {end:.0f} s; use more sessions")
     compared = {(turn.session, turn.number): turn.seconds for turn in served if turn.finished >= start}
     # More sessions follow, so that the load does not fall before the last of these turns.
     following = max(set_up.concurrency, *(change.concurrency or 0 for change in changes))

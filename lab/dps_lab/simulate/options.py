@@ -54,7 +54,7 @@ def load_of(options: argparse.Namespace, sessions: Sequence[SessionTrace]) -> Lo
         missing = next((session.id for session in sessions if session.arrival_seconds is None), None)
         if missing is not None:
             raise ValueError(
-                f"session '{missing}' has no arrival_seconds; give --concurrency C or --rate R, or add "
+                f"session '{missing}' has no arrival_seconds; set --concurrency C or --rate R, or add "
                 "arrival_seconds to every session"
             )
     return load
