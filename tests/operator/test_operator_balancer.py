@@ -247,6 +247,21 @@ async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
     assert harness.cluster.writes() == before
 
 
+async def test_a_budget_that_is_removed_while_the_demand_is_unknown_is_forgotten() -> None:
+    harness = BalancerHarness()
+    await harness.settle()
+    await harness.measure(110)
+    assert await harness.settle() == {"speculative": 1, "greedy": 3}
+    harness.gateways.problem = "no gateway is ready"
+    await harness.measure(10)
+    budget = harness.seen.routers[KEY]["spec"].pop("gpuBudget")
+    await harness.settle()
+    await harness.measure(10)
+    harness.seen.routers[KEY]["spec"]["gpuBudget"] = budget
+    assert await harness.settle() == {"speculative": 2, "greedy": 2}
+    assert harness.measured() == ("Unknown", "NotMeasured")
+
+
 async def test_a_changed_budget_applies_to_a_decision_that_is_not_in_the_status_yet() -> None:
     harness = BalancerHarness()
     await harness.settle()

@@ -246,6 +246,20 @@ async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
     assert await made.poll(1) == {"speculative": 0, "greedy": 1}
 
 
+async def test_a_pool_that_may_be_scaled_to_zero_again_is_stopped_only_when_it_has_been_idle() -> None:
+    made = await harness(BOTH)
+    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
+    spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
+    always = {**BOTH["greedy"], "autoscaling": {**ZERO, "minReplicas": 1}}
+    made.edit({**spec, "pools": {**BOTH, "greedy": always}})
+    assert await made.settle() == {"speculative": 0, "greedy": 1}
+    assert await made.poll(60) == {"speculative": 0, "greedy": 1}
+    made.edit(spec)
+    assert await made.settle() == {"speculative": 0, "greedy": 1}
+    assert await made.poll(59) == {"speculative": 0, "greedy": 1}
+    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
+
+
 async def test_nothing_is_scaled_while_the_router_is_paused() -> None:
     made = await harness(BOTH)
     made.edit({**made.cluster.objects["DPSRouter", *KEY]["spec"], "paused": True})

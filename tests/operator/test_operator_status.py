@@ -187,6 +187,7 @@ def test_conditions_follow_from_observations(seen: Observed, wanted: dict[str, t
 
 
 SCALED = {"greedy": {"autoscaling": {"maxReplicas": 4}}, **SMALLEST["pools"]}
+SCALED_TO_ZERO = {"greedy": {"autoscaling": {"minReplicas": 0, "maxReplicas": 1}}, **SMALLEST["pools"]}
 NO_METRIC = "unable to get metric dps_demand: no metrics returned from custom metrics API"
 
 
@@ -276,6 +277,14 @@ def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
         for item in conditions(router(SMALLEST), CASES["one of three replicas ready"][0])
     }
     assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
+
+
+@pytest.mark.parametrize("scaled", [{"gpuBudget": {"gpus": 2}}, {"pools": SCALED_TO_ZERO}])
+def test_demand_of_a_suspended_router_is_no_condition(scaled: dict[str, Any]) -> None:
+    seen = replace(HEALTHY, allocation=Allocation(1, 1) if "gpuBudget" in scaled else None)
+    for suspend in (False, True):
+        found = conditions(router({**SMALLEST, **scaled, "suspend": suspend}), seen)
+        assert ("DemandMeasured" in {item.type for item in found}) is not suspend
 
 
 def test_suspended_router_is_not_ready() -> None:

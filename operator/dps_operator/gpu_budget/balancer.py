@@ -86,8 +86,9 @@ class Balancer:
     async def once(self, monotonic: float) -> None:
         """Measure and decide once for each DPSRouter. `monotonic`: the time in seconds."""
         specs = specs_with(self._observations, lambda spec: "gpuBudget" in spec)
-        for key in set(self._averages) - set(specs):
-            del self._averages[key]
+        known = set(self._averages) | set(self._allocations.decided) | set(self._allocations.unmeasured)
+        for key in known - set(specs):
+            self._averages.pop(key, None)
             self._allocations.forget(key)
         await asyncio.gather(*(self._balance(key, spec, monotonic) for key, spec in specs.items()))
 

@@ -78,7 +78,7 @@ class _Past:
     last: Mapping[str, Activities]
     """The last activity that each of its gateways reported, by address."""
     needed_at: dict[PoolName, float]
-    """When a pool was last needed, or had no ready engine (monotonic seconds)."""
+    """When a pool was last needed, had no ready engine, or could not be scaled to zero (monotonic seconds)."""
     served_at: float
     """When there was last a ready engine, or both pools were scaled to zero (monotonic seconds)."""
 
@@ -126,13 +126,16 @@ class Scaler:
         if ready or len(scaled_to_zero) == len(POOLS):
             past.served_at = monotonic
         overflowing = ready if monotonic - past.served_at < UNSERVED_SECONDS else POOLS
-        for pool in pools_with_zero(spec):
+        for pool in POOLS:
+            seconds = idle_seconds(spec, pool)
+            if seconds is None:
+                past.needed_at[pool] = monotonic
+                self._idle_pools.decided.get(key, {}).pop(pool, None)
+                continue
             wanted = needed(pool, now, past.last, overflowing)
             # A pool that is starting counts as needed, because it would otherwise be stopped before it has served.
             if wanted or (pool not in scaled_to_zero and pool not in ready):
                 past.needed_at[pool] = monotonic
-            seconds = idle_seconds(spec, pool)
-            assert seconds is not None
             idle = monotonic - past.needed_at[pool] >= seconds
             if wanted if pool in scaled_to_zero else idle:
                 log.info("%s/%s: scaling the %s pool %s zero", *key, pool, "from" if wanted else "to")

@@ -50,7 +50,7 @@ def monitored(router: Router, observed: Observed) -> list[Condition]:
 def demand_measured(router: Router, observed: Observed) -> list[Condition]:
     """Whether the demand of the pools is known; empty if they are not scaled by it. Ready does not depend on it."""
     moves = observed.allocation is not None
-    if not moves and not pools_with_zero(router.spec):
+    if router.spec.suspend or (not moves and not pools_with_zero(router.spec)):
         return []
     effect = "replicas move between the pools" if moves else "pools are scaled to or from zero"
     if observed.unmeasured is None:
