@@ -1,5 +1,7 @@
 """Where a response is stored survives an outage of Redis, and is separate for each tenant."""
 
+from dataclasses import replace
+
 import pytest
 
 from dps_gateway.pool import Pool
@@ -40,6 +42,22 @@ async def test_response_is_known_to_other_replicas_once_redis_is_back() -> None:
     backend.unavailable = False
     assert await replica.flush() == 1
     assert await another.recall(SCOPE, "resp_1") == STORED
+
+
+@pytest.mark.asyncio
+async def test_newer_record_of_a_response_replaces_the_earlier_one() -> None:
+    backend = FakeBackend()
+    replica, begun = store(backend), replace(STORED, tokens=0)
+    await replica.remember(SCOPE, "resp_1", begun, complete=False)
+    await replica.remember(SCOPE, "resp_1", STORED)
+    backend.unavailable = True
+    await replica.remember(SCOPE, "resp_2", begun, complete=False)
+    backend.unavailable = False
+    await replica.remember(SCOPE, "resp_2", STORED)
+    assert await replica.flush() == 0
+    for response_id in ("resp_1", "resp_2"):
+        assert await replica.recall(SCOPE, response_id) == STORED
+        assert await store(backend).recall(SCOPE, response_id) == STORED
 
 
 def test_stored_value_contains_no_response_id_and_is_a_valid_entry_of_its_tenant() -> None:

@@ -41,6 +41,8 @@ class Relay:
         self._asked = asked
         self._model = self._runtime.config.model.name
         self._first_byte = time.perf_counter()
+        self._registered = False
+        """Whether the engine that holds a streamed response has been recorded."""
 
     async def run(self) -> web.StreamResponse:
         """Send the whole answer. Raises ConnectionResetError if the client disconnects."""
@@ -73,6 +75,7 @@ class Relay:
         events = EventRelay(self._job.route.answers, self._asked)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
+        await self._register(events)
         await call.write(ready)
         commit = asyncio.ensure_future(self._commit())
         try:
@@ -103,6 +106,7 @@ class Relay:
                     closing += ready + done
                 else:
                     closing = done
+                    await self._register(events)
                     await self._call.write(ready)
         except UpstreamBroken:
             if not closing:
@@ -119,6 +123,18 @@ class Relay:
             reference = span_reference(self._call.span)
             pool, url = self._placed.pool.name, self._placed.replica.url
             await self._runtime.turns.commit(self._job.turn, pool, url, reference)
+
+    async def _register(self, events: EventRelay) -> None:
+        """Record which engine holds the response as soon as the stream contains its id.
+
+        A client can therefore retrieve or cancel the response once it has read the id.
+        """
+        if self._registered or not self._job.stores or self._answer.status != 200:
+            return
+        usage = events.usage
+        if usage is not None:
+            self._registered = True
+            await remember(self._call, self._placed, self._job.turn, usage, complete=False)
 
     async def _account(self, usage: Usage | None) -> None:
         """Record the engine's token counts. A failure is logged, because the answer itself is not affected."""

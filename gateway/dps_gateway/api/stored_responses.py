@@ -29,8 +29,13 @@ async def holder(call: Call, response_id: str) -> StoredResponse:
     return stored
 
 
-async def remember(call: Call, placed: Placed, turn: MeasuredTurn | None, usage: Usage) -> None:
-    """Record which engine holds the response to this call, and how long the conversation is now."""
+async def remember(
+    call: Call, placed: Placed, turn: MeasuredTurn | None, usage: Usage, *, complete: bool = True
+) -> None:
+    """Record which engine holds the response to this call, and how long the conversation is now.
+
+    complete: whether the answer has ended. Until then, the length is unknown.
+    """
     if usage.response_id is None:
         return
     stored = StoredResponse(placed.pool.name, placed.replica.url)
@@ -40,4 +45,4 @@ async def remember(call: Call, placed: Placed, turn: MeasuredTurn | None, usage:
         tokens = usage.prompt_tokens + usage.completion_tokens - ending
         stored = StoredResponse(stored.pool, stored.url, turn.session.id.text, turn.prompt.digest, tokens)
     scope = call.runtime.scope(call.tenant)
-    await call.runtime.turns.store.remember(scope, usage.response_id, stored)
+    await call.runtime.turns.store.remember(scope, usage.response_id, stored, complete=complete)

@@ -65,10 +65,13 @@ OPENAI_ANSWERS: Final[AnswerFormat] = _OpenAIAnswers()
 
 
 class _ResponsesAnswers:
-    """Answers of /v1/responses. A stream reports usage in its last event, which contains the whole response."""
+    """Answers of /v1/responses. A stream reports usage in its last event, which contains the whole response.
+
+    Its first event contains the response's id.
+    """
 
     closing = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
-    usage_marker = re.compile(rb'"usage":\s*\{')
+    usage_marker = re.compile(rb'"(?:usage":\s*\{|response\.created")')
 
     def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
         return raw, Asked()

@@ -147,18 +147,24 @@ class SessionStore:
                 record_key(scope, session), snapshot, lambda record: change(record or Record(())), None
             )
 
-    async def remember(self, scope: Scope, response_id: str, stored: StoredResponse) -> None:
-        """Record where a response is stored. The first record of an id is kept."""
+    async def remember(
+        self, scope: Scope, response_id: str, stored: StoredResponse, *, complete: bool = True
+    ) -> None:
+        """Record where a response is stored. A newer record of an id replaces the earlier one.
+
+        complete: whether this is the last record of the response. Peers write only such a record to Redis for this
+        process, because they could replace it with an earlier one.
+        """
         key, value = response_key(scope, response_id), stored.encode()
-        written = self._backend is None
+        written, current = self._backend is None, None
         if self._backend is not None:
-            try:
-                await self._backend.swap(key, None, value, self.ttl_seconds, None)
-                written = True
-            except StoreUnavailable:
-                pass
+            with suppress(StoreUnavailable):
+                for _ in range(COMMIT_ATTEMPTS):
+                    written, current = await self._backend.swap(key, current, value, self.ttl_seconds, None)
+                    if written:
+                        break
         self._mirror.put(key, value, None, self.ttl_seconds, written=written)
-        if not written and self._peers is not None:
+        if complete and not written and self._peers is not None:
             await self._peers.publish({key: value})
 
     async def recall(self, scope: Scope, response_id: str) -> StoredResponse | None:

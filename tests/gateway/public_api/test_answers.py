@@ -236,3 +236,43 @@ async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_
     _, content = await gateway.post(json=chat(stream=True), headers={TIMEOUT_HEADER: "4000"})
     assert content.startswith(CHUNK)
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the answer took longer than 4 s"
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1","object":"response",'
+CREATED_END = b'"status":"in_progress","usage":null}}\n\n'
+
+
+async def test_response_can_be_cancelled_while_it_is_streamed(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    cancelled = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/responses/resp_1/cancel":
+            cancelled.set()
+            return web.json_response({"id": "resp_1", "status": "cancelled"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(CREATED)
+        await asyncio.sleep(0.1)
+        await response.write(CREATED_END)
+        await cancelled.wait()
+        await response.write(b'event: response.failed\ndata: {"type":"response.failed"}\n\n')
+        return response
+
+    engine.answer = answer
+    body = {"model": "m", "input": "hello", "stream": True}
+    async with gateway.client.post(f"{gateway.url}/v1/responses", json=body) as stream:
+        assert await stream.content.readuntil(b"\n\n") == CREATED + CREATED_END
+        response, _ = await gateway.post("/v1/responses/resp_1/cancel")
+        assert response.status == 200
+        assert b"response.failed" in await stream.content.read()
+
+
+async def test_streamed_response_that_is_not_stored_stays_unknown(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.stream(CREATED + CREATED_END, b'event: response.failed\ndata: {"type":"response.failed"}\n\n')
+    await gateway.post("/v1/responses", json={"model": "m", "input": "hello", "stream": True, "store": False})
+    response, _ = await gateway.send("GET", "/v1/responses/resp_1")
+    assert response.status == 404
