@@ -65,6 +65,25 @@ async def monitored(
     return sentinel
 
 
+async def replica_discovered(sentinel: RedisServer) -> None:
+    """Wait until a sentinel has discovered the only replica of MASTER."""
+    async with sentinel.client() as client:
+
+        async def discovered() -> bool:
+            return len(await execute(client, "SENTINEL", "REPLICAS", MASTER)) == 1
+
+        await wait_until(discovered, "the sentinel has discovered the replica")
+
+
+async def replicated(master: Redis) -> None:
+    """Wait until a replica has everything that was written to the master. `master` is a client of it."""
+
+    async def copied() -> bool:
+        return bool(await master.wait(1, 1000))
+
+    await wait_until(copied, "all writes are replicated")
+
+
 def _cluster_ports(count: int) -> list[int]:
     """Free ports whose cluster bus ports are also free."""
 

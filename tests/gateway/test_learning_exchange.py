@@ -12,6 +12,7 @@ from dps_gateway.routing.decision import Decision, Reason, Turn
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.session.storage import StoreUnavailable
+from dps_testkit.clock import ManualClock
 
 KEY = "dps:learned:test"
 
@@ -50,14 +51,6 @@ class Store:
             del self.values[key][process]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Policy:
     """Exports its name, and remembers what it absorbed last."""
 
@@ -82,7 +75,7 @@ class Policy:
 class Process:
     """One gateway process."""
 
-    def __init__(self, name: str, store: Store, clock: Clock, turns: int = 0) -> None:
+    def __init__(self, name: str, store: Store, clock: ManualClock, turns: int = 0) -> None:
         self.policy = Policy(name)
         self.learning = SharedLearning(store, clock)
         for _ in range(turns):
@@ -100,12 +93,12 @@ def store() -> Store:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 async def test_running_processes_use_each_others_documents_but_not_their_own(
-    store: Store, clock: Clock
+    store: Store, clock: ManualClock
 ) -> None:
     processes = [Process(name, store, clock, turns=ENOUGH_TURNS) for name in "abc"]
     for process in processes:
@@ -114,7 +107,7 @@ async def test_running_processes_use_each_others_documents_but_not_their_own(
 
 
 async def test_new_process_uses_what_an_ended_one_has_learned_until_it_has_observed_enough(
-    store: Store, clock: Clock
+    store: Store, clock: ManualClock
 ) -> None:
     await Process("ended", store, clock, turns=500).exchange()
     clock.now += 3600
@@ -127,7 +120,7 @@ async def test_new_process_uses_what_an_ended_one_has_learned_until_it_has_obser
 
 
 async def test_of_several_ended_processes_the_one_that_observed_most_is_used_and_the_others_are_deleted(
-    store: Store, clock: Clock
+    store: Store, clock: ManualClock
 ) -> None:
     for name, turns in (("old", 700), ("newer", 300), ("crashed early", 3)):
         await Process(name, store, clock, turns=turns).exchange()
@@ -137,7 +130,7 @@ async def test_of_several_ended_processes_the_one_that_observed_most_is_used_and
 
 
 async def test_ended_process_is_not_used_if_the_running_ones_have_observed_enough(
-    store: Store, clock: Clock
+    store: Store, clock: ManualClock
 ) -> None:
     await Process("ended", store, clock, turns=500).exchange()
     clock.now += LIVE_SECONDS + 1
@@ -146,7 +139,7 @@ async def test_ended_process_is_not_used_if_the_running_ones_have_observed_enoug
 
 
 async def test_policy_keeps_what_it_has_absorbed_while_the_store_is_unavailable(
-    store: Store, clock: Clock
+    store: Store, clock: ManualClock
 ) -> None:
     await Process("other", store, clock).exchange()
     process = Process("own", store, clock)
@@ -160,12 +153,12 @@ async def test_policy_keeps_what_it_has_absorbed_while_the_store_is_unavailable(
     [b"", b"no JSON", b"[]", b"{}", b'{"written": "x", "turns": 1, "learned": {}}'],
     ids=["empty", "no JSON", "a list", "no fields", "other types"],
 )
-async def test_values_that_are_not_valid_are_ignored(store: Store, clock: Clock, value: bytes) -> None:
+async def test_values_that_are_not_valid_are_ignored(store: Store, clock: ManualClock, value: bytes) -> None:
     store.values[KEY] = {"other": value}
     assert await Process("own", store, clock).exchange() == []
 
 
-async def test_policy_that_does_not_learn_exchanges_nothing(store: Store, clock: Clock) -> None:
+async def test_policy_that_does_not_learn_exchanges_nothing(store: Store, clock: ManualClock) -> None:
     learning = SharedLearning(store, clock)
     await learning.exchange(AlwaysGreedy(), KEY)
     assert store.values == {}

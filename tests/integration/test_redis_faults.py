@@ -16,7 +16,7 @@ from dps_local.stack import MODEL
 from dps_testkit.http import status_of
 from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
-from dps_testkit.redis_servers import MASTER, execute, monitored
+from dps_testkit.redis_servers import MASTER, monitored, replica_discovered, replicated
 from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 from dps_testkit.waiting import wait_until
 
@@ -201,23 +201,15 @@ async def test_failover_through_sentinel_changes_no_decision(
         master = await processes.start_redis()
         await processes.start_redis("--replicaof", "127.0.0.1", str(master.port))
         sentinel = await monitored(processes, master)
-        async with sentinel.client() as watch, master.client() as before:
-
-            async def watched() -> bool:
-                return len(await execute(watch, "SENTINEL", "REPLICAS", MASTER)) == 1
-
-            await wait_until(watched, "the sentinel has discovered the replica")
+        await replica_discovered(sentinel)
+        async with master.client() as before:
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
             session = {"redisUrl": url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
             gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
             async with leaking_no_files(gateway, IDLE_CONNECTIONS), aiohttp.ClientSession() as http:
                 traffic = Traffic(http, gateway)
                 assert states(await traffic.run([*BEFORE, *DURING_FAULT])) == {"redis"}
-
-                async def copied() -> bool:
-                    return bool(await before.wait(1, 1000))
-
-                await wait_until(copied, "all records are replicated")
+                await replicated(before)
                 master.child.kill()
                 await traffic.run(WITHOUT)
                 await recovery(traffic, gateway)

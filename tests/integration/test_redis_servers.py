@@ -20,7 +20,14 @@ from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, Hit, StoreU
 from dps_local.redis_server import REDIS_SERVER
 from dps_testkit.certificates import certify
 from dps_testkit.processes import LocalProcesses
-from dps_testkit.redis_servers import MASTER, clustered, execute, monitored, tls_in_front_of
+from dps_testkit.redis_servers import (
+    MASTER,
+    clustered,
+    monitored,
+    replica_discovered,
+    replicated,
+    tls_in_front_of,
+)
 from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -213,21 +220,13 @@ async def test_sentinel_failover_is_followed(binary: Path, tmp_path: Path) -> No
         master = await processes.start_redis(binary=binary)
         replica = await processes.start_redis("--replicaof", "127.0.0.1", str(master.port), binary=binary)
         sentinel = await monitored(processes, master, binary)
-        async with sentinel.client() as watch, master.client() as before:
-
-            async def watched() -> bool:
-                return len(await execute(watch, "SENTINEL", "REPLICAS", MASTER)) == 1
-
-            await wait_until(watched, "the sentinel has discovered the replica")
+        await replica_discovered(sentinel)
+        async with master.client() as before:
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
             async with backend(url) as (store, client):
                 await check_session_lifecycle(store, client, SessionEntries(2))
                 await store.swap(entries.record, None, entries.value, TTL_SECONDS, None)
-
-                async def copied() -> bool:
-                    return bool(await before.wait(1, 1000))
-
-                await wait_until(copied, "the record is replicated")
+                await replicated(before)
                 master.child.kill()
 
                 async def promoted() -> bool:
