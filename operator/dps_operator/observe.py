@@ -1,6 +1,9 @@
 """The operator's cache of the cluster: the fields of each object that reconciling reads."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dps_operator.kinds import ROUTER
@@ -228,9 +231,31 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.unmounted: dict[Key, dict[str, str]] = {}
         """Messages about volumes that cannot be mounted, by name of the pod."""
+        self._recorded: list[list[Callable[[], Key]]] = []
+        """The changes since the beginning of each repeats_changes()."""
+
+    @contextmanager
+    def repeats_changes(self) -> Iterator[None]:
+        """Make all changes of the block again at its end: they may be newer than a listing with which it replaces all.
+
+        Each kind's changes are repeated in their order, so the newest one remains.
+        """
+        changes: list[Callable[[], Key]] = []
+        self._recorded.append(changes)
+        try:
+            yield
+        finally:
+            self._recorded = [recorded for recorded in self._recorded if recorded is not changes]
+            for change in changes:
+                change()
+
+    def _record(self, change: Callable[[], Key]) -> None:
+        for changes in self._recorded:
+            changes.append(change)
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored."""
+        self._record(partial(self.update_router, body, deleted=deleted))
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
         if deleted:
@@ -250,6 +275,7 @@ class Observations:
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a child. A copy older than the cached one is ignored."""
+        self._record(partial(self.update_child, body, deleted=deleted))
         key = router_key(body)
         seen, family = child(body), self._children.setdefault(key, {})
         known = family.get((seen.kind, seen.name))
@@ -266,6 +292,7 @@ class Observations:
         A pod that has ended, for example because the kubelet evicted it, is treated as deleted: it occupies no GPU, and
         its controller has replaced it. Only the result of a calibration is read from such a pod.
         """
+        self._record(partial(self.update_pod, body, deleted=deleted))
         key = router_key(body)
         pods, seen = self._pods.setdefault(key, {}), pod(body)
         ended = body.get("status", {}).get("phase") in ("Failed", "Succeeded")

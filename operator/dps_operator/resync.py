@@ -68,13 +68,14 @@ class Resync:
         ClusterError if a request fails, and then leaves the cache unchanged.
         """
         found = Observations()
-        installed = tuple(
-            [kind for kind in CHILDREN if await self._read(kind, found.update_child, OWNED_SELECTOR)]
-        )
-        await self._read(POD, found.update_pod, OWNED_SELECTOR)
-        await self._read(ROUTER, found.update_router)
-        keys = self._observations.routers.keys() | found.routers.keys()
-        self._observations.replace(found)
+        with self._observations.repeats_changes():
+            installed = tuple(
+                [kind for kind in CHILDREN if await self._read(kind, found.update_child, OWNED_SELECTOR)]
+            )
+            await self._read(POD, found.update_pod, OWNED_SELECTOR)
+            await self._read(ROUTER, found.update_router)
+            keys = self._observations.routers.keys() | found.routers.keys()
+            self._observations.replace(found)
         if installed != self.installed:
             self.installed = installed
             self.changed.set()

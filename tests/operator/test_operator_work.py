@@ -3,7 +3,7 @@
 import asyncio
 import json
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from dps_operator.errors import (
     RejectedError,
 )
 from dps_operator.health import stuck_reason
-from dps_operator.kinds import CHILDREN, POD, Kind
+from dps_operator.kinds import CHILDREN, POD, ROUTER, Kind
 from dps_operator.observe import Key, Observations
 from dps_operator.options import parse_options
 from dps_operator.resources import Manifest
@@ -204,6 +204,40 @@ async def test_listing_keeps_no_object_of_an_earlier_page() -> None:
     await made.once()
     assert cluster.held == [0, 0, 0, 0]
     assert len(seen.pods(("serving", "qwen"))) == 12
+
+
+class _ChangingCluster(FakeCluster):
+    """Calls `change` while DPSRouters, the last kind, are listed."""
+
+    change: Callable[[], object] = staticmethod(lambda: None)
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
+        async for page in super().pages(kind, namespace, selector, fields):
+            yield page
+        if kind is ROUTER:
+            self.change()
+
+
+async def test_changes_that_arrive_during_a_listing_are_kept() -> None:
+    cluster = _ChangingCluster()
+    metadata = {"name": "qwen", "namespace": "serving"}
+    cluster.store({"kind": "DPSRouter", "metadata": metadata, "spec": SMALLEST})
+    for name in ("old", "deleted"):
+        cluster.store(pod(name))
+    made, seen, _ = await resync(cluster)
+    newer = {"metadata": {**metadata, "resourceVersion": "99"}, "spec": {**SMALLEST, "suspend": True}}
+
+    def change() -> None:
+        seen.update_router(newer)
+        seen.update_pod(pod("new"))
+        seen.update_pod(pod("deleted"), deleted=True)
+
+    cluster.change = change
+    await made.once()
+    assert seen.routers["serving", "qwen"]["spec"]["suspend"]
+    assert [one.name for one in seen.pods(("serving", "qwen"))] == ["new", "old"]
 
 
 async def test_newly_installed_kind_is_detected() -> None:
