@@ -1,4 +1,6 @@
-"""A clock that tests advance."""
+"""Clocks whose time the tests determine."""
+
+import asyncio
 
 
 class ManualClock:
@@ -9,3 +11,26 @@ class ManualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class VirtualClock:
+    """The clock of an emulated engine. Time passes only in `sleep`, which returns immediately.
+
+    Supports one sleeping task.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        await asyncio.sleep(0)
+
+    async def wait(self, seconds: float) -> None:
+        await self.sleep(seconds)
+
+    def idle(self) -> None:
+        """Do nothing: virtual time has no deadlines."""

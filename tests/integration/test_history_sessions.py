@@ -22,11 +22,11 @@ from dps_lab.replay.source import load_asset
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.sessions import Session
 from dps_local.assets import qwen_tokenizer
-from dps_local.emulated_sglang.clock import VirtualClock
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.server import create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.stack import MODEL
+from dps_testkit.clock import VirtualClock
 from dps_testkit.processes import LocalProcesses
 
 IDS = range(0, 200, 10)

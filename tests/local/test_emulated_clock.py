@@ -2,7 +2,8 @@
 
 import asyncio
 
-from dps_local.emulated_sglang.clock import ScaledClock, VirtualClock
+from dps_local.emulated_sglang.clock import ScaledClock
+from dps_testkit.clock import VirtualClock
 
 
 async def test_virtual_time_passes_only_in_sleep() -> None:

@@ -14,11 +14,12 @@ from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
 
 from dps_local.assets import bundled_tokenizer
-from dps_local.emulated_sglang.clock import Clock, VirtualClock
+from dps_local.emulated_sglang.clock import Clock
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.server import ENGINE, create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
+from dps_testkit.clock import VirtualClock
 
 SETTINGS = EngineSettings(str(bundled_tokenizer()), served_model_name="m")
 SLOW = replace(SETTINGS, time_model=TimeModel(decode_base_seconds=30.0))

@@ -12,12 +12,12 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from dps_local.assets import bundled_tokenizer
-from dps_local.emulated_sglang.clock import VirtualClock
 from dps_local.emulated_sglang.flags import parse
 from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.server import ENGINE, create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage_flags import FILE_DIRECTORY
+from dps_testkit.clock import VirtualClock
 from dps_testkit.engine_contract.storage import PAGE_TOKENS, Step, play
 
 Client = TestClient[Any, Any]

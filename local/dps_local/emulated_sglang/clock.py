@@ -1,4 +1,4 @@
-"""Clocks in emulated time: scaled real time for a server, virtual time for tests and simulations."""
+"""The clock of an emulated engine: scaled real time. Tests replace it."""
 
 import asyncio
 import time
@@ -53,23 +53,3 @@ class ScaledClock:
     def idle(self) -> None:
         """Drop the previous deadline, so that later sleeps do not make up for idle time."""
         self._deadline = max(self._deadline, time.perf_counter())
-
-
-class VirtualClock:
-    """Time that passes only in `sleep`, which returns immediately. Supports one sleeping task."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def now(self) -> float:
-        return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        self._now += seconds
-        await asyncio.sleep(0)
-
-    async def wait(self, seconds: float) -> None:
-        await self.sleep(seconds)
-
-    def idle(self) -> None:
-        """Do nothing: virtual time has no deadlines."""
