@@ -36,7 +36,7 @@ of objects, almost all of them without cycles; with Python's default of 700, gar
 CPU time."""
 
 BACKLOG: Final = 1024
-"""Connections to the public port that may wait until they are accepted."""
+"""Connections to a port that may wait until they are accepted."""
 
 
 async def serve(
@@ -58,7 +58,12 @@ async def serve(
         access_log=None,
         shutdown_timeout=config.timeouts.drain_seconds,
     )
-    admin = Runner(admin_app(runtime), access_log=None)
+    admin = Runner(
+        admin_app(runtime),
+        clients=runtime.admin_clients,
+        full="the admin port has too many connections",
+        access_log=None,
+    )
     workers = Runner(worker_app(runtime), access_log=None)
     runners = (public, admin, workers)
     for runner in runners:
@@ -69,7 +74,15 @@ async def serve(
             await web.UnixSite(workers, str(worker_socket)).start()
         async with background(runtime, source):
             admin_host = listen.admin_address()
-            await web.TCPSite(admin, admin_host, listen.admin_port, reuse_port=reuse_port).start()
+            await Site(
+                admin,
+                admin_host,
+                listen.admin_port,
+                backlog=BACKLOG,
+                reuse_port=reuse_port,
+                burst=lambda: runtime.admin_clients.burst,
+                idle_seconds=lambda: runtime.config.timeouts.idle_seconds,
+            ).start()
             tls = runtime.tls.context if runtime.tls is not None else None
             await Site(
                 public,

@@ -70,7 +70,7 @@ async def supervise(
 def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
     """The tasks that this configuration requires, keyed by their names in logs and metrics."""
     tasks: dict[str, Task] = {
-        "clients": lambda: expire_periodically(runtime.clients),
+        "clients": lambda: expire_periodically(runtime.clients, runtime.admin_clients),
         "health": lambda: watch_health(
             runtime.pools.values(),
             runtime.engine.health_path,

@@ -17,6 +17,16 @@ EXPIRE_SECONDS: Final = 1.0
 RESERVED_FILES: Final = 64
 """File descriptors for everything but clients and engines: ports, Redis, logs, discovery, health checks."""
 
+ADMIN_CONNECTIONS: Final = 128
+"""Maximum number of connections to the admin port of one process. Each other gateway process opens at most
+`PEER_CONNECTIONS` (session/peers.py); probes, Prometheus and the operator need a few more."""
+
+ADMIN_SHARE: Final = 8
+"""The connections to the admin port may need at most this part (an eighth) of the file descriptors."""
+
+ADMIN_KEEP_ALIVE_SECONDS: Final = 300.0
+"""Time for which an unused connection to the admin port is kept open. Prometheus closes them after five minutes."""
+
 FILES_PER_CONNECTION: Final = 3
 """A client's connection, the connection to an engine for its request, and an idle pooled one to another engine."""
 
@@ -119,11 +129,12 @@ class ClientConnections:
         connection.drop()
 
 
-async def expire_periodically(connections: ClientConnections) -> None:
-    """Close connections whose requests do not arrive, until cancelled."""
+async def expire_periodically(*ports: ClientConnections) -> None:
+    """Close the connections of each port whose requests do not arrive, until cancelled."""
     while True:
         await asyncio.sleep(EXPIRE_SECONDS)
-        connections.expire()
+        for connections in ports:
+            connections.expire()
 
 
 def raise_file_limit() -> None:
@@ -134,7 +145,21 @@ def raise_file_limit() -> None:
 
 def connections_of_files() -> int:
     """The number of client connections for which this process has enough file descriptors."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
+    files = _files()
+    if files is None:
         return sys.maxsize
-    return max(1, (files - RESERVED_FILES) // FILES_PER_CONNECTION)
+    return max(1, (files - RESERVED_FILES - admin_connections()) // FILES_PER_CONNECTION)
+
+
+def admin_connections() -> int:
+    """The maximum number of connections to the admin port of this process."""
+    files = _files()
+    if files is None:
+        return ADMIN_CONNECTIONS
+    return min(ADMIN_CONNECTIONS, max(1, (files - RESERVED_FILES) // ADMIN_SHARE))
+
+
+def _files() -> int | None:
+    """The number of files that this process may open. None if there is no limit."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if files == resource.RLIM_INFINITY else files

@@ -10,7 +10,12 @@ from typing import Final, Self, TypeVar
 
 from dps_gateway.auth import Key, KeyLoad, Keys
 from dps_gateway.body_budget import BodyBudget
-from dps_gateway.client_connections import ClientConnections, connections_of_files
+from dps_gateway.client_connections import (
+    ADMIN_KEEP_ALIVE_SECONDS,
+    ClientConnections,
+    admin_connections,
+    connections_of_files,
+)
 from dps_gateway.config import ConfigError, GatewayConfig, Pools, Servers, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
@@ -133,6 +138,12 @@ class Runtime:
             lambda: self.config.timeouts.header_seconds,
             lambda: self.config.timeouts.keep_alive_seconds,
             self._count_closed_connection,
+        )
+        self.admin_clients = ClientConnections(
+            admin_connections,
+            lambda: self.config.timeouts.header_seconds,
+            lambda: ADMIN_KEEP_ALIVE_SECONDS,
+            self._count_closed_admin_connection,
         )
         self.bodies = BodyBudget(self._max_buffered_bytes, load)
         self.draining = False
@@ -298,6 +309,9 @@ class Runtime:
 
     def _count_closed_connection(self, reason: str) -> None:
         self.metrics.client_connections_closed.labels(reason).inc()
+
+    def _count_closed_admin_connection(self, reason: str) -> None:
+        self.metrics.admin_connections_closed.labels(reason).inc()
 
     def _count_invalid_entries(self, count: int) -> None:
         self.metrics.invalid_peer_entries.inc(count)

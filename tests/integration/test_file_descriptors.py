@@ -37,9 +37,9 @@ async def gateway_with_few_files(folder: Path, engines: tuple[Engine, Engine]) -
         await settled(gateway, *engines)
 
 
-async def opened(gateway: Gateway) -> list[asyncio.StreamWriter]:
+async def opened(base_url: str) -> list[asyncio.StreamWriter]:
     """Twice as many connections as the gateway may open files, on which no request is sent."""
-    port = int(gateway.url.rpartition(":")[2])
+    port = int(base_url.rpartition(":")[2])
     return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2 * FILES)]
 
 
@@ -55,7 +55,7 @@ async def test_silent_connections_neither_disturb_clients_nor_the_state_of_engin
     async with gateway_with_few_files(tmp_path, engines) as gateway:
         async with aiohttp.ClientSession() as connected:
             assert await status(connected, gateway) == 200
-            silent = await opened(gateway)
+            silent = await opened(gateway.url)
             for _ in range(5):
                 assert await status(connected, gateway) == 200
                 async with aiohttp.ClientSession() as new:
@@ -77,7 +77,7 @@ async def test_burst_of_silent_connections_does_not_close_those_with_requests(
             assert await status(connected, gateway) == 200
             os.kill(gateway.child.pid, signal.SIGSTOP)
             try:
-                silent = await opened(gateway)
+                silent = await opened(gateway.url)
                 request = asyncio.create_task(status(connected, gateway))
                 await asyncio.sleep(0.1)
             finally:
@@ -85,5 +85,21 @@ async def test_burst_of_silent_connections_does_not_close_those_with_requests(
             assert await request == 200
             for _ in range(5):
                 assert await status(connected, gateway) == 200
+        for writer in silent:
+            writer.close()
+
+
+async def test_silent_connections_to_the_admin_port_disturb_neither_clients_nor_probes(
+    engines: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    async with gateway_with_few_files(tmp_path, engines) as gateway:
+        silent = await opened(gateway.admin)
+        for _ in range(5):
+            async with aiohttp.ClientSession() as new:
+                assert await status(new, gateway) == 200
+                async with new.get(f"{gateway.admin}/readyz") as response:
+                    assert response.status == 200
+        assert await gateway.metric("dps_upstream_failures_total") == 0
+        assert await gateway.metric("dps_ready_replicas") == 2
         for writer in silent:
             writer.close()

@@ -73,15 +73,17 @@ class _Connection(web.RequestHandler):
 
 class _Server(web.Server):
     clients: ClientConnections | None = None
-    """The connections of the public port; None for other ports, whose connections are not limited."""
+    """The connections of a TCP port; None for a Unix socket, whose connections are not limited."""
+    _full = ""
+    """The message to a client that is refused because there are too many connections."""
     _refused = 0
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
-    def limit(self, clients: ClientConnections) -> None:
-        """Record in `clients` what each connection waits for."""
-        self.clients, handle = clients, self.request_handler
+    def limit(self, clients: ClientConnections, full: str) -> None:
+        """Record in `clients` what each connection waits for. `full` is the message to clients that are refused."""
+        self.clients, self._full, handle = clients, full, self.request_handler
 
         async def tracked(request: web.BaseRequest) -> web.StreamResponse:
             connection = request.protocol
@@ -101,7 +103,7 @@ class _Server(web.Server):
             transport.abort()
             return
         self._refused += 1
-        transport.write(_refusal())
+        transport.write(_refusal(self._full))
         self._loop.call_later(REFUSAL_SECONDS, self._close_refused, transport)
 
     def _close_refused(self, transport: asyncio.Transport) -> None:
@@ -109,8 +111,8 @@ class _Server(web.Server):
         transport.close()
 
 
-def _refusal() -> bytes:
-    body = error_object(GatewayFull("the gateway has too many connections (limits.maxConnections)"))
+def _refusal(message: str) -> bytes:
+    body = error_object(GatewayFull(message))
     head = (
         "HTTP/1.1 503 Service Unavailable\r\n"
         "Content-Type: application/json\r\n"
@@ -122,18 +124,27 @@ def _refusal() -> bytes:
 
 
 class Runner(web.AppRunner):
-    """Runs an application, like `web.AppRunner`, on this module's server. `clients` limits its connections."""
+    """Runs an application, like `web.AppRunner`, on this module's server.
+
+    clients: limits its connections.
+    full: the message to a client that is refused because there are too many.
+    """
 
     def __init__(
-        self, app: web.Application, clients: ClientConnections | None = None, **options: Any
+        self,
+        app: web.Application,
+        clients: ClientConnections | None = None,
+        full: str = "the gateway has too many connections (limits.maxConnections)",
+        **options: Any,
     ) -> None:
         super().__init__(app, **options)
         self._clients = clients
+        self._full = full
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = _Server  # aiohttp has no parameter for the class of its connections
         assert isinstance(server, _Server)
         if self._clients is not None:
-            server.limit(self._clients)
+            server.limit(self._clients, self._full)
         return server

@@ -26,6 +26,9 @@ object and caches its values; DELETE takes an array of keys and removes their va
 TIMEOUT_SECONDS: Final = 0.25
 """The maximum time for which a request waits for a dead peer whose endpoint has not been removed yet."""
 
+PEER_CONNECTIONS: Final = 16
+"""Maximum number of connections to one peer, whose admin port accepts a limited number from all of its peers."""
+
 MAX_ESCAPED: Final = 2
 """The maximum length of a value as a string in JSON, as a multiple of its length: only quotation marks and backslashes
 are escaped in a valid value."""
@@ -47,7 +50,8 @@ class HttpPeers:
         self._invalid = _Invalid(on_invalid)
         self._urls: tuple[str, ...] = ()
         self._headers: dict[str, str] = {}
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=PEER_CONNECTIONS)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
 
     def set_token(self, token: str | None) -> None:
         """Set the token of the peers' admin ports, None if they require none."""

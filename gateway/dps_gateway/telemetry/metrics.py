@@ -127,6 +127,11 @@ class Metrics:
         self.client_connections_closed = counter(
             "dps_client_connections_closed", "Client connections that the gateway closed, by reason", "reason"
         )
+        self.admin_connections_closed = counter(
+            "dps_admin_connections_closed",
+            "Connections to the admin port that the gateway closed, by reason",
+            "reason",
+        )
         self.upstream_failures = counter(
             "dps_upstream_failures", "Upstream attempts that failed, by kind", "pool", "kind"
         )
