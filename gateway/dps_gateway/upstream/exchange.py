@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import ipaddress
+import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from dps_gateway.config import Timeouts
+from dps_gateway.limited_log import LimitedLog
 from dps_gateway.upstream.deadline import Deadline
+
+log = logging.getLogger(__name__)
 
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 """The engine, or a proxy in front of it, rejected the request without executing it."""
@@ -160,6 +164,7 @@ class Upstream:
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.configure(timeouts)
+        self._log = LimitedLog(log)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
             auto_decompress=False,
@@ -201,16 +206,20 @@ class Upstream:
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
-        with _failures_of_engine():
-            response = await session.request(
-                method,
-                _url(base_url, path),
-                data=body,
-                headers=headers,
-                timeout=self._limits(base_url, deadline, streamed=streamed),
-                allow_redirects=False,
-                ssl=trust,
-            )
+        try:
+            with _failures_of_engine():
+                response = await session.request(
+                    method,
+                    _url(base_url, path),
+                    data=body,
+                    headers=headers,
+                    timeout=self._limits(base_url, deadline, streamed=streamed),
+                    allow_redirects=False,
+                    ssl=trust,
+                )
+        except OutOfFiles:
+            self._log.error("no file descriptor is free for a connection to an engine")
+            raise
         try:
             with _failures_of_engine():
                 first = await response.content.readany()
