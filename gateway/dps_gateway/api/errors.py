@@ -55,6 +55,10 @@ class TenantsNotSeparated(Exception):
     """No ready engine separates the tenant's cached tokens from those of others. The message states what to change."""
 
 
+class ExpectationFailed(Exception):
+    """The request has an Expect header that the gateway does not support."""
+
+
 class DeadlineExceeded(Exception):
     """No engine has answered within the time that the client allows."""
 
@@ -81,6 +85,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooSlow: _Problem(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
+    ExpectationFailed: _Problem(417, "invalid_request_error", "expectation_failed"),
     KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),

@@ -31,7 +31,7 @@ MAX_TIMEOUT_DIGITS: Final = 12
 """Longer numbers are cut off; timeouts.totalSeconds is shorter in any case."""
 
 
-def request_id_of(request: web.Request) -> str:
+def request_id_of(request: web.BaseRequest) -> str:
     """The client's x-request-id, or a new id if it sends none that is usable in a header and a log line."""
     sent = request.headers.get("x-request-id", "")
     usable = 0 < len(sent) <= MAX_REQUEST_ID_CHARS and sent.isascii() and sent.isprintable()

@@ -6,7 +6,16 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from dps_gateway.api.errors import RETRY_AFTER_SECONDS, BadRequest, GatewayFull, error_object
+from dps_gateway.api.errors import (
+    RETRY_AFTER_SECONDS,
+    BadRequest,
+    ExpectationFailed,
+    GatewayFull,
+    error_object,
+    error_response,
+    errors_of,
+)
+from dps_gateway.api.request import request_id_of
 from dps_gateway.client_connections import ClientConnections
 
 log = logging.getLogger(__name__)
@@ -96,6 +105,19 @@ class _Server(web.Server):
 
         self.request_handler = tracked
 
+    def refuse_expectations(self) -> None:
+        """Answer requests with an unknown Expect header with an error object. aiohttp's response quotes the header."""
+        handle = self.request_handler
+
+        async def checked(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await handle(request)
+            except web.HTTPExpectationFailed:
+                error = ExpectationFailed("the gateway supports only 'Expect: 100-continue'")
+                return error_response(error, request_id_of(request), errors_of(request.path))
+
+        self.request_handler = checked
+
     def refuse(self, transport: asyncio.BaseTransport) -> None:
         """Answer a new connection with 503, and close it once the client has had time to read the response."""
         assert isinstance(transport, asyncio.Transport)
@@ -145,6 +167,7 @@ class Runner(web.AppRunner):
         server = await super()._make_server()
         server.__class__ = _Server  # aiohttp has no parameter for the class of its connections
         assert isinstance(server, _Server)
+        server.refuse_expectations()
         if self._clients is not None:
             server.limit(self._clients, self._full)
         return server

@@ -1,11 +1,7 @@
 """Requests that an engine does not answer: retries, failover, time limits and ejected replicas."""
 
 import asyncio
-import logging
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -200,28 +196,3 @@ async def test_request_on_a_busy_replica_is_not_given_up(start: Start) -> None:
         pool.record_late_check(replica)
     response = await waiting
     assert (response.status, response.headers["x-dps-pool"], gateway.attempts) == (200, "speculative", 1)
-
-
-@contextmanager
-def no_free_file_descriptor() -> Iterator[None]:
-    """This process can open no file, socket or connection."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-async def test_lack_of_file_descriptors_is_logged_and_not_blamed_on_the_engines(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    gateway = await start(engines(1), engines(1))
-    assert (await gateway.post(headers={TIMEOUT_HEADER: "soon"})).status == 400  # connects to the gateway
-    with no_free_file_descriptor():
-        assert [(await gateway.post()).status for _ in range(3)] == [503] * 3
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
-        "no file descriptor is free for a connection to an engine"
-    ]
-    assert (await gateway.post()).status == 200
-    assert gateway.attempts == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 
 import aiohttp
 import pytest
@@ -66,11 +67,14 @@ async def test_retry_after_of_the_engine_is_relayed(
 
 
 async def test_engine_is_not_blamed_if_the_gateway_cannot_open_a_connection(
-    gateway: InProcessGateway, engine: ScriptedEngine
+    gateway: InProcessGateway, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     await gateway.send("GET", "/version")  # opens the client's connection
     with no_free_files():
+        await gateway.post(json=chat())
         response, content = await gateway.post(json=chat())
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert errors == ["no file descriptor is free for a connection to an engine"]
     assert (response.status, response.headers["Retry-After"], engine.requests) == (503, "1", [])
     assert json.loads(content)["error"]["code"] == "gateway_overloaded"
     assert [len(pool.ready) for pool in gateway.runtime.pools.values()] == [1, 1]
@@ -158,11 +162,12 @@ async def test_stream_that_ends_without_done_ends_with_an_error_event(
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine ended the stream without [DONE]"
 
 
+@pytest.mark.parametrize("limit", ["totalSeconds", "idleSeconds"])
 async def test_client_that_stops_reading_is_disconnected(
-    gateway: InProcessGateway, engine: ScriptedEngine
+    gateway: InProcessGateway, engine: ScriptedEngine, limit: str
 ) -> None:
     data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"]["totalSeconds"] = 0.5
+    data["timeouts"][limit] = 0.5
     gateway.runtime.apply(GatewayConfig.model_validate(data))
     engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
     stream, aborted = engine.answer, asyncio.Event()

@@ -103,3 +103,15 @@ def test_body_with_too_many_values_is_refused() -> None:
     body = b'{"messages": [' + b",".join([b"{}"] * MAX_VALUES) + b"]}"
     with pytest.raises(BadRequest, match=f"^the body has more than {MAX_VALUES} values$"):
         parse_object(body)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/unknown"])
+async def test_unknown_expectation_is_refused_without_being_quoted(
+    gateway: InProcessGateway, path: str
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\nExpect: sk-secret\r\n\r\n"
+    response = await gateway.raw(head.encode())
+    assert response.startswith(b"HTTP/1.1 417 ")
+    assert b"sk-secret" not in response
+    error = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+    assert error["message"] == "the gateway supports only 'Expect: 100-continue'"
