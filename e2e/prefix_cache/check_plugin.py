@@ -88,7 +88,7 @@ def engine_arguments(**arguments: Any) -> AbstractContextManager[Any]:
     """A context in which the engine has these arguments."""
     options: dict[str, Any] = {"model_path": "/model", "load_format": "auto", "dtype": "float32"}
     options |= {"kv_cache_dtype": "auto", "enable_lora": False, "quantization": None}
-    options |= {"tokenizer_worker_num": 1} | arguments
+    options |= {"tokenizer_worker_num": 1, "speculative_algorithm": None} | arguments
     return patch.object(identity, "get_server_args", lambda: SimpleNamespace(**options))
 
 
@@ -165,8 +165,11 @@ def main() -> None:
     result["pages found if the draft model has a KV memory pool"] = reader.batch_exists_v2(
         KEYS, [sidecar]
     ).kv_hit_pages
-    result["pages found with other weights"] = backend(folder, host, quantization="fp8").batch_exists(KEYS)
+    result["pages found with another quantization"] = backend(folder, host, quantization="fp8").batch_exists(
+        KEYS
+    )
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    result["pages found with EAGLE"] = backend(folder, host, speculative_algorithm="EAGLE").batch_exists(KEYS)
     with patch.object(compatibility, "VERSIONS", frozenset({"0.6.0"})):
         result["pages found with another version of SGLang"] = backend(folder, host).batch_exists(KEYS)
     result["pages found with several workers for HTTP"] = backend(
@@ -184,6 +187,7 @@ def main() -> None:
         "same weights elsewhere": equal(model(folder, "copy", b"weights")),
         "other weights": equal(model(folder, "tuned", b"wEights")),
         "other data type of the KV cache": equal(first, kv_cache_dtype="fp8_e5m2"),
+        "EAGLE": equal(first, speculative_algorithm="EAGLE"),
         "unknown weights": equal(folder),
         "unsupported version": equal(first, hook=not_shared("this version is not supported")),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_server_args
 
+from dps_sglang.arguments import check_shareable
 from dps_sglang.sharing import NotShareable
 from dps_sglang.storage.geometry import Geometry
 from dps_sglang.weights import fingerprint
@@ -37,13 +38,7 @@ def engine_geometry(config: Any, pool: Any, page_bytes: int, weights: str | None
     to fingerprint the files.
     """
     arguments = get_server_args()
-    if arguments.enable_lora:
-        raise NotShareable("LoRA adapters are enabled")
-    if arguments.tokenizer_worker_num > 1 or envs.SGLANG_RUST_SERVER.get():
-        raise NotShareable(
-            "SGLang loads no plugins in the processes that serve HTTP, so tenants would share prefixes on "
-            "/v1/messages; remove --tokenizer-worker-num and SGLANG_RUST_SERVER"
-        )
+    check_shareable(arguments, rust_server=envs.SGLANG_RUST_SERVER.get())
     rank = "any" if config.is_mla_model else config.tp_rank  # MLA replicates KV on all ranks
     shape = {
         name: getattr(pool, name, None)
