@@ -170,8 +170,13 @@ def main() -> None:
     )
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
     result["pages found with EAGLE"] = backend(folder, host, speculative_algorithm="EAGLE").batch_exists(KEYS)
-    with patch.object(compatibility, "VERSIONS", frozenset({"0.6.0"})):
-        result["pages found with another version of SGLang"] = backend(folder, host).batch_exists(KEYS)
+    with patch.object(compatibility, "VERSIONS", frozenset({"0.6.0"})), patch.dict(sys.modules):
+        del sys.modules["dps_sglang.adapter"]  # which selects a class when it is imported
+        unsupported = backend(folder, host)
+    result["pages found with another version of SGLang"] = [
+        unsupported.batch_exists(KEYS),
+        unsupported.batch_exists_v2(KEYS).kv_hit_pages,
+    ]
     result["pages found with several workers for HTTP"] = backend(
         folder, host, tokenizer_worker_num=2
     ).batch_exists(KEYS)

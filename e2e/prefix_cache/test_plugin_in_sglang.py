@@ -49,7 +49,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         "pages found with another quantization": 0,
         "pages found with LoRA": 0,
         "pages found with EAGLE": 0,
-        "pages found with another version of SGLang": 0,
+        "pages found with another version of SGLang": [0, 0],
         "pages found with several workers for HTTP": 0,
         "Mooncake tags that equal the first engine's": {
             "same weights elsewhere": True,

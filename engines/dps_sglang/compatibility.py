@@ -52,10 +52,17 @@ STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{STORAGE}.batch_set_v1": ("self", "keys", "host_indices", "extra_info"),
     f"{STORAGE}.batch_get_v2": ("self", "transfers", "extra_info"),
     f"{STORAGE}.batch_set_v2": ("self", "transfers", "extra_info"),
+    "sglang.srt.mem_cache.hicache_storage.PoolTransferResult.empty": (),
+    "sglang.srt.observability.metrics_collector.StorageMetrics": (
+        "prefetch_pgs",
+        "backup_pgs",
+        "prefetch_bandwidth",
+        "backup_bandwidth",
+    ),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
     f"{HOST_POOL}.set_from_flat_data_page": ("self", "index", "data_page"),
 }
-"""The functions that `adapter` implements and calls."""
+"""The functions that `page_storage` implements and calls."""
 REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     BUILD_SIDECARS: ("self", "phase", "kv_xfer", "comp_xfers"),
     DRAFT_PREFILL: (
