@@ -49,7 +49,7 @@ def pool(layout: str, dtype: torch.dtype, seed: int | None) -> Any:
     return made
 
 
-def backend(folder: Path, host: Any, **arguments: Any) -> Any:
+def backend(folder: Path, host: Any, secret_file: str = "secret", **arguments: Any) -> Any:
     """The storage backend of an engine with these arguments, created as SGLang creates it."""
     extra = {
         "backend_name": "dps",
@@ -57,7 +57,7 @@ def backend(folder: Path, host: Any, **arguments: Any) -> Any:
         "class_name": "SharedPrefixCache",
         "interface_v1": 1,
         "directory": str(folder),
-        "secret_file": str(folder / "secret"),
+        "secret_file": str(folder / secret_file),
         "max_gib": 1,
         "weights": "test",
     }
@@ -169,6 +169,7 @@ def main() -> None:
         KEYS
     )
     result["pages found with LoRA"] = backend(folder, host, enable_lora=True).batch_exists(KEYS)
+    result["pages found without a secret"] = backend(folder, host, "absent").batch_exists(KEYS)
     result["pages found with EAGLE"] = backend(folder, host, speculative_algorithm="EAGLE").batch_exists(KEYS)
     with patch.object(compatibility, "VERSIONS", frozenset({"0.6.0"})), patch.dict(sys.modules):
         del sys.modules["dps_sglang.adapter"]  # which selects a class when it is imported

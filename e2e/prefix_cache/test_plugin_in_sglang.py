@@ -48,6 +48,7 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
         "pages found if the draft model has a KV memory pool": 0,
         "pages found with another quantization": 0,
         "pages found with LoRA": 0,
+        "pages found without a secret": 0,
         "pages found with EAGLE": 0,
         "pages found with another version of SGLang": [0, 0],
         "pages found with several workers for HTTP": 0,

@@ -10,7 +10,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry
 from dps_sglang.metrics import PageMetrics
-from dps_sglang.settings import Settings
+from dps_sglang.settings import Settings, SettingsError
 from dps_sglang.shared_cache import THREADS, SharedCache, Transfer
 from dps_sglang.sharing import SHARING, NotShareable, refuse_to_clear
 from dps_sglang.storage.directory import directory_id
@@ -44,7 +44,7 @@ class SharedPrefixCache(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
         try:
             self._cache = self._open(mem_pool_host)
-        except NotShareable as error:
+        except (NotShareable, SettingsError) as error:
             SHARING.refuse(str(error))
 
     def _open(self, pool: Any) -> SharedCache:

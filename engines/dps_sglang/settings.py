@@ -10,6 +10,8 @@ from dps_sglang.storage.store import Limits
 GIBIBYTE = 2**30
 SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1", "file_storage_path"}
 """Keys of the same object that SGLang reads itself."""
+SECRET_BYTES = 16
+"""The shortest secret."""
 KEYS = {"directory", "secret_file", "max_gib", "min_free_gib", "weights"}
 
 
@@ -47,11 +49,17 @@ class Settings:
         return cls(_path(extra_config, "directory"), _path(extra_config, "secret_file"), limits, weights)
 
     def secret(self) -> bytes:
-        """The content of the secret file. Raises SettingsError if it cannot be read."""
+        """The content of the secret file. Raises SettingsError if it cannot be read, or is too short."""
         try:
-            return self.secret_file.read_bytes().strip()
+            secret = self.secret_file.read_bytes().strip()
         except OSError as error:
             raise SettingsError(f"prefix cache: secret_file {self.secret_file}: {error.strerror}") from error
+        if len(secret) < SECRET_BYTES:
+            raise SettingsError(
+                f"prefix cache: secret_file {self.secret_file} has {len(secret)} bytes; "
+                f"use at least {SECRET_BYTES} random bytes"
+            )
+        return secret
 
 
 def _path(extra_config: Mapping[str, Any], key: str) -> Path:

@@ -195,11 +195,12 @@ async def test_engines_with_another_secret_do_not_share_pages(
     assert await cached(await start(*plugin(extra_config)), PROMPT) == 0
 
 
+@pytest.mark.parametrize("secret_file", ["/no/such/file", "/dev/null"], ids=["absent", "empty"])
 async def test_engine_without_the_secret_serves_without_sharing(
-    start: Start, extra_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    start: Start, extra_config: dict[str, Any], capsys: pytest.CaptureFixture[str], secret_file: str
 ) -> None:
-    engine = await start(*plugin(extra_config | {"secret_file": "/no/such/file"}))
-    assert "dps prefix cache: not shared: prefix cache: secret_file /no/such/file" in capsys.readouterr().err
+    engine = await start(*plugin(extra_config | {"secret_file": secret_file}))
+    assert f"dps prefix cache: not shared: prefix cache: secret_file {secret_file}" in capsys.readouterr().err
     details = [(await generate(engine, PROMPT))["meta_info"]["cached_tokens_details"] for _ in range(2)]
     assert details == [None, {"device": 1999, "host": 0}]
 

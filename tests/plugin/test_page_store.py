@@ -61,11 +61,6 @@ def test_page_written_with_another_secret_is_a_miss(tmp_path: Path) -> None:
     assert read(store(tmp_path), "k") is None
 
 
-def test_short_secret_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 16 random bytes"):
-        PageFormat.of(GEOMETRY, b"short")
-
-
 def test_listing_reveals_neither_keys_nor_geometry(tmp_path: Path) -> None:
     key = "0123456789abcdef" * 4
     store(tmp_path).put(key, payload(key))

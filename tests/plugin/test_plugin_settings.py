@@ -60,6 +60,13 @@ def test_unreadable_secret_is_an_error(tmp_path: Path) -> None:
         settings.secret()
 
 
+def test_short_secret_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("15 bytes, and \n\n")
+    settings = Settings.parse(VALID | {"secret_file": str(tmp_path / "secret")})
+    with pytest.raises(SettingsError, match=r"secret has 13 bytes; use at least 16 random bytes"):
+        settings.secret()
+
+
 def checkpoint(folder: Path, tensors: dict[str, bytes], config: str = "{}", name: str = "model") -> Path:
     """A folder with a safetensors file."""
     folder.mkdir()

@@ -35,11 +35,6 @@ class PageFormat:
 
     @classmethod
     def of(cls, geometry: Geometry, secret: bytes) -> "PageFormat":
-        """Raises ValueError if the secret is shorter than 16 bytes."""
-        if len(secret) < 16:
-            raise ValueError(
-                f"the prefix cache's secret has {len(secret)} bytes; use at least 16 random bytes"
-            )
         digest = geometry.digest()
         return cls(
             geometry_digest=digest,
