@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from prometheus_client import REGISTRY
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
@@ -23,7 +24,9 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from dps_sglang import compatibility, identity
+from dps_sglang.metrics import SHARING
 from dps_sglang.mooncake import tagged
+from dps_sglang.plugin import register
 from dps_sglang.sharing import not_shared
 
 LAYOUTS = {
@@ -117,6 +120,27 @@ def mooncake_store(host: Any, model: Path, hook: Any = tagged, **arguments: Any)
     return store
 
 
+def hook_without_refill() -> Any:
+    """The hook for Mooncake that the plugin installs if this SGLang's draft models cannot prefill what was fetched."""
+    hooks = {}
+    with (
+        patch.object(HookRegistry, "register", lambda target, hook, _type: hooks.update({target: hook})),
+        patch.object(compatibility, "REFILL_SIGNATURES", {"sglang.no_such_function": ()}),
+    ):
+        register()
+    return hooks[compatibility.MOONCAKE_INIT]
+
+
+def problems() -> list[str]:
+    """What keeps this process from sharing or reading pages, as exported."""
+    return [
+        sample.labels["problem"]
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == SHARING and sample.value == 1
+    ]
+
+
 def replace_weights() -> None:
     """Call SGLang's method that replaces the weights of a running engine. Without an engine, it fails."""
     with suppress(AttributeError):
@@ -197,6 +221,9 @@ def main() -> None:
         "unknown weights": equal(folder),
         "unsupported version": equal(first, hook=not_shared("this version is not supported")),
     }
+    for algorithm in ("NGRAM", "STANDALONE"):
+        mooncake_store(host, first, hook_without_refill(), speculative_algorithm=algorithm)
+        result[f"problems of {algorithm} with Mooncake and no refill"] = problems()
     attached = Scheduler.attach_hicache_storage_wrapped(SimpleNamespace(), None)
     result["other storage can be attached"] = attached.success
     replace_weights()

@@ -60,6 +60,10 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
             "unknown weights": False,
             "unsupported version": False,
         },
+        "problems of NGRAM with Mooncake and no refill": [""],
+        "problems of STANDALONE with Mooncake and no refill": [
+            "sglang.no_such_function cannot be used: module 'sglang' has no attribute 'no_such_function'"
+        ],
         "other storage can be attached": False,
         "pages found after the weights were replaced": 0,
         "pages found by a storage that was opened afterwards": 0,

@@ -61,6 +61,12 @@ def engine_geometry(config: Any, pool: Any, page_bytes: int, weights: str | None
     )
 
 
+def speculates_with_draft_model() -> bool:
+    """Whether the engine has a draft model, which has KV of its own."""
+    algorithm = get_server_args().speculative_algorithm
+    return algorithm is not None and algorithm.upper() != "NGRAM"
+
+
 def _fingerprint(model_path: str, load_format: str) -> str:
     """The fingerprint of a checkpoint. Raises NotShareable if it is not on this machine."""
     if str(load_format) == "dummy":

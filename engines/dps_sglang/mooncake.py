@@ -11,10 +11,25 @@ from functools import partial
 from typing import Any
 
 from dps_sglang.host_pages import TorchPages
-from dps_sglang.identity import engine_geometry
+from dps_sglang.identity import engine_geometry, speculates_with_draft_model
 from dps_sglang.sharing import SHARING, TAG, NotShareable, refuse_to_clear, unique_name
 
 logger = logging.getLogger(__name__)
+
+
+def tagged_without_refill(reason: str) -> Callable[..., Any]:
+    """`tagged` for an SGLang whose draft model cannot prefill what was fetched. reason: why it cannot.
+
+    A STANDALONE engine then requires the draft model's KV for every page, which engines without one do not store.
+    """
+
+    def wrapper(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
+        made = tagged(original, self, storage_config, mem_pool)
+        if speculates_with_draft_model():
+            SHARING.only_write(reason)
+        return made
+
+    return wrapper
 
 
 def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:

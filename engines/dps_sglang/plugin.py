@@ -14,38 +14,39 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Called by SGLang in each of its processes, before the wrapped methods are used."""
-    if _supported("not shared with STANDALONE engines", compatibility.REFILL_SIGNATURES):
+    without_refill = _objection("not shared with STANDALONE engines", compatibility.REFILL_SIGNATURES)
+    if without_refill is None:
         from dps_sglang.draft_refill import refill, without_draft_pages
 
         _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
         _wrap(compatibility.DRAFT_PREFILL, refill)
-    if _supported("not shared through Mooncake", compatibility.MOONCAKE_SIGNATURES):
-        from dps_sglang.mooncake import not_cleared, tagged
+    without_mooncake = _objection("not shared through Mooncake", compatibility.MOONCAKE_SIGNATURES)
+    if without_mooncake is None:
+        from dps_sglang.mooncake import not_cleared, tagged, tagged_without_refill
 
-        _wrap(compatibility.MOONCAKE_INIT, tagged)
+        named = tagged if without_refill is None else tagged_without_refill(without_refill)
+        _wrap(compatibility.MOONCAKE_INIT, named)
         _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
     elif compatibility.exists(compatibility.MOONCAKE_INIT):
-        reason = compatibility.objection(version("sglang"), compatibility.MOONCAKE_SIGNATURES)
-        _wrap(compatibility.MOONCAKE_INIT, not_shared(str(reason)))
-    if _supported("not shared", compatibility.SHARING_SIGNATURES):
+        _wrap(compatibility.MOONCAKE_INIT, not_shared(without_mooncake))
+    if _objection("not shared", compatibility.SHARING_SIGNATURES) is None:
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)
         _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
-    if serves and _supported(
-        "tenants are not separated on /v1/messages and /v1/score", compatibility.SALT_SIGNATURES
-    ):
+    not_separated = "tenants are not separated on /v1/messages and /v1/score"
+    if serves and _objection(not_separated, compatibility.SALT_SIGNATURES) is None:
         _wrap(compatibility.GENERATE, salted)
         _wrap(compatibility.SERVER_INFO, announced)
 
 
-def _supported(consequence: str, signatures: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether hooks that require these signatures can be installed. Logs the consequence and the reason if not."""
+def _objection(consequence: str, signatures: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Why hooks that require these signatures cannot be installed; None if they can. Logs it with the consequence."""
     reason = compatibility.objection(version("sglang"), signatures)
     if reason is not None:
         logger.warning("dps prefix cache: %s: %s", consequence, reason)
-    return reason is None
+    return reason
 
 
 def _wrap(target: str, hook: object) -> None:
