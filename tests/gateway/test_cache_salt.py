@@ -179,7 +179,12 @@ async def test_every_endpoint_with_a_salt_receives_the_tenants(
     assert rest == [{key: value for key, value in body.items() if key not in ignored}] * 2
 
 
-WITHOUT_A_FIELD = ["/v1/messages", "/v1/score", "/score", "/v1/sc%6Fre"]
+WITHOUT_A_FIELD = [
+    "/v1/messages",
+    *("/v1/score", "/score", "/v1/sc%6Fre"),
+    *("/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/v1/decisions", "/v1/systemone"),
+]
 """Endpoints that cache prompts, and whose requests have no field for a salt."""
 
 
