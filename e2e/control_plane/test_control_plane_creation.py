@@ -5,11 +5,12 @@ kwok simulates the nodes and kubelets. The operator runs with the permissions of
 
 import pytest
 
+from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.errors import RefusedError
 from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
-from e2e.control_plane.objects import EVERY_KIND, OWNED, children, pods, ready
+from e2e.control_plane.objects import EVERY_KIND, OWNED, children, deployment, pods, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 pytestmark = pytest.mark.usefixtures("operator")
@@ -45,6 +46,12 @@ def test_minimal_router_becomes_ready(kube: Kube) -> None:
     heading, row = kube.kubectl("get", "dps").splitlines()
     assert heading.split() == ["NAME", "READY", "POLICY", "THRESHOLD", "SPEC", "GREEDY", "GATEWAY", "AGE"]
     assert row.split()[:7] == ["qwen", "True", "DeltaPrefill", "128", "1", "1", "2"]
+    engine = deployment(kube, "speculative")["spec"]["template"]["spec"]
+    assert engine["containers"][0]["image"].endswith(f":v{DEFAULT_VERSION}")
+    # The accounting of the default version is right.
+    assert "--mem-fraction-static" not in engine["containers"][0]["args"]
+    spread = [constraint["topologyKey"] for constraint in engine["topologySpreadConstraints"]]
+    assert spread == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
     for component, nodes in NODES.items():
         assert {pod["spec"]["nodeName"] for pod in pods(kube, component).values()} <= nodes, component
 

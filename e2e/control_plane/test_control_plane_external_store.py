@@ -15,7 +15,7 @@ from e2e.cluster.routers import router
 pytest_plugins = ["e2e.cluster.fixtures"]
 
 
-@pytest.mark.parametrize("kind", ["TLS", "Sentinel"])
+@pytest.mark.parametrize("kind", ["TLS", "Sentinel", "Cluster"])
 async def test_restarted_gateway_continues_the_sessions_of_an_external_store(
     kube: Kube, operator: Operator, kind: str, tmp_path: Path
 ) -> None:

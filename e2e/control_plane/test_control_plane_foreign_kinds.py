@@ -85,11 +85,19 @@ def test_operator_handles_crds_installed_and_removed_while_it_runs(
 def test_route_has_the_filters_and_weights_of_the_spec(kube: Kube) -> None:
     headers = {"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-debug"]}}
     other = {"name": "other-gateway", "namespace": "next", "port": 80, "weight": 10}
-    route = {**ROUTE, "filters": [headers], "weight": 90, "backendRefs": [other]}
+    route = {
+        **ROUTE,
+        "filters": [headers],
+        "weight": 90,
+        "backendRefs": [other],
+        "requestTimeout": "10m",
+    }
     kube.apply(router(gateway={"httpRoute": route}))
     kube.until("qwen", Ready="True", Progressing="Settled")
     (rule,) = kube.get("httproute", "qwen-gateway")["spec"]["rules"]
     service = {"group": "", "kind": "Service"}
+    assert kube.get("dpsrouter", "qwen")["status"]["url"] == "https://llm.example.com"
+    assert rule["timeouts"] == {"request": "10m"}
     assert rule["filters"] == [headers]
     assert rule["backendRefs"] == [
         {**service, "name": "qwen-gateway", "port": 8000, "weight": 90},

@@ -77,3 +77,8 @@ def test_memory_is_computed_from_configurations_and_stays_when_the_hub_is_unavai
     kube.until("qwen", Ready="True", Progressing="Settled")
     assert kube.get("deployment", "qwen-speculative")["spec"]["template"] == engine["spec"]["template"]
     assert kube.get("dpsrouter", "qwen")["status"]["models"] == status["models"]
+    kube.apply(router("other", model={"name": "org/other"}))
+    kube.until("other", SpecValid="Accepted")
+    assert kube.condition("other", "SpecValid")["message"].startswith(
+        "the spec is valid; the size of org/other (http://127.0.0.1:1 does not answer the operator) is not known"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.operator import StartOperator
 from dps_testkit.errors import RefusedError
@@ -154,6 +155,25 @@ def test_upgrade_of_the_operator_restarts_engines_only_on_request(
     kube.until("qwen", 120, Ready="True", Progressing="Settled")
     revisions = kube.get("dpsrouter", "qwen")["status"]["pools"]["greedy"]["revisions"]
     assert len(revisions) == 2
+
+
+@pytest.mark.usefixtures("operator")
+def test_engines_keep_the_version_in_use_when_the_default_changes(kube: Kube) -> None:
+    """An older version that is no longer in the spec looks like the default of an older operator."""
+    kube.apply(router(engine={"version": "0.5.8.post1"}))
+    kube.until("qwen", 120, Ready="True", Progressing="Settled")
+    before = engine_pods(kube)
+    kube.apply(router())
+    kube.until("qwen", 120, Ready="True", Progressing="Settled")
+    assert engine_pods(kube) == before
+    kube.apply(router(engine={"upgradePolicy": "Automatic"}))
+    eventually(lambda: _are_replaced(kube, before))
+    images = {
+        pod["spec"]["containers"][0]["image"]
+        for pod in kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
+        if pod["metadata"]["uid"] not in before
+    }
+    assert {image.rpartition(":")[2] for image in images} == {f"v{DEFAULT_VERSION}"}
 
 
 def engine_pods(kube: Kube) -> set[str]:
