@@ -115,6 +115,10 @@ RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"requests": {"cpu": 8}},
         {"requests": {"cpu": "8", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     ),
+    "a request above the default limit": (
+        {"requests": {"memory": "3Gi"}},
+        {"requests": {"cpu": "1", "memory": "3Gi"}, "limits": {"memory": "3Gi"}},
+    ),
     "a limit above the default request": (
         {"limits": {"cpu": "2", "memory": "4Gi"}},
         {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}},

@@ -68,17 +68,19 @@ def overlay(base: Any, over: Any, key: str = "") -> Any:
 def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
     """A container's resources: the defaults, overridden by the spec.
 
-    A default request is lowered to a limit of the spec, because the API server refuses a request above the limit.
+    The API server refuses a request above the limit, so a default request is lowered to a limit of the spec, and a
+    default limit is raised to a request of the spec.
     """
-    limits = overrides.limits or {}
-    requests = {
+    limits, requests = overrides.limits or {}, overrides.requests or {}
+    lowered = {
         name: min(amount, limits.get(name, amount), key=quantity_value)
         for name, amount in defaults.get("requests", {}).items()
     }
-    merged = {
-        "requests": {**requests, **(overrides.requests or {})},
-        "limits": {**defaults.get("limits", {}), **limits},
+    raised = {
+        name: max(amount, requests.get(name, amount), key=quantity_value)
+        for name, amount in defaults.get("limits", {}).items()
     }
+    merged = {"requests": {**lowered, **requests}, "limits": {**raised, **limits}}
     return {part: amounts for part, amounts in merged.items() if amounts}
 
 
