@@ -214,6 +214,23 @@ async def test_deleted_directory_means_misses_until_pages_are_written_again(
     assert await cached(await start(*FILE), PROMPT) == 1999
 
 
+@pytest.fixture
+def file_in_place_of_directory(tmp_path: Path) -> None:
+    (tmp_path / "pages").write_text("not a directory")
+
+
+@pytest.mark.usefixtures("file_in_place_of_directory")
+@pytest.mark.parametrize("with_plugin", [False, True])
+async def test_file_in_the_place_of_the_directory_means_misses(
+    start: Start, extra_config: dict[str, Any], with_plugin: bool
+) -> None:
+    flags = plugin(extra_config) if with_plugin else FILE
+    first, second = await start(*flags), await start(*flags)
+    for engine in (first, second):
+        assert await cached(engine, PROMPT) == 0
+    assert (await generate(first, PROMPT))["meta_info"]["cached_tokens_details"]["device"] == 1999
+
+
 async def test_slow_storage_delivers_what_arrives_before_the_timeout(start: Start) -> None:
     slow = (*FILE, "--page-size", "64", "--emulate-storage-tokens-per-second", "500")
     await generate(await start(*slow), PROMPT)
