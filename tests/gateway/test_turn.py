@@ -71,6 +71,9 @@ async def test_both_branches_continue_from_their_own_last_turn(client: Conversat
         ("lora_path", "a", "b"),
         ("cache_salt", "a", "b"),
         ("extra_key", "a", None),
+        ("image_data", "http://images/cat.png", "http://images/dog.png"),
+        ("audio_data", ["http://audio/a.wav"], ["http://audio/b.wav"]),
+        ("video_data", "http://videos/a.mp4", None),
     ],
 )
 async def test_growth_is_measured_separately_for_separate_kv_caches(
@@ -86,25 +89,30 @@ async def test_growth_is_measured_separately_for_separate_kv_caches(
         assert (kind(turn), turn.delta_tokens) == (History.GROWN, turn.prompt_tokens - first.prompt_tokens)
 
 
-def picture(url: str) -> dict[str, Any]:
-    return {
-        "role": "user",
-        "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}],
-    }
+@pytest.mark.parametrize(
+    ("part", "one", "other"),
+    [
+        ("image_url", {"url": "http://images/cat.png"}, {"url": "http://images/dog.png"}),
+        ("video_url", {"url": "http://videos/cat.mp4"}, {"url": "http://videos/dog.mp4"}),
+        ("input_audio", {"data": "AAAA", "format": "wav"}, {"data": "BBBB", "format": "wav"}),
+    ],
+)
+async def test_media_are_part_of_the_history(
+    client: ConversationClient, part: str, one: dict[str, str], other: dict[str, str]
+) -> None:
+    def message(media: dict[str, str]) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": part, part: media}]}
 
-
-async def test_image_is_part_of_the_history(client: ConversationClient) -> None:
     start = [SYSTEM, user("hello")]
     first = await client.send(*start)
-    with_image = [*start, answer("hi"), picture("http://images/cat.png")]
-    second = await client.send(*with_image)
+    with_media = [*start, answer("hi"), message(one)]
+    second = await client.send(*with_media)
     assert (kind(second), second.delta_tokens) == (History.GROWN, second.prompt_tokens - first.prompt_tokens)
-    third = await client.send(*with_image, answer("a cat"), user("what colour?"))
+    third = await client.send(*with_media, answer("a cat"), user("what colour?"))
     assert (kind(third), third.delta_tokens) == (History.GROWN, third.prompt_tokens - second.prompt_tokens)
-    other = await client.send(
-        *start, answer("hi"), picture("http://images/dog.png"), answer("a cat"), user("?")
-    )
-    assert (kind(other), other.delta_tokens) == (History.BRANCHED, other.prompt_tokens - first.prompt_tokens)
+    changed = await client.send(*start, answer("hi"), message(other), answer("a cat"), user("?"))
+    delta = changed.prompt_tokens - first.prompt_tokens
+    assert (kind(changed), changed.delta_tokens) == (History.BRANCHED, delta)
 
 
 @pytest.mark.parametrize("difference", [0, 100, -20])
