@@ -28,18 +28,18 @@ class Urls:
 
 
 async def after_a_fetch(
-    urls: Urls, algorithm: str, page_tokens: int, abandoned_after: Sequence[float] = ()
+    urls: Urls, algorithm: str, page_tokens: int, abandoned_after: Sequence[float] = (), salt: str = ""
 ) -> tuple[list[Answer], list[Answer]]:
     """Answers of the speculative engine to concurrent prompts: with a fetched prefix, and without cached tokens.
 
     NGRAM drafts from all text that the engine has generated, so that generates each answer once before.
-    abandoned_after: seconds after which clients leave that have sent the prompts before.
+    abandoned_after: seconds after which clients leave that have sent the prompts before. salt: other prompts for each.
     """
-    random_ids = random.Random(f"{algorithm} {page_tokens} {abandoned_after}")
+    random_ids = random.Random(f"{algorithm} {page_tokens} {abandoned_after}{salt}")
     prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(PROMPTS)]
     before = await stored_tokens(urls.greedy)
     fetched, cold, learned = (
-        f"{name} {algorithm} {abandoned_after}" for name in ("fetched", "cold", "learned")
+        f"{name} {algorithm} {abandoned_after}{salt}" for name in ("fetched", "cold", "learned")
     )
     first = await _generate(urls.gateway, prompts, 1, fetched)
     await until_stored(urls.greedy, before + PROMPTS * _in_pages(page_tokens))
@@ -71,6 +71,14 @@ def check_accepted(
     assert all(tokens == in_pages or (more_cached and tokens > in_pages) for tokens in _cached(fetched))
     assert _accepted(fetched) == _accepted(cold)
     assert sum(steps for _, steps in _accepted(cold)) < PROMPTS * GENERATED_TOKENS
+
+
+def check_fewer_accepted(fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int) -> None:
+    """Assert that the prefixes were fetched, and that fewer drafts were accepted than without cached tokens."""
+    assert _cached(cold) == [0] * PROMPTS
+    assert _cached(fetched) == [_in_pages(page_tokens)] * PROMPTS
+    assert [tokens for tokens, _ in _accepted(fetched)] == [tokens for tokens, _ in _accepted(cold)]
+    assert sum(steps for _, steps in _accepted(fetched)) > sum(steps for _, steps in _accepted(cold))
 
 
 async def _generate(url: str, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> list[Answer]:

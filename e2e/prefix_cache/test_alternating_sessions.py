@@ -28,7 +28,8 @@ from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
 from dps_testkit.paths import ROOT
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
+from e2e.prefix_cache import without_refill
+from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted, check_fewer_accepted
 from e2e.prefix_cache.alternation import (
     SHORT,
     answers,
@@ -72,10 +73,12 @@ ENVIRONMENT = {
 class Shared:
     """Running servers with a common prefix cache by kind, and sessions that never moved.
 
-    gateway: in front of both servers. pages: the directory of the prefix cache.
+    gateway: in front of both servers. pages: the directory of the prefix cache. without_refill: while this file exists,
+    draft models do not prefill what was fetched.
     """
 
     pages: Path
+    without_refill: Path
     servers: Mapping[str, Engine]
     gateway: Gateway
     tenants: Mapping[str, Gateway]
@@ -86,8 +89,11 @@ class Shared:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
+    package, requested = folder / "without-refill", folder / "no-refill"
+    without_refill.install(package)
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(package), without_refill.VARIABLE: str(requested)}
     async with (
-        shared_servers(folder, kinds=KINDS, environment=ENVIRONMENT, options=OPTIONS) as servers,
+        shared_servers(folder, kinds=KINDS, environment=environment, options=OPTIONS) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
@@ -95,7 +101,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         tenants = {kind: await tenants_gateway(processes, folder, servers[kind]) for kind in KINDS}
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(Path(shared_cache(folder).directory), servers, both, tenants, unmoved)
+        yield Shared(Path(shared_cache(folder).directory), requested, servers, both, tenants, unmoved)
 
 
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared) -> None:
@@ -115,6 +121,18 @@ async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(
     fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS, abandoned_after)
 
     check_accepted(fetched, cold, PAGE_TOKENS, more_cached=bool(abandoned_after))
+
+
+async def test_acceptance_falls_if_the_draft_model_does_not_prefill_what_was_fetched(shared: Shared) -> None:
+    """The control of the previous test. The answers are the same, because the target model verifies every draft."""
+    urls = Urls(shared.gateway.url, shared.servers["greedy"].url, shared.servers["STANDALONE"].url)
+    shared.without_refill.touch()
+    try:
+        fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS, salt="without refill")
+    finally:
+        shared.without_refill.unlink()
+
+    check_fewer_accepted(fetched, cold, PAGE_TOKENS)
 
 
 async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
