@@ -83,6 +83,19 @@ async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shar
     check(await shared.play(algorithm, algorithm), shared.unmoved)
 
 
+@pytest.mark.parametrize(("writer", "reader"), [ALGORITHMS, ALGORITHMS[::-1]])
+async def test_servers_that_speculate_read_each_others_pages(
+    shared: Shared, writer: str, reader: str
+) -> None:
+    written, read = (fewer_sessions(f"written by {writer}") for _ in range(2))
+    url = shared.servers[writer].url
+    await play(written, url, {"": url})
+    await play(read, shared.servers[reader].url, {})
+
+    assert cached_at_first(read) > 0
+    check_answers(written + read, shared.unmoved)
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def replaced(shared: Shared, tmp_path: Path) -> AsyncIterator[Engine]:
     """A greedy server that was started after the weights in the model's folder had been replaced.
