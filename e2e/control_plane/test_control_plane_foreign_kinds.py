@@ -96,7 +96,7 @@ def test_route_has_the_filters_and_weights_of_the_spec(kube: Kube) -> None:
     kube.until("qwen", Ready="True", Progressing="Settled")
     (rule,) = kube.get("httproute", "qwen-gateway")["spec"]["rules"]
     service = {"group": "", "kind": "Service"}
-    assert kube.get("dpsrouter", "qwen")["status"]["url"] == "https://llm.example.com"
+    assert kube.get("dpsrouter", "qwen")["status"]["url"] == "http://llm.example.com"
     assert rule["timeouts"] == {"request": "10m"}
     assert rule["filters"] == [headers]
     assert rule["backendRefs"] == [
