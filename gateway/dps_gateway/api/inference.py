@@ -9,6 +9,7 @@ from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.job import Job, prepare
+from dps_gateway.api.long_bodies import off_loop
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.request import urgency_of
 from dps_gateway.telemetry.tracing import fail_span
@@ -33,7 +34,7 @@ async def _answer(job: Job) -> web.StreamResponse:
     if job.turn is not None:
         spans.describe_conversation(call.span, span, job.turn.session.client_id)
     common = runtime.config.routing.common_prefix_cache
-    body, asked = route.answers.ask_for_usage(job.body, job.raw, sources=common)
+    body, asked = await off_loop(job.raw, route.answers.ask_for_usage, job.body, job.raw, sources=common)
     added = {**runtime.tracing.propagate(span, request.headers), **job.headers}
     outbound = Outbound(
         method="POST",

@@ -1,11 +1,10 @@
 """Preparing a client's request: from its headers and body to a routing decision."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry.trace import Span
 
@@ -14,6 +13,7 @@ from dps_gateway.api.cache_salt import SALT_HEADER, with_salt
 from dps_gateway.api.call import Call
 from dps_gateway.api.dispatch import least_loaded
 from dps_gateway.api.endpoints.route import Route
+from dps_gateway.api.long_bodies import off_loop
 from dps_gateway.api.model_names import resolve_model
 from dps_gateway.api.request import parse_object
 from dps_gateway.api.stored_responses import holder
@@ -27,9 +27,6 @@ from dps_gateway.telemetry.tracing import links_to
 from dps_gateway.turn import MeasuredTurn, policy_input
 
 log = logging.getLogger(__name__)
-
-LONG_BODY_BYTES: Final = 256 * 1024
-"""Rendering the chat of a body of this size can take more than 10 ms, so it is done in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,8 @@ async def prepare(call: Call, route: Route) -> Job:
     runtime = call.runtime
     call.authenticate()
     raw = await call.body()
-    raw, body = resolve_model(runtime.config.model, raw, parse_object(raw))
+    body = await off_loop(raw, parse_object, raw)
+    raw, body = await off_loop(raw, resolve_model, runtime.config.model, raw, body)
     if call.key is not None:
         call.key.check_models(body, runtime.config.model.name)
     salt = runtime.cache_salt(call.tenant)
@@ -90,7 +88,7 @@ async def prepare(call: Call, route: Route) -> Job:
             decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
         _describe(call, span, turn, routed, decision)
-        raw, body, headers = _salted(route, raw, body, salt)
+        raw, body, headers = await _salted(route, raw, body, salt)
         routed_at = time.perf_counter()
         return Job(call, route, body, raw, headers, decision, prompt_tokens, turn, routed, routed_at, stored)
     finally:
@@ -108,10 +106,7 @@ async def _countable_prompts(
 ) -> list[Prompt]:
     """The request's prompts. Empty if they cannot be counted; the engine will probably reject such a request."""
     try:
-        if len(raw) < LONG_BODY_BYTES:
-            prompts = route.prompts(call.runtime.accountant, body)
-        else:
-            prompts = await asyncio.to_thread(route.prompts, call.runtime.accountant, body)
+        prompts = await off_loop(raw, route.prompts, call.runtime.accountant, body)
     except Uncountable as reason:
         log.debug("request %s: its prompt cannot be counted: %s", call.request_id, reason)
         return []
@@ -139,7 +134,7 @@ async def _measure(
     return turn, turn.prompt_tokens
 
 
-def _salted(
+async def _salted(
     route: Route, raw: bytes, body: dict[str, Any], salt: CacheSalt | None
 ) -> tuple[bytes, dict[str, Any], Mapping[str, str]]:
     """The request with the tenant's cache salt: its bytes, its parsed body, and the headers to add.
@@ -150,7 +145,7 @@ def _salted(
         return raw, body, {}
     if not route.salted:
         return raw, body, {SALT_HEADER: salt.of(None)}
-    return *with_salt(raw, body, route.salted, salt), {}
+    return *await off_loop(raw, with_salt, raw, body, route.salted, salt), {}
 
 
 def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decision:

@@ -13,6 +13,7 @@ from dps_gateway.api.call import Call, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
 from dps_gateway.api.endpoints import ROUTES, responses
 from dps_gateway.api.errors import BadRequest, NotFound, error_event
+from dps_gateway.api.long_bodies import off_loop
 from dps_gateway.api.model_names import resolve_model, served_name
 from dps_gateway.api.request import parse_object, urgency_of
 from dps_gateway.api.response import client_headers, send_complete
@@ -89,7 +90,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         target, change = _models(call, path, target)
     body = await call.in_time(call.body()) if request.can_read_body else None
     if body:
-        body = _checked_model(call, body)
+        body = await _checked_model(call, body)
     pool, replica = least_loaded(runtime.pools), None
     if (response_id := _response_id(path)) is not None:
         stored = await call.in_time(holder(call, response_id))
@@ -149,7 +150,7 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
     return model_list.PATH, lambda content: model_list.model_card(model, content, asked, name, permitted)
 
 
-def _checked_model(call: Call, body: bytes) -> bytes:
+async def _checked_model(call: Call, body: bytes) -> bytes:
     """The body with its model's alias replaced. Raises ModelNotFound, Forbidden and BadRequest.
 
     A body that is not JSON, such as an audio file, names no model, and is refused only if the API key is limited to
@@ -159,7 +160,8 @@ def _checked_model(call: Call, body: bytes) -> bytes:
     limited = key is not None and key.models is not None
     if not limited and call.request.content_type != "application/json":
         return body
-    body, document = resolve_model(model, body, parse_object(body))
+    parsed = await off_loop(body, parse_object, body)
+    body, document = await off_loop(body, resolve_model, model, body, parsed)
     if key is not None:
         key.check_models(document, model.name)
     return body

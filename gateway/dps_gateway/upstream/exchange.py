@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import ipaddress
 import logging
 import ssl
@@ -37,6 +38,8 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "traceparent", "tracestate", "baggage", "x-session-id", "x-request-id", "x-dps-cache-salt",
 }
 # fmt: on
+_LARGE_BODY_BYTES: Final = 1024 * 1024
+
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Content encodings of request bodies that aiohttp's server decompresses."""
 _NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
@@ -211,7 +214,7 @@ class Upstream:
                 response = await session.request(
                     method,
                     _url(base_url, path),
-                    data=body,
+                    data=_payload(body),
                     headers=headers,
                     timeout=self._limits(base_url, deadline, streamed=streamed),
                     allow_redirects=False,
@@ -261,6 +264,11 @@ def _failures_of_engine() -> Iterator[None]:
         raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
     except (aiohttp.ClientError, OSError) as error:
         raise UpstreamFailed("disconnect", "the engine closed the connection") from error
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """The body as aiohttp sends it without blocking the event loop: it sends large ones in parts only from a file."""
+    return io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
 
 
 async def _read_within(content: aiohttp.StreamReader, seconds: float) -> bytes:

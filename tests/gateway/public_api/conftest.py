@@ -22,7 +22,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[InProcessGateway]:
-    app = web.Application()
+    app = web.Application(client_max_size=0)
     app.router.add_route("*", "/{path:.*}", engine.handle)
     port = unused_port()
     async with TestServer(app) as server, aiohttp.ClientSession() as client:

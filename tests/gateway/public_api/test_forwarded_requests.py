@@ -2,15 +2,17 @@
 
 import asyncio
 import gzip
+import io
 import json
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps_gateway.api.job import LONG_BODY_BYTES
+from dps_gateway.auth import Keys
 from dps_gateway.config import GatewayConfig
-from dps_gateway.prompt.accounting import Prompt
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
 
@@ -68,24 +70,68 @@ async def test_credentials_of_the_client_are_not_forwarded(
     assert "sk-client" not in str(engine.requests[1])
 
 
-async def test_event_loop_runs_while_a_long_chat_is_rendered(
-    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+class RecordingThreads(ThreadPoolExecutor):
+    """The threads of an event loop, which record the names of the functions that they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[str] = []
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # The partial object of asyncio.to_thread, whose first argument is the function.
+        self.functions.append(function.args[0].__name__)
+        return super().submit(function, *args, **kwargs)
+
+
+async def longest_pause(task: asyncio.Task[Any]) -> float:
+    """The longest time in seconds for which the event loop was busy until the task ended."""
+    longest, last = 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.fixture
+async def threads() -> RecordingThreads:
+    threads = RecordingThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("path", "steps"),
+    [
+        (CHAT, ["parse_object", "resolve_model", "_prompts", "count", "with_salt", "ask_for_usage"]),
+        ("/v1/embeddings", ["parse_object", "resolve_model"]),
+    ],
+)
+async def test_long_request_is_prepared_in_threads(
+    gateway: InProcessGateway, tmp_path: Path, threads: RecordingThreads, path: str, steps: list[str]
 ) -> None:
-    """Rendering 200,000 messages takes half a second, in which other requests must be served."""
-    begun, other_served = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-    render = gateway.runtime.accountant.chat
+    """Most of the time for 200,000 messages, about a second, is available to other requests."""
+    runtime = gateway.runtime
+    (tmp_path / "keys").write_text("team:sk-alpha\n")
+    runtime.keys = Keys.load(tmp_path / "keys")
+    limits = runtime.config.limits.model_copy(update={"max_body_bytes": 10_000_000})
+    runtime.config = runtime.config.model_copy(update={"limits": limits})
+    messages = [{"role": "user", "content": "x"}] * 200_000
+    body = chat(messages=messages, cache_salt="own", stream=True, stream_options={"include_usage": False})
+    headers = {"Authorization": "Bearer sk-alpha", "Content-Type": "application/json"}
+    data = io.BytesIO(json.dumps(body).encode())
+    began = time.perf_counter()
+    request = asyncio.create_task(gateway.post(path, data=data, headers=headers))
+    pause = await longest_pause(request)
+    seconds = time.perf_counter() - began
+    assert (await request)[0].status == 200
+    assert threads.functions == steps
+    if path == CHAT:
+        assert pause < 0.5 * seconds
 
-    def slow(body: dict[str, Any]) -> Prompt:
-        loop.call_soon_threadsafe(begun.set)
-        assert other_served.wait(10), "no other request was served meanwhile"
-        return render(body)
 
-    monkeypatch.setattr(gateway.runtime.accountant, "chat", slow)
-    limits = gateway.runtime.config.limits.model_copy(update={"max_body_bytes": 2 * LONG_BODY_BYTES})
-    gateway.runtime.config = gateway.runtime.config.model_copy(update={"limits": limits})
-    long = asyncio.create_task(gateway.post(json=chat(user="x" * LONG_BODY_BYTES)))
-    await asyncio.wait_for(begun.wait(), 60)
-    await gateway.send("GET", "/version")
-    other_served.set()
-    assert (await long)[0].status == 200
+async def test_short_request_is_prepared_without_threads(
+    gateway: InProcessGateway, threads: RecordingThreads
+) -> None:
+    assert (await gateway.post(json=chat()))[0].status == 200
+    assert threads.functions == []
