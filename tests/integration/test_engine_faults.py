@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from dps_local.processes import Child
-from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
+from dps_testkit.data_plane import CHAT, ENDLESS, ENDLESS_STREAM, SLOW, chat, posted
 from dps_testkit.http import metric
 from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
@@ -89,8 +89,10 @@ async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gate
 async def test_stream_of_an_engine_that_freezes_before_it_answers_fails_over(
     faulty: GatewayWithFaultyEngine,
 ) -> None:
+    """The frozen engine finds the request when it continues, but must not generate an answer for it."""
     with faulty.frozen():
-        assert await reason(faulty.gateway, stream=True) == "failover"
+        async with posted(faulty.gateway.url + CHAT, ENDLESS_STREAM) as response:
+            assert response.headers["x-dps-reason"] == "failover"
         await settled(faulty.gateway)
     await faulty.recovered()
 
@@ -125,6 +127,28 @@ async def test_engine_aborts_the_request_of_a_client_that_left_while_it_was_froz
         async with posted(faulty.gateway.url + CHAT, ENDLESS_STREAM) as response:
             await response.content.readany()
             faulty.engine.child.signal(signal.SIGSTOP)
+        await settled(faulty.gateway)
+    await faulty.recovered()
+    assert await faulty.aborted() == aborted + 1
+
+
+async def test_engine_aborts_the_request_of_a_client_that_left_before_the_first_byte(
+    faulty: GatewayWithFaultyEngine,
+) -> None:
+    aborted = await faulty.aborted()
+
+    async def running() -> bool:
+        return await faulty.engine.running() == 1
+
+    async def answered() -> None:
+        async with posted(faulty.gateway.url + CHAT, ENDLESS) as response:
+            await response.read()
+
+    request = asyncio.create_task(answered())
+    await wait_until(running, "the engine has begun to execute the request")
+    with faulty.frozen():
+        request.cancel()
+        await asyncio.wait([request])
         await settled(faulty.gateway)
     await faulty.recovered()
     assert await faulty.aborted() == aborted + 1
