@@ -44,6 +44,19 @@ async def test_unreachable_replicas_are_not_limited_by_the_retry_budget(start: S
         assert (await gateway.post(number)).status == 200
 
 
+async def test_request_meets_an_engine_whose_name_cannot_be_resolved(start: Start) -> None:
+    gateway = await start(engines(1), engines(1))
+    pool = gateway.runtime.pools[Pool.SPECULATIVE]
+    pool.set_endpoints(["http://engine.invalid:30000"])
+    response = await gateway.post()
+    assert (response.status, response.headers["x-dps-reason"]) == (200, "failover")
+    samples = [each for family in gateway.runtime.metrics.registry.collect() for each in family.samples]
+    failures = {
+        each.labels["kind"]: each.value for each in samples if each.name == "dps_upstream_failures_total"
+    }
+    assert (failures, pool.ready) == ({"connect": 1}, [])
+
+
 async def test_total_timeout_bounds_all_attempts_of_a_stream(start: Start) -> None:
     """Two attempts of the longest duration would take 8 s."""
     timeouts = "{firstByteSeconds: 4, totalSeconds: 5}"
