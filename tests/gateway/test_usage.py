@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
-from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, read_usage
+from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, read_usage
 from dps_gateway.engine.openai import OPENAI_ANSWERS, RESPONSES_ANSWERS, RESPONSES_ERRORS
 from dps_gateway.engine.sglang import GENERATE_ANSWERS
 from dps_gateway.engine.sources import without_sources
@@ -30,13 +30,16 @@ SOURCES = (
 OTHERS = (
     b'data: {"choices":[],"sglext":{"cached_tokens_details":{"device":2,"storage":4},"input_ids":[1]}}\n\n'
 )
-NOTHING = Asked()
+NOTHING = RequestedByGateway()
 
 pieces = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
 def relay(
-    stream: bytes, sizes: list[int], asked: Asked = NOTHING, answers: AnswerFormat = OPENAI_ANSWERS
+    stream: bytes,
+    sizes: list[int],
+    asked: RequestedByGateway = NOTHING,
+    answers: AnswerFormat = OPENAI_ANSWERS,
 ) -> tuple[bytes, bytes, Usage | None]:
     """(bytes forwarded before `[DONE]`, `[DONE]` and the bytes after it, the usage) of a stream received in pieces."""
     events, closing, at = EventRelay(answers, asked), b"", 0
@@ -57,7 +60,7 @@ def test_stream_is_unchanged_if_the_client_requested_usage(sizes: list[int]) -> 
 
 @given(pieces)
 def test_usage_that_only_the_gateway_requested_is_removed(sizes: list[int]) -> None:
-    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, Asked(usage=True))
+    passed, closing, usage = relay(ROLE + TEXT + USAGE + DONE, sizes, RequestedByGateway(usage=True))
     assert passed + closing == ROLE + TEXT + DONE
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (9, 7)
@@ -66,7 +69,7 @@ def test_usage_that_only_the_gateway_requested_is_removed(sizes: list[int]) -> N
 @given(pieces)
 def test_sources_of_cached_tokens_that_only_the_gateway_requested_are_removed(sizes: list[int]) -> None:
     passed, closing, usage = relay(
-        ROLE + TEXT + SOURCES + USAGE + DONE, sizes, Asked(usage=True, sources=True)
+        ROLE + TEXT + SOURCES + USAGE + DONE, sizes, RequestedByGateway(usage=True, sources=True)
     )
     assert passed + closing == ROLE + TEXT + DONE
     assert usage == Usage(9, 4, cached_tokens=7, fetched_tokens=4, response_id="c", model="m")
@@ -75,23 +78,25 @@ def test_sources_of_cached_tokens_that_only_the_gateway_requested_are_removed(si
 @pytest.mark.parametrize(
     ("event", "asked", "left"),
     [
-        pytest.param(SOURCES, Asked(usage=True), SOURCES, id="requested by the client"),
-        pytest.param(SOURCES, Asked(sources=True), b"", id="with nothing else"),
+        pytest.param(SOURCES, RequestedByGateway(usage=True), SOURCES, id="requested by the client"),
+        pytest.param(SOURCES, RequestedByGateway(sources=True), b"", id="with nothing else"),
         pytest.param(
             OTHERS,
-            Asked(sources=True),
+            RequestedByGateway(sources=True),
             b'data: {"choices":[],"sglext":{"input_ids":[1]}}\n\n',
             id="with another extension",
         ),
         pytest.param(
             b'data: {"sglext":{"broken"\n\n',
-            Asked(sources=True),
+            RequestedByGateway(sources=True),
             b'data: {"sglext":{"broken"\n\n',
             id="not JSON",
         ),
     ],
 )
-def test_only_the_sources_of_cached_tokens_are_removed(event: bytes, asked: Asked, left: bytes) -> None:
+def test_only_the_sources_of_cached_tokens_are_removed(
+    event: bytes, asked: RequestedByGateway, left: bytes
+) -> None:
     passed, closing, _ = relay(ROLE + event + USAGE + DONE, [], asked)
     assert passed + closing == ROLE + left + (b"" if asked.usage else USAGE) + DONE
 
@@ -112,33 +117,33 @@ def test_sources_of_cached_tokens_are_removed_from_a_complete_answer_whose_text_
 @pytest.mark.parametrize(
     ("raw", "sources", "sent", "asked"),
     [
-        ('{"a": 1}', False, '{"a": 1}', Asked()),
-        ('{"a": 1}', True, '{"return_cached_tokens_details":true,"a": 1}', Asked(sources=True)),
-        ("{}", True, "{}", Asked()),
+        ('{"a": 1}', False, '{"a": 1}', RequestedByGateway()),
+        ('{"a": 1}', True, '{"return_cached_tokens_details":true,"a": 1}', RequestedByGateway(sources=True)),
+        ("{}", True, "{}", RequestedByGateway()),
         (
             '{"return_cached_tokens_details": false}',
             True,
             '{"return_cached_tokens_details":true}',
-            Asked(sources=True),
+            RequestedByGateway(sources=True),
         ),
         (
             '{"return_cached_tokens_details": true}',
             True,
             '{"return_cached_tokens_details": true}',
-            Asked(),
+            RequestedByGateway(),
         ),
         (
             '{"stream": true}',
             True,
             '{"stream_options":{"include_usage":true},"return_cached_tokens_details":true,"stream": true}',
-            Asked(usage=True, sources=True),
+            RequestedByGateway(usage=True, sources=True),
         ),
     ],
 )
 def test_usage_and_sources_are_requested_if_the_client_did_not_request_them(
-    raw: str, sources: bool, sent: str, asked: Asked
+    raw: str, sources: bool, sent: str, asked: RequestedByGateway
 ) -> None:
-    result = OPENAI_ANSWERS.ask_for_usage(json.loads(raw), raw.encode(), sources=sources)
+    result = OPENAI_ANSWERS.request_usage(json.loads(raw), raw.encode(), sources=sources)
     assert result == (sent.encode(), asked)
 
 
@@ -149,30 +154,30 @@ def test_done_event_is_returned_separately_from_the_events_before_it() -> None:
 def test_done_inside_generated_text_does_not_close_the_stream() -> None:
     quoted = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"data: [DONE]"}}]}\n\n'
     assert relay(quoted + ROLE + DONE, [len(quoted)])[:2] == (quoted + ROLE, DONE)
-    events = EventRelay(OPENAI_ANSWERS, Asked())
+    events = EventRelay(OPENAI_ANSWERS, RequestedByGateway())
     assert events.feed(quoted) == (quoted, b"")
 
 
 def test_usage_in_an_event_with_choices_is_kept() -> None:
-    passed, closing, usage = relay(RUNNING + DONE, [], Asked(usage=True))
+    passed, closing, usage = relay(RUNNING + DONE, [], RequestedByGateway(usage=True))
     assert passed + closing == RUNNING + DONE
     assert usage is not None
 
 
 def test_crlf_line_endings_are_supported() -> None:
     stream = (ROLE + USAGE + DONE).replace(b"\n", b"\r\n")
-    passed, closing, usage = relay(stream, [], Asked(usage=True))
+    passed, closing, usage = relay(stream, [], RequestedByGateway(usage=True))
     assert passed + closing == (ROLE + DONE).replace(b"\n", b"\r\n")
     assert usage is not None
 
 
 def test_incomplete_last_event_is_forwarded() -> None:
-    passed, closing, _ = relay(ROLE + b'data: {"id"', [], Asked(usage=True))
+    passed, closing, _ = relay(ROLE + b'data: {"id"', [], RequestedByGateway(usage=True))
     assert passed + closing == ROLE + b'data: {"id"'
 
 
 def test_oversized_event_is_not_buffered() -> None:
-    events = EventRelay(OPENAI_ANSWERS, Asked(usage=True))
+    events = EventRelay(OPENAI_ANSWERS, RequestedByGateway(usage=True))
     passed, _ = events.feed(b"data: " + b"x" * 2_000_000)
     assert len(passed) > 2_000_000
 
@@ -216,7 +221,9 @@ def test_stream_with_usage_removed_equals_a_recorded_stream_without_usage() -> N
     bodies = {
         case["name"]: re.sub(r'"(id|created)":("\w+"|\d+)', r'"\1":0', case["body"]) for case in recorded
     }
-    passed, closing, usage = relay(bodies["include_usage"].encode(), [100] * 100, Asked(usage=True))
+    passed, closing, usage = relay(
+        bodies["include_usage"].encode(), [100] * 100, RequestedByGateway(usage=True)
+    )
     assert (passed + closing).decode() == bodies["plain"]
     assert usage is not None
     assert usage.completion_tokens == 8

@@ -161,7 +161,9 @@ class _Dispatch:
         header = self._outbound.salt_header
         if header is None:
             return frozenset()
-        return frozenset(url for url, replica in pool.replicas.items() if not replica.salts_by(header))
+        return frozenset(
+            url for url, replica in pool.replicas.items() if not replica.reads_salt_header(header)
+        )
 
     async def _slot(self, choices: list[Choice]) -> tuple[EnginePool, Replica] | None:
         """Wait for a slot for the next attempt. None if no replica of `choices` is left, but there are new choices.

@@ -34,7 +34,7 @@ async def _answer(job: Job) -> web.StreamResponse:
     if job.turn is not None:
         spans.describe_conversation(call.span, span, job.turn.session.client_id)
     common = runtime.config.routing.common_prefix_cache
-    body, asked = await off_loop(job.raw, route.answers.ask_for_usage, job.body, job.raw, sources=common)
+    body, requested = await off_loop(job.raw, route.answers.request_usage, job.body, job.raw, sources=common)
     added = {**runtime.tracing.propagate(span, request.headers), **job.headers}
     outbound = Outbound(
         method="POST",
@@ -56,7 +56,7 @@ async def _answer(job: Job) -> web.StreamResponse:
         spans.describe_placement(
             span, placed.replica.url, placed.pool.name, placed.reason, placed.answer.status
         )
-        return await Relay(job, placed, span, asked).run()
+        return await Relay(job, placed, span, requested).run()
     except Exception as error:
         fail_span(span, error)
         raise

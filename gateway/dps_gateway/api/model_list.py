@@ -20,7 +20,7 @@ _VLLM: Final = "vllm"
 """The owner that vLLM states for its models."""
 
 
-def asked_model(path: str) -> str | None:
+def requested_model(path: str) -> str | None:
     """The name in the path /v1/models/NAME, which is not percent-encoded, or None for other paths."""
     root, separator, name = path.partition(f"{PATH}/")
     return name or None if separator and not root else None

@@ -142,7 +142,7 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
 
     if path == model_list.PATH:
         return target, lambda content: model_list.model_list(model, content, permitted)
-    if (asked := model_list.asked_model(path)) is None:
+    if (asked := model_list.requested_model(path)) is None:
         return target, None
     name = served_name(model, asked)
     if key is not None:

@@ -15,7 +15,7 @@ from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.api.stored_responses import remember
-from dps_gateway.engine.dialect import Asked, Usage, read_usage
+from dps_gateway.engine.dialect import RequestedByGateway, Usage, read_usage
 from dps_gateway.engine.sources import PromptSources, prompt_sources, without_sources
 from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.upstream.exchange import UpstreamBroken
@@ -30,7 +30,7 @@ class Relay:
     rely on the commit, whichever gateway replica receives its next turn. The rest of a stream does not wait for it.
     """
 
-    def __init__(self, job: Job, placed: Placed, span: Span, asked: Asked) -> None:
+    def __init__(self, job: Job, placed: Placed, span: Span, requested: RequestedByGateway) -> None:
         self._job = job
         self._call = job.call
         self._runtime = job.call.runtime
@@ -38,7 +38,7 @@ class Relay:
         self._answer = placed.answer
         self._span = span
         """The CLIENT span of the upstream request."""
-        self._asked = asked
+        self._requested = requested
         self._model = self._runtime.config.model.name
         self._first_byte = time.perf_counter()
         self._registered = False
@@ -63,7 +63,7 @@ class Relay:
         if self._answer.status == 200 and content:
             await self._commit()
             await self._account(read_usage(content, self._job.route.answers))
-            content = without_sources(content) if self._asked.sources else content
+            content = without_sources(content) if self._requested.sources else content
         # The engine has finished. A client that reads slowly does not occupy its slot.
         self._placed.close()
         return await send_complete(self._call, self._answer, content)
@@ -72,7 +72,7 @@ class Relay:
         """Forward events as they arrive; the closing one waits for the commit."""
         call = self._call
         response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
-        events = EventRelay(self._job.route.answers, self._asked)
+        events = EventRelay(self._job.route.answers, self._requested)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
         await self._register(events)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, read_usage
+from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, read_usage
 from dps_gateway.engine.sources import SOURCES, read_fetched, without_sources
 
 MAX_HELD_BYTES: Final = 1024 * 1024
@@ -27,12 +27,12 @@ def _last_line_with(events: bytes, start: bytes) -> int:
 class EventRelay:
     """Forwards whole events byte for byte and records the most recent usage that they report.
 
-    Usage and sources that only the gateway `asked` for are removed, as are events that contain nothing else.
+    Usage and sources that only the gateway has `requested` are removed, as are events that contain nothing else.
     """
 
-    def __init__(self, answer_format: AnswerFormat, asked: Asked) -> None:
+    def __init__(self, answer_format: AnswerFormat, requested: RequestedByGateway) -> None:
         self._format = answer_format
-        self._asked = asked
+        self._requested = requested
         self._held = b""
         self._sources = b""
         self._first_usage = b""
@@ -83,11 +83,11 @@ class EventRelay:
         """Record an event with usage or sources. Returns what is left for the client; empty if nothing is."""
         if SOURCES.search(event):
             self._sources = event.partition(b"data:")[2]
-            if self._asked.sources:
+            if self._requested.sources:
                 event = without_sources(event)
                 if _NO_CHOICES.search(event) and not self._format.usage_marker.search(event):
                     return b""
             return event
         self._last_usage = event.partition(b"data:")[2]
         self._first_usage = self._first_usage or self._last_usage
-        return b"" if self._asked.usage and _NO_CHOICES.search(event) else event
+        return b"" if self._requested.usage and _NO_CHOICES.search(event) else event

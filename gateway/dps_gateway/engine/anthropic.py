@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, Asked, ErrorFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import (
+    AnswerFormat,
+    ErrorFormat,
+    RequestedByGateway,
+    Usage,
+    text_or_none,
+    token_count,
+)
 from dps_gateway.engine.openai import error_object_of
 
 _PROMPT_FIELDS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -35,8 +42,10 @@ class _AnthropicAnswers:
     closing = (b"event: message_stop",)
     usage_marker = re.compile(rb'"usage":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
-        return raw, Asked()
+    def request_usage(
+        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
+    ) -> tuple[bytes, RequestedByGateway]:
+        return raw, RequestedByGateway()
 
     def usage_of(self, document: Any) -> Usage | None:
         if not isinstance(document, dict):

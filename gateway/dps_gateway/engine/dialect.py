@@ -35,7 +35,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedByGateway:
     """What the gateway requests of an engine on the client's behalf, so that it must not be relayed to the client."""
 
     usage: bool = False
@@ -55,7 +55,9 @@ class AnswerFormat(Protocol):
     def usage_marker(self) -> re.Pattern[bytes]:
         """Matches a stream event that may carry usage or `sources`, so that other events need no parsing."""
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+    def request_usage(
+        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
+    ) -> tuple[bytes, RequestedByGateway]:
         """Returns the request body to send, and what it requests on the client's behalf.
 
         `raw` is the client's request body; `body` is the same, parsed. `sources`: whether to request the sources of

@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, Asked, ErrorFormat, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import (
+    AnswerFormat,
+    ErrorFormat,
+    RequestedByGateway,
+    Usage,
+    text_or_none,
+    token_count,
+)
 from dps_gateway.engine.sources import REQUEST_FIELD, cached_tokens_details, fetched_tokens
 
 
@@ -19,7 +26,9 @@ class _OpenAIAnswers:
     closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"(?:usage|sglext)":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
+    def request_usage(
+        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
+    ) -> tuple[bytes, RequestedByGateway]:
         added: dict[str, Any] = {}
         if body.get("stream") is True:
             options = body.get("stream_options")
@@ -29,15 +38,15 @@ class _OpenAIAnswers:
         if sources and not body.get(REQUEST_FIELD):
             added[REQUEST_FIELD] = True
         if not added or not body:
-            return raw, Asked()
-        asked = Asked(usage="stream_options" in added, sources=REQUEST_FIELD in added)
+            return raw, RequestedByGateway()
+        requested = RequestedByGateway(usage="stream_options" in added, sources=REQUEST_FIELD in added)
         if added.keys() & body.keys():
             try:
-                return orjson.dumps({**body, **added}), asked
+                return orjson.dumps({**body, **added}), requested
             except orjson.JSONEncodeError:  # nested too deeply for the encoder, but not for the decoder
-                return raw, Asked()
+                return raw, RequestedByGateway()
         start = raw.index(b"{") + 1
-        return raw[:start] + orjson.dumps(added)[1:-1] + b"," + raw[start:], asked
+        return raw[:start] + orjson.dumps(added)[1:-1] + b"," + raw[start:], requested
 
     def usage_of(self, document: Any) -> Usage | None:
         usage = document.get("usage") if isinstance(document, dict) else None
@@ -73,8 +82,10 @@ class _ResponsesAnswers:
     closing = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
     usage_marker = re.compile(rb'"(?:usage":\s*\{|response\.created")')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
-        return raw, Asked()
+    def request_usage(
+        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
+    ) -> tuple[bytes, RequestedByGateway]:
+        return raw, RequestedByGateway()
 
     def usage_of(self, document: Any) -> Usage | None:
         if not isinstance(document, dict):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from dps_gateway.engine.dialect import AnswerFormat, Asked, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, text_or_none, token_count
 from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
@@ -127,8 +127,10 @@ class _GenerateAnswers:
     closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"meta_info":\s*\{')
 
-    def ask_for_usage(self, body: Mapping[str, Any], raw: bytes, *, sources: bool) -> tuple[bytes, Asked]:
-        return raw, Asked()
+    def request_usage(
+        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
+    ) -> tuple[bytes, RequestedByGateway]:
+        return raw, RequestedByGateway()
 
     def usage_of(self, document: Any) -> Usage | None:
         meta = document.get("meta_info") if isinstance(document, dict) else None

@@ -122,7 +122,7 @@ class Replica:
         """The units in which it caches and fetches tokens."""
         return (self.configuration or UNKNOWN).units
 
-    def salts_by(self, header: str) -> bool:
+    def reads_salt_header(self, header: str) -> bool:
         """Whether it is known to take cache salts from this header."""
         return (self.configuration or UNKNOWN).salt_header == header
 

@@ -103,7 +103,7 @@ async def threads() -> RecordingThreads:
 @pytest.mark.parametrize(
     ("path", "steps"),
     [
-        (CHAT, ["parse_object", "resolve_model", "_prompts", "count", "with_salt", "ask_for_usage"]),
+        (CHAT, ["parse_object", "resolve_model", "_prompts", "count", "with_salt", "request_usage"]),
         ("/v1/embeddings", ["parse_object", "resolve_model"]),
     ],
 )
