@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from itertools import product
 
+import aiohttp
+
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from e2e.prefix_cache.sessions import Session
+from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import FETCH_THRESHOLD
 
 THRESHOLD_TOKENS = 400
@@ -61,6 +63,24 @@ def check_answers(played: Sequence[Session], unmoved: Sequence[Session]) -> None
     for session in played:
         for turn, text in session.interrupted:
             assert session.turns[turn].text.startswith(text)
+
+
+async def check_not_cleared(writer: str, reader: str, unmoved: Sequence[Session]) -> None:
+    """Assert that a server reads what another one has stored, although the latter was asked to clear the storage.
+
+    writer, reader: the base URLs of both. unmoved: the same sessions on one server.
+    """
+    written, read = (fewer_sessions("cleared") for _ in range(2))
+    await play(written, writer, {"": writer})
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{writer}/hicache/storage-backend/clear"),
+    ):
+        pass
+    await play(read, reader, {})
+
+    assert cached_at_first(read) > 0
+    check_answers(read, unmoved)
 
 
 def lacking(played: Sequence[Session], unmoved: Sequence[Session]) -> int:

@@ -36,6 +36,7 @@ from e2e.prefix_cache.alternation import (
     cached_at_first,
     check,
     check_answers,
+    check_not_cleared,
     fewer_sessions,
     gateway,
     pools,
@@ -219,18 +220,7 @@ async def test_servers_find_of_each_prompt_what_was_recorded(shared: Shared) -> 
 
 async def test_server_does_not_clear_the_directory(shared: Shared) -> None:
     """It belongs to all servers that share it."""
-    written, read = (fewer_sessions("cleared") for _ in range(2))
-    greedy, reader = shared.servers["greedy"], shared.servers["STANDALONE"]
-    await play(written, greedy.url, {"": greedy.url})
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as http,
-        http.post(f"{greedy.url}/hicache/storage-backend/clear"),
-    ):
-        pass
-    await play(read, reader.url, {})
-
-    assert cached_at_first(read) > 0
-    check_answers(read, shared.unmoved)
+    await check_not_cleared(shared.servers["greedy"].url, shared.servers["STANDALONE"].url, shared.unmoved)
 
 
 async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared: Shared) -> None:

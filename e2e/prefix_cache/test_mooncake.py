@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -17,6 +16,7 @@ from e2e.prefix_cache.alternation import (
     cached_at_first,
     check,
     check_answers,
+    check_not_cleared,
     fewer_sessions,
     gateway,
     sessions,
@@ -141,18 +141,7 @@ async def test_servers_with_other_weights_read_none_of_each_others_pages(
 
 async def test_engine_does_not_clear_the_store(shared: Shared) -> None:
     """It belongs to all users of the master."""
-    written, read = (fewer_sessions("cleared") for _ in range(2))
-    greedy, reader = shared.servers["greedy"], shared.servers["NGRAM"]
-    await play(written, greedy.url, {"": greedy.url})
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as http,
-        http.post(f"{greedy.url}/hicache/storage-backend/clear"),
-    ):
-        pass
-    await play(read, reader.url, {})
-
-    assert cached_at_first(read) > 0
-    check_answers(read, shared.unmoved)
+    await check_not_cleared(shared.servers["greedy"].url, shared.servers["NGRAM"].url, shared.unmoved)
 
 
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:

@@ -27,6 +27,7 @@ def register() -> None:
     """Called by SGLang in each of its processes."""
     from dps_sglang import draft_refill  # which needs torch
 
+    # By name, because mypy permits no assignment to a function.
     setattr(draft_refill, "needs_refill", unless_requested(draft_refill.needs_refill))  # noqa: B010
 
 

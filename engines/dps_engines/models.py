@@ -123,12 +123,10 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     head_size = _positive(config, "head_dim", hidden // heads)
     queries, keys = heads * head_size, kv_heads * head_size
     attention = hidden * (2 * queries + 2 * keys)
-    if architecture.attention_bias or (
-        architecture.attention_bias is None and config.get("attention_bias") is True
-    ):
+    if architecture.attention_bias:
         attention += queries + 2 * keys
-        if architecture.attention_bias is None:
-            attention += hidden
+    elif architecture.attention_bias is None and config.get("attention_bias") is True:
+        attention += queries + 2 * keys + hidden
     if architecture.query_norm:
         attention += 2 * head_size
     intermediate = _positive(config, "intermediate_size")

@@ -29,6 +29,7 @@ from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.options import (
     add_engine_options,
     add_load_options,
+    add_replicas_option,
     add_workload_option,
     fleet_of,
     load_of,
@@ -147,13 +148,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N|all",
         help=f"how many of the workload's sessions to simulate (default: {DEFAULT_SESSIONS})",
     )
-    parser.add_argument(
-        "--replicas",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="number of gateway replicas (default: 1)",
-    )
+    add_replicas_option(parser)
     parser.add_argument(
         "--seed",
         type=int,

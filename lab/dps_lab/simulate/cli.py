@@ -17,10 +17,10 @@ from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
     add_load_options,
+    add_replicas_option,
     add_workload_option,
     fleet_of,
     load_of,
-    positive_int,
     threshold,
 )
 from dps_lab.simulate.regret import regret
@@ -92,13 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="τ in tokens, or 'none' to send every turn to the speculative pool (default: %(default)s)",
     )
     add_load_options(parser)
-    parser.add_argument(
-        "--replicas",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="number of gateway replicas (default: 1)",
-    )
+    add_replicas_option(parser)
     parser.add_argument(
         "--seed",
         type=int,

@@ -20,7 +20,7 @@ from dps_lab.simulate.grid import (
     sample,
     set_ups,
 )
-from dps_lab.simulate.options import positive_int
+from dps_lab.simulate.options import add_replicas_option, positive_int
 from dps_lab.simulate.workloads import WORKLOADS, load_workload
 
 TOLERANCE = 0.02
@@ -69,13 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--sessions", type=positive_int, default=120, metavar="N", help="number of sessions (default: 120)"
     )
-    parser.add_argument(
-        "--replicas",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="number of gateway replicas (default: 1)",
-    )
+    add_replicas_option(parser)
     parser.add_argument(
         "--changes", action="store_true", help="instead, change the load or an engine during the simulation"
     )

@@ -27,6 +27,17 @@ def add_workload_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_replicas_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--replicas`."""
+    parser.add_argument(
+        "--replicas",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="number of gateway replicas (default: 1)",
+    )
+
+
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add `--concurrency` and `--rate`, of which at most one may be given, and `--arrivals`."""
     load = parser.add_mutually_exclusive_group()

@@ -22,7 +22,7 @@ COLUMNS = "workload|policy|cache|c|batch, gateway|simulated|difference|median, g
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a row for each run as it is completed. Returns 1 if a turn was lost."""
+    """Print a row when a run has completed. Returns 1 if a turn was lost."""
     parser = argparse.ArgumentParser(prog="python -m dps_lab.validate", description=__doc__)
     parser.add_argument(
         "--speed", type=float, default=1.0, help="emulated seconds per real second (default: 1)"
