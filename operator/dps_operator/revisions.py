@@ -9,7 +9,7 @@ from dps_operator.api.model import Engine
 from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.api.status import REVISIONS
-from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of
+from dps_operator.builders.pool_engines import engine_of, has_own_engine, pool_of
 from dps_operator.observe import Child
 from dps_operator.resources import COMPONENT_LABEL, SPEC_HASH, TEMPLATE_HASH, Manifest
 

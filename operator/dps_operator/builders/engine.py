@@ -16,13 +16,13 @@ from dps_operator.builders.pods import (
     pull_secrets,
     spread,
 )
+from dps_operator.builders.pool_engines import engine_of, pool_of, runtime_of, version_of
 from dps_operator.builders.prefix_cache import (
     SECRET_REVISION,
     pod_additions,
     separates_tenants,
     shared,
 )
-from dps_operator.builders.runtime import engine_of, pool_of, runtime_of, version_of
 from dps_operator.builders.shared_gpu import start_order, waits
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,

@@ -9,8 +9,8 @@ from dps_operator.api.model import ServedModel
 from dps_operator.api.sources import ModelSource
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import to_wire
+from dps_operator.builders.pool_engines import runtime_of
 from dps_operator.builders.prefix_cache import shared
-from dps_operator.builders.runtime import runtime_of
 from dps_operator.builders.sources import model_path
 from dps_operator.errors import SpecError
 from dps_operator.resources import MODELS, Component, Manifest, Router, child, child_name

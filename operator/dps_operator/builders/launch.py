@@ -7,8 +7,8 @@ from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, SpeculativePoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.builders.node_pool import SHARES, gpu_bytes
+from dps_operator.builders.pool_engines import engine_of, has_own_engine, pool_of, runtime_of, version_of
 from dps_operator.builders.prefix_cache import launch_settings, shared
-from dps_operator.builders.runtime import engine_of, has_own_engine, pool_of, runtime_of, version_of
 from dps_operator.builders.sources import model_path
 from dps_operator.builders.speculation import launch_speculation
 from dps_operator.errors import SpecError

@@ -4,8 +4,8 @@ from dps_operator.api.prefix_cache import MooncakeMaster
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import plain_env
 from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted
+from dps_operator.builders.pool_engines import engine_of, runtime_of
 from dps_operator.builders.prefix_cache import MASTER_PORT, shared
-from dps_operator.builders.runtime import engine_of, runtime_of
 from dps_operator.resources import Manifest, Router, child, selector
 from dps_operator.settings import Settings
 

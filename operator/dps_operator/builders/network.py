@@ -4,8 +4,8 @@ from dps_engines.pools import POOLS
 from dps_operator.api.types import to_wire
 from dps_operator.builders import mooncake, store
 from dps_operator.builders.gateway_config import ADMIN_PORT, PORT
+from dps_operator.builders.pool_engines import runtime_of
 from dps_operator.builders.prefix_cache import MASTER_PORT, shared
-from dps_operator.builders.runtime import runtime_of
 from dps_operator.builders.shared_gpu import FIRST, WAITING, waits
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 

@@ -8,7 +8,7 @@ from dps_operator.api.spec import Spec
 from dps_operator.api.types import quantity_bytes
 from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import CONTAINER_SECURITY, overlay
-from dps_operator.builders.runtime import runtime_of, version_of
+from dps_operator.builders.pool_engines import runtime_of, version_of
 from dps_operator.builders.speculation import launch_speculation
 from dps_operator.builders.volumes import shared_claim, shared_volume
 from dps_operator.errors import SpecError

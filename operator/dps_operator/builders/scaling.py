@@ -6,7 +6,7 @@ from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.gateway import DEFAULT_GATEWAY_REPLICAS
 from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
-from dps_operator.builders.runtime import pool_of
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name, selector
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from dps_engines.pools import PoolName
 from dps_operator.builders.pods import CONTAINER_SECURITY
-from dps_operator.builders.runtime import engine_of, runtime_of
+from dps_operator.builders.pool_engines import engine_of, runtime_of
 from dps_operator.resources import NEIGHBOUR_CONTAINER, Manifest, Router, child_name
 
 WAITING: Final[PoolName] = "speculative"

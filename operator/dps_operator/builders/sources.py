@@ -12,7 +12,7 @@ from dps_operator.api.sources import GSSource, ModelSource, S3Source
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import plain_env, to_wire
 from dps_operator.builders.pods import CONTAINER_SECURITY
-from dps_operator.builders.runtime import pool_of
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest
 

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.spec import Spec
+from dps_operator.builders.pool_engines import runtime_of
 from dps_operator.builders.prefix_cache import shared
-from dps_operator.builders.runtime import runtime_of
 from dps_operator.errors import GatewaysUnreachableError, SpecError
 from dps_operator.gateway_metrics import gateway_addresses
 from dps_operator.gateway_poll import specs_with

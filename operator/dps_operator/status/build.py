@@ -7,7 +7,7 @@ from typing import Any
 from dps_engines.pools import POOLS, PoolName
 from dps_operator.api.types import to_wire
 from dps_operator.builders.network import base_url
-from dps_operator.builders.runtime import pool_of
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.observe import Replicas
 from dps_operator.resources import Manifest, Router, child_name, selector
 from dps_operator.revisions import history

@@ -1,7 +1,7 @@
 """The conditions of optional features: autoscaling, monitoring, scaling by demand, and calibration."""
 
 from dps_engines.pools import POOLS
-from dps_operator.builders.runtime import pool_of
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.builders.scaling import has_autoscaler
 from dps_operator.calibration import ResultError, newest, read
 from dps_operator.resources import Component, Router, child_name
