@@ -34,6 +34,14 @@ class BadBodyError(Exception):
         self.problems = problems
 
 
+class RefusedError(Exception):
+    """The request is answered with an error response, in the format of its API."""
+
+    def __init__(self, message: str, response: web.Response) -> None:
+        super().__init__(message)
+        self.response = response
+
+
 def json_response(content: Any, status: int = 200) -> web.Response:
     """A JSON response."""
     return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
@@ -125,6 +133,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except BadBodyError as error:
         return error_response(str(error), "Bad Request")
+    except RefusedError as refused:
+        return refused.response
     except web.HTTPException as error:
         response = json_response({"detail": error.reason}, error.status)
         if "Allow" in error.headers:

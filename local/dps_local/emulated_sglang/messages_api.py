@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dps_gateway.prompt.messages import chat_request
 from dps_local.emulated_sglang import results
@@ -17,13 +17,14 @@ from dps_local.emulated_sglang.driver import Engine, Output
 from dps_local.emulated_sglang.http import (
     BadBodyError,
     EventStream,
+    RefusedError,
     json_response,
     off_loop_if_long,
     read_body,
 )
 from dps_local.emulated_sglang.openai_api import OpenAIEndpoints
 from dps_local.emulated_sglang.prompt import Prompts
-from dps_local.emulated_sglang.protocol import ChatRequest
+from dps_local.emulated_sglang.protocol import ChatRequest, MaxTokens
 from dps_sglang.cache_salt import SALT_HEADER
 
 Request = TypeVar("Request", bound="CountRequest")
@@ -39,35 +40,16 @@ class CountRequest(BaseModel):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: int
+    max_tokens: MaxTokens
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop_sequences: list[str] | None = None
 
-    @field_validator("max_tokens")
-    @classmethod
-    def _positive(cls, value: int) -> int:
-        if value <= 0:
-            raise ValueError("max_tokens must be positive")
-        return value
-
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields of the chat request."""
         fields = {"temperature": self.temperature, "top_p": self.top_p, "stop": self.stop_sequences}
         return fields | {"max_tokens": self.max_tokens, "stream": bool(self.stream)}
-
-
-class RefusedError(Exception):
-    """The request is answered with status 400."""
-
-    def __init__(self, message: str, kind: str = "invalid_request_error") -> None:
-        super().__init__(message)
-        self.kind = kind
-
-    @property
-    def response(self) -> web.Response:
-        return json_response(_error(str(self), self.kind), 400)
 
 
 class MessagesEndpoints:
@@ -87,14 +69,11 @@ class MessagesEndpoints:
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
-        try:
-            request = await _read(http, MessagesRequest)
-            chat, prompt = await self._chat(http, request, request.sampling_fields())
-            if chat.stream:
-                return await self._stream(http, chat, prompt)
-            (output,) = await self._outputs(chat, prompt)
-        except RefusedError as refused:
-            return refused.response
+        request = await _read(http, MessagesRequest)
+        chat, prompt = await self._chat(http, request, request.sampling_fields())
+        if chat.stream:
+            return await self._stream(http, chat, prompt)
+        (output,) = await self._outputs(chat, prompt)
         message = {
             **_message(request.model),
             "content": [{"type": "text", "text": output.text}],
@@ -105,10 +84,7 @@ class MessagesEndpoints:
 
     async def count_tokens(self, http: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens."""
-        try:
-            _, prompt = await self._chat(http, await _read(http, CountRequest), {})
-        except RefusedError as refused:
-            return refused.response
+        _, prompt = await self._chat(http, await _read(http, CountRequest), {})
         return json_response({"input_tokens": len(prompt)})
 
     async def _chat(
@@ -122,17 +98,17 @@ class MessagesEndpoints:
             salt = {"cache_salt": http.headers.get(SALT_HEADER)}
             converted = ChatRequest.model_validate(chat | fields | salt)
             if problem := self._openai.problem_of_chat(converted):
-                raise RefusedError(problem)
+                raise _refused(problem)
             return converted, await off_loop_if_long(http, self._prompts.encode_chat, converted)
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
-            raise RefusedError(str(error)) from error
+            raise _refused(str(error)) from error
 
     async def _outputs(self, chat: ChatRequest, prompt: results.Prompt) -> Sequence[Output]:
         params, spaces = chat.sampling(chat.longest_answer), chat.namespaces(1, batch=False)
         try:
             return await results.final_outputs(self._engine, [prompt], params, namespaces=spaces)
         except ValueError as error:
-            raise RefusedError(str(error), "BadRequestError") from error
+            raise _refused(str(error), "BadRequestError") from error
 
     async def _stream(
         self, http: web.Request, chat: ChatRequest, prompt: results.Prompt
@@ -194,7 +170,11 @@ async def _read(http: web.Request, model: type[Request]) -> Request:
             ".".join(str(part) for part in problem["loc"] if part != "body") + f": {problem['msg']}"
             for problem in error.problems
         ]
-        raise RefusedError("; ".join(problems)) from error
+        raise _refused("; ".join(problems)) from error
+
+
+def _refused(message: str, kind: str = "invalid_request_error") -> RefusedError:
+    return RefusedError(message, json_response(_error(message, kind), 400))
 
 
 def _message(model: str) -> dict[str, Any]:

@@ -4,12 +4,22 @@ Field order and defaults matter, because messages and tools are passed to the ch
 declared here. Unknown fields are ignored, as in SGLang.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_serializer, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_serializer, model_validator
 
 from dps_local.emulated_sglang.generation import SamplingParams
 from dps_local.emulated_sglang.radix import Namespace
+
+
+def _check_max_tokens(value: int) -> int:
+    if value <= 0:
+        raise ValueError("max_tokens must be positive")
+    return value
+
+
+MaxTokens = Annotated[int, AfterValidator(_check_max_tokens)]
+"""A required limit of the answer's length, with SGLang's error message."""
 
 
 class TextPart(BaseModel):
@@ -193,14 +203,7 @@ class OpenAIRequest(CacheFields):
 class CompletionRequest(OpenAIRequest):
     prompt: list[int] | list[list[int]] | str | list[str]
     echo: bool = False
-    max_tokens: int = 16
-
-    @field_validator("max_tokens")
-    @classmethod
-    def _positive(cls, value: int) -> int:
-        if value <= 0:
-            raise ValueError("max_tokens must be positive")
-        return value
+    max_tokens: MaxTokens = 16
 
 
 class ChatRequest(OpenAIRequest):

@@ -19,6 +19,7 @@ from dps_local.emulated_sglang.driver import Engine, Output
 from dps_local.emulated_sglang.http import (
     BadBodyError,
     EventStream,
+    RefusedError,
     json_response,
     off_loop_if_long,
     read_body,
@@ -81,22 +82,6 @@ class ResponsesRequest(CacheFields):
         }
 
 
-class RefusedError(Exception):
-    """The request is answered with an error."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        kind: str = "invalid_request_error",
-    ) -> None:
-        super().__init__(message)
-        error = {"message": message, "type": kind, "param": param, "code": status}
-        self.response = json_response({"error": error}, status)
-
-
 class ResponsesEndpoints:
     """The endpoints of OpenAI's Responses API of one engine, and its response store."""
 
@@ -122,30 +107,21 @@ class ResponsesEndpoints:
 
     async def create(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
-        try:
-            request = await _read(http)
-            chat, prompt = await self._chat(http, request)
-            if request.background and not request.stream:
-                return json_response(self._start(request, chat, prompt))
-            if request.stream:
-                return await self._stream(http, request, chat, prompt)
-            return json_response(await self._answer(request, chat, prompt))
-        except RefusedError as refused:
-            return refused.response
+        request = await _read(http)
+        chat, prompt = await self._chat(http, request)
+        if request.background and not request.stream:
+            return json_response(self._start(request, chat, prompt))
+        if request.stream:
+            return await self._stream(http, request, chat, prompt)
+        return json_response(await self._answer(request, chat, prompt))
 
     async def retrieve(self, http: web.Request) -> web.Response:
         """GET /v1/responses/{id}."""
-        try:
-            return json_response(self._response_of(http.match_info["id"]))
-        except RefusedError as refused:
-            return refused.response
+        return json_response(self._response_of(http.match_info["id"]))
 
     async def cancel(self, http: web.Request) -> web.Response:
         """POST /v1/responses/{id}/cancel."""
-        try:
-            response = self._response_of(http.match_info["id"])
-        except RefusedError as refused:
-            return refused.response
+        response = self._response_of(http.match_info["id"])
         if response["status"] in ("queued", "in_progress"):
             response["status"] = "cancelled"
             self._tasks[response["id"]].cancel()
@@ -161,25 +137,25 @@ class ResponsesEndpoints:
     def _response_of(self, response_id: str) -> dict[str, Any]:
         """A stored response. Raises RefusedError."""
         if not self._stores:
-            raise RefusedError(STORE_DISABLED, param="response_id")
+            raise _refused(STORE_DISABLED, param="response_id")
         if not response_id.startswith("resp_"):
-            raise RefusedError(
+            raise _refused(
                 f"Invalid 'response_id': '{response_id}'. Expected an ID that begins with 'resp'.",
                 param="response_id",
             )
         if response_id not in self._stored:
             message = f"Response with id '{response_id}' not found."
-            raise RefusedError(message, status=404, param="response_id")
+            raise _refused(message, status=404, param="response_id")
         return self._stored[response_id]
 
     async def _chat(self, http: web.Request, request: ResponsesRequest) -> tuple[ChatRequest, results.Prompt]:
         """The chat request and its prompt. Raises RefusedError."""
         for field in ("previous_response_id", "background"):
             if getattr(request, field) and not self._stores:
-                raise RefusedError(STORE_DISABLED, param=field)
+                raise _refused(STORE_DISABLED, param=field)
         if request.model is not None and request.model.partition(":")[0] != self._model:
             message = f"The model '{request.model}' does not exist"
-            raise RefusedError(message, status=404, param="model")
+            raise _refused(message, status=404, param="model")
         items = request.items
         if request.previous_response_id is not None:
             self._response_of(request.previous_response_id)
@@ -189,14 +165,14 @@ class ResponsesEndpoints:
             fields = chat_request(body, inline_system=self._prompts.renders_inline_system)
             chat = ChatRequest.model_validate(fields | request.sampling_fields())
             if not chat.messages:
-                raise RefusedError(
+                raise _refused(
                     "Cannot apply chat template to an empty conversation. Provide at least one message. None"
                 )
             if problem := self._openai.problem_of_chat(chat):
-                raise RefusedError(problem)
+                raise _refused(problem)
             return chat, await off_loop_if_long(http, self._prompts.encode_chat, chat)
         except (AttributeError, KeyError, TypeError, ValidationError, ValueError) as error:
-            raise RefusedError(str(error)) from error
+            raise _refused(str(error)) from error
 
     async def _answer(
         self, request: ResponsesRequest, chat: ChatRequest, prompt: results.Prompt
@@ -208,7 +184,7 @@ class ResponsesEndpoints:
                 self._engine, [prompt], params, [request.request_id], chat.namespaces(1, batch=False)
             )
         except ValueError as error:
-            raise RefusedError(str(error)) from error
+            raise _refused(str(error)) from error
         response = self._completed(request, output, _message(output.text) if output.text else None)
         self._store(request, response)
         return response
@@ -312,7 +288,14 @@ async def _read(http: web.Request) -> ResponsesRequest:
     try:
         return await read_body(http, ResponsesRequest)
     except BadBodyError as error:
-        raise RefusedError(str(error), kind="Bad Request") from error
+        raise _refused(str(error), kind="Bad Request") from error
+
+
+def _refused(
+    message: str, *, status: int = 400, param: str | None = None, kind: str = "invalid_request_error"
+) -> RefusedError:
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return RefusedError(message, json_response({"error": error}, status))
 
 
 def _part(text: str) -> dict[str, Any]:
