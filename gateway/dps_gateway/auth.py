@@ -133,10 +133,6 @@ class Keys:
             raise Unauthorized("the API key has been revoked")
         return hashlib.blake2b(tenant.encode(), key=first, digest_size=32).digest()
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant of the API key in the request's headers. Raises Unauthorized."""
-        return self.key(headers).tenant
-
 
 class KeyLoad:
     """The requests in flight of each API key. `shared` contains those in the other workers, if there are any."""

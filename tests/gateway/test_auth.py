@@ -33,7 +33,7 @@ def keys(tmp_path: Path) -> Keys:
     ],
 )
 def test_key_identifies_its_tenant(keys: Keys, headers: dict[str, str], tenant: str) -> None:
-    assert keys.tenant(CIMultiDict(headers)) == tenant
+    assert keys.key(CIMultiDict(headers)).tenant == tenant
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_key_identifies_its_tenant(keys: Keys, headers: dict[str, str], tenant: 
 )
 def test_invalid_credentials_are_refused(keys: Keys, headers: dict[str, str], message: str) -> None:
     with pytest.raises(Unauthorized, match=message):
-        keys.tenant(CIMultiDict(headers))
+        keys.key(CIMultiDict(headers))
 
 
 @pytest.mark.parametrize("line", ["sk-secret", ":sk-secret", "team-a:"])
@@ -109,10 +109,10 @@ def test_key_is_refused_from_its_expiry_on() -> None:
     now = 99.9
     keys = Keys([Key("team", digest_of(SECRET), expires=100.0)], clock=lambda: now)
     headers = CIMultiDict({"x-api-key": SECRET})
-    assert keys.tenant(headers) == "team"
+    assert keys.key(headers).tenant == "team"
     now = 100.0
     with pytest.raises(Unauthorized, match="has expired"):
-        keys.tenant(headers)
+        keys.key(headers)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def run(file: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def tenant(file: Path, key: str) -> str:
-    return Keys.load(file).tenant(CIMultiDict({"Authorization": f"Bearer {key}"}))
+    return Keys.load(file).key(CIMultiDict({"Authorization": f"Bearer {key}"})).tenant
 
 
 def test_added_key_is_valid_and_only_its_hash_is_stored(file: Path, run: Run) -> None:
