@@ -14,7 +14,7 @@ from dps_gateway.pool import Pool
 from dps_gateway.reload import Source, receive_config, watch_config
 from dps_gateway.routing.learning import learns
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.write_behind import write_behind
+from dps_gateway.session.store import write_behind
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import watch_service

@@ -241,11 +241,6 @@ class Runtime:
         """The API key of a request, or None if no keys are configured. Raises Unauthorized."""
         return self.keys.key(headers) if self.keys is not None else None
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant of a request: the empty string if no keys are configured. Raises Unauthorized."""
-        key = self.key(headers)
-        return key.tenant if key is not None else ""
-
     @property
     def separates_tenants(self) -> bool:
         """Whether there are several tenants, which must not read each other's cached tokens."""

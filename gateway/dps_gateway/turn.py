@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dps_gateway.cached_prompt import SINGLE_TOKENS, CachedPrompt, CacheUnits
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt
 from dps_gateway.prompt.separation import cache_key
-from dps_gateway.prompt_tokens import SINGLE_TOKENS, CachedPrompt, CacheUnits
 from dps_gateway.replica_id import replica_id
-from dps_gateway.routing.decision import PoolView, Turn
+from dps_gateway.routing.decision import PolicyInput, PoolView
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
 from dps_gateway.session.record import Holder, Point, Record
@@ -288,9 +288,9 @@ def _recorded_prefix_bytes(session: Session) -> int:
     return session.growth.base.offset if session.growth.base is not None else 0
 
 
-def policy_input(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Turn:
+def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> PolicyInput:
     """The policy's input for a measured turn, with the present state of the pools."""
-    return Turn(
+    return PolicyInput(
         prompt_tokens=turn.prompt_tokens,
         delta_tokens=turn.delta_tokens,
         draw=random.random(),

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.adaptive import Adaptive
-from dps_gateway.routing.decision import PoolView, Turn
+from dps_gateway.routing.decision import PolicyInput, PoolView
 from dps_gateway.routing.learning import Observation
 
 GROWN = PromptTokens(held=3_900, fetchable=0, prefill=100)
@@ -70,7 +70,7 @@ unhurried = settings(deadline=None)
 """A busy machine could exceed the deadline of an example."""
 
 
-def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) -> Turn:
+def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) -> PolicyInput:
     """The second turn of a session, whose prompt grew by 100 tokens."""
     values: dict[str, Any] = {
         "prompt_tokens": 4_000,
@@ -80,7 +80,7 @@ def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) 
         "last_pool": None,
         "pools": {Pool.SPECULATIVE: speculative, Pool.GREEDY: greedy},
     }
-    return Turn(**(values | changed))
+    return PolicyInput(**(values | changed))
 
 
 def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_request: float = 0) -> Observation:
@@ -124,7 +124,7 @@ def learned(*history: Observation) -> Adaptive:
     return policy
 
 
-def predicted(policy: Adaptive, turn: Turn) -> Mapping[Pool, float]:
+def predicted(policy: Adaptive, turn: PolicyInput) -> Mapping[Pool, float]:
     """The predicted latency of a turn in each pool, in seconds."""
     decision = policy.decide(turn)
     assert decision.predicted is not None

@@ -192,7 +192,7 @@ def test_long_answers_are_no_prediction_errors() -> None:
 
 
 def test_longer_queue_does_not_keep_a_session_in_a_pool_that_was_faster_than_predicted() -> None:
-    """The doubt about a prediction grows with it, but must not grow faster than the predicted gain."""
+    """The uncertainty of a prediction grows with it, but must not grow faster than the predicted gain."""
     slow = [answer(Pool.GREEDY, 0.05, load=50, wait_per_request=0.02) for _ in range(60)]
     faster = [answer(Pool.GREEDY, 0.0091, load=50, wait_per_request=0.02) for _ in range(10)]
     policy = learned(*slow, *faster)

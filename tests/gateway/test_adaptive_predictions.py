@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing.adaptive import Adaptive, Workload
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.routing.fetch_rates import MAX_REPLICAS, FetchRates

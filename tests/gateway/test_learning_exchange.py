@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import pytest
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.config import parse_config
 from dps_gateway.learning_exchange import ENOUGH_TURNS, LIVE_SECONDS, SharedLearning, learned_key
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
-from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.session.storage import StoreUnavailable
@@ -59,7 +59,7 @@ class Policy:
         self.observed = 0
         self.absorbed: list[str] = []
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return Decision(Pool.GREEDY, Reason.PREDICTED_FASTER)
 
     def observe(self, observation: Observation, /) -> None:

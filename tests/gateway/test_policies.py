@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.routing import policies as policies_module
-from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
+from dps_gateway.routing.decision import Decision, Policy, PolicyInput, PoolView, Reason
 from dps_gateway.routing.policies import (
     POLICIES,
     AlwaysGreedy,
@@ -27,8 +27,8 @@ OVER = Decision(Pool.GREEDY, Reason.OVER_THRESHOLD)
 tokens = st.integers(min_value=0, max_value=1_000_000)
 
 
-def turn(delta: int, length: int | None = None, draw: float = 0.0) -> Turn:
-    return Turn(
+def turn(delta: int, length: int | None = None, draw: float = 0.0) -> PolicyInput:
+    return PolicyInput(
         prompt_tokens=delta if length is None else length,
         delta_tokens=delta,
         draw=draw,
@@ -157,7 +157,7 @@ def test_registry_lists_every_policy() -> None:
 
 def test_every_input_of_a_policy_is_required() -> None:
     """With a default, the gateway or the simulator could omit an input unnoticed."""
-    assert [each.name for each in fields(Turn) if each.default is not MISSING] == []
+    assert [each.name for each in fields(PolicyInput) if each.default is not MISSING] == []
 
 
 def test_unknown_policy_error_lists_the_registered_names() -> None:

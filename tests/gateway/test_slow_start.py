@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dps_gateway.prompt_tokens import CachedPrompt
+from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.upstream.replica import SMALLEST_WEIGHT, Replica
 from dps_testkit.engine_pool import NO_REPLICA, SinglePool
 

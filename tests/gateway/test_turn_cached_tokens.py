@@ -2,10 +2,10 @@
 
 import pytest
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
 from dps_gateway.replica_id import replica_id
-from dps_gateway.turn import MeasuredTurn, policy_input
+from dps_gateway.turn import MeasuredTurn, policy_input_of
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_testkit.conversations import KEYS, SYSTEM, ConversationClient, answer, sharing, url, user
@@ -40,7 +40,7 @@ async def test_turn_goes_to_the_replica_that_holds_the_longest_prefix(client: Co
         history = [SYSTEM, user(f"to {replica}")]
         first = await client.send(*history, replica=replica)
         turn = await client.measure(*history, answer("a"), user("two"))
-        view = policy_input(turn, pools).pools[Pool.GREEDY]
+        view = policy_input_of(turn, pools).pools[Pool.GREEDY]
         new = turn.prompt_tokens - first.prompt_tokens
         assert view.prompt == PromptTokens(held=first.prompt_tokens, fetchable=0, prefill=new)
 
@@ -55,7 +55,7 @@ async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_p
     turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
     new = turn.prompt_tokens - first.prompt_tokens
     moved = PromptTokens(0, first.prompt_tokens, new) if common else PromptTokens(0, 0, turn.prompt_tokens)
-    views = policy_input(turn, ready_pools()).pools
+    views = policy_input_of(turn, ready_pools()).pools
     assert {pool: view.prompt for pool, view in views.items()} == {
         Pool.SPECULATIVE: moved,
         Pool.GREEDY: PromptTokens(first.prompt_tokens, 0, new),
@@ -81,14 +81,16 @@ async def test_policy_receives_only_pools_with_a_ready_replica(client: Conversat
     pools = ready_pools()
     for replica in pools[Pool.SPECULATIVE].replicas.values():
         pools[Pool.SPECULATIVE].mark_unavailable(replica)
-    routed = policy_input(await client.measure(user("one")), pools)
+    routed = policy_input_of(await client.measure(user("one")), pools)
     assert (list(routed.pools), routed.last_pool) == ([Pool.GREEDY], None)
 
 
 async def test_turn_that_both_pools_have_served_has_no_last_pool(client: ConversationClient) -> None:
     for pool in Pool:
         await client.send(SYSTEM, user("one"), pool=pool)
-    routed = policy_input(await client.measure(SYSTEM, user("one"), answer("a"), user("two")), ready_pools())
+    routed = policy_input_of(
+        await client.measure(SYSTEM, user("one"), answer("a"), user("two")), ready_pools()
+    )
     assert routed.last_pool is None
 
 

@@ -1,7 +1,7 @@
 """The simulated gateway: what its replicas know about the engines when they route a turn."""
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.run import Load, Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace, TurnLengths
@@ -13,12 +13,12 @@ class Recorder:
     """Send every turn to the greedy pool, and record the inputs of all gateway replicas."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[PolicyInput] = []
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Recorder":
         return self
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         self.turns.append(turn)
         return Decision(Pool.GREEDY, Reason.FIXED)
 

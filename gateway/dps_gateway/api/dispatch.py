@@ -10,8 +10,8 @@ from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
 from dps_gateway.api.errors import Suspended, TenantsNotSeparated
+from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.deadline import Deadline

@@ -8,15 +8,15 @@ from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, Handler, handler
 from dps_gateway.api.dispatch import Outbound, Placed, dispatch
 from dps_gateway.api.endpoints.route import Route
-from dps_gateway.api.job import Job, prepare
 from dps_gateway.api.long_bodies import off_loop
 from dps_gateway.api.relay import Relay
 from dps_gateway.api.request import urgency_of
+from dps_gateway.api.routed_request import RoutedRequest, prepare
 from dps_gateway.telemetry.tracing import fail_span
 from dps_gateway.upstream.exchange import forwarded_headers
 
 
-def routed(route: Route) -> Handler:
+def routed_endpoint(route: Route) -> Handler:
     """The handler of a routed endpoint."""
 
     async def serve(call: Call) -> web.StreamResponse:
@@ -25,38 +25,40 @@ def routed(route: Route) -> Handler:
     return handler(route.path, route.path, serve)
 
 
-async def _answer(job: Job) -> web.StreamResponse:
-    call, route = job.call, job.route
+async def _answer(routed: RoutedRequest) -> web.StreamResponse:
+    call, route = routed.call, routed.route
     runtime, request = call.runtime, call.request
     model = runtime.config.model.name
     span = runtime.tracing.child(call.span, f"{route.operation} {model}", SpanKind.CLIENT)
-    spans.describe_request(span, route.operation, runtime.engine.provider, job.body, model)
-    if job.turn is not None:
-        spans.describe_conversation(call.span, span, job.turn.session.client_id)
+    spans.describe_request(span, route.operation, runtime.engine.provider, routed.body, model)
+    if routed.turn is not None:
+        spans.describe_conversation(call.span, span, routed.turn.session.client_id)
     common = runtime.config.routing.common_prefix_cache
-    body, requested = await off_loop(job.raw, route.answers.request_usage, job.body, job.raw, sources=common)
-    added = {**runtime.tracing.propagate(span, request.headers), **job.headers}
+    body, requested = await off_loop(
+        routed.raw, route.answers.request_usage, routed.body, routed.raw, sources=common
+    )
+    added = {**runtime.tracing.propagate(span, request.headers), **routed.headers}
     outbound = Outbound(
         method="POST",
         path=route.path,
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, added, call.request_id),
-        session=job.session,
+        session=routed.session,
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),
-        streamed=job.body.get("stream") is True,
+        streamed=routed.body.get("stream") is True,
         buffered=True,
-        prompt=job.turn.cached if job.turn is not None else None,
-        salt_header=SALT_HEADER if SALT_HEADER in job.headers and runtime.separates_tenants else None,
-        replica=job.stored.url if job.stored is not None else None,
+        prompt=routed.turn.cached if routed.turn is not None else None,
+        salt_header=SALT_HEADER if SALT_HEADER in routed.headers and runtime.separates_tenants else None,
+        replica=routed.stored.url if routed.stored is not None else None,
     )
     placed: Placed | None = None
     try:
-        placed = await dispatch(call, job.decision, outbound)
+        placed = await dispatch(call, routed.decision, outbound)
         spans.describe_placement(
             span, placed.replica.url, placed.pool.name, placed.reason, placed.answer.status
         )
-        return await Relay(job, placed, span, requested).run()
+        return await Relay(routed, placed, span, requested).run()
     except Exception as error:
         fail_span(span, error)
         raise

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dps_gateway.api.dispatch import Placed
-from dps_gateway.api.job import Job
+from dps_gateway.api.routed_request import RoutedRequest
 from dps_gateway.engine.dialect import Usage
 from dps_gateway.engine.sources import prompt_sources
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Reason, Turn
+from dps_gateway.routing.decision import PolicyInput, Reason
 from dps_gateway.routing.learning import Observation, learns
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.turn import MeasuredTurn
@@ -20,9 +20,9 @@ from dps_gateway.turn import MeasuredTurn
 class Outcome:
     """A turn whose answer is complete."""
 
-    job: Job
+    routed: RoutedRequest
     turn: MeasuredTurn
-    routed: Turn
+    policy_input: PolicyInput
     placed: Placed
     usage: Usage
     first_byte: float
@@ -40,12 +40,14 @@ class Outcome:
         return self.first_byte - since if self.placed.answer.streams else None
 
 
-def record_outcome(job: Job, placed: Placed, usage: Usage, first_byte: float, ended: float) -> None:
+def record_outcome(
+    routed: RoutedRequest, placed: Placed, usage: Usage, first_byte: float, ended: float
+) -> None:
     """Record a request whose answer is complete. Requests that are not turns are ignored."""
-    if placed.answer.status != 200 or job.turn is None or job.routed is None:
+    if placed.answer.status != 200 or routed.turn is None or routed.policy_input is None:
         return
-    outcome = Outcome(job, job.turn, job.routed, placed, usage, first_byte, ended)
-    runtime = job.call.runtime
+    outcome = Outcome(routed, routed.turn, routed.policy_input, placed, usage, first_byte, ended)
+    runtime = routed.call.runtime
     if _comparable(outcome):
         _record_prediction(runtime.metrics, outcome)
         if learns(policy := runtime.policy):
@@ -62,14 +64,14 @@ def _comparable(outcome: Outcome) -> bool:
     return (
         not outcome.placed.retried
         and outcome.placed.reason is not Reason.FAILOVER
-        and outcome.pool in outcome.routed.pools
+        and outcome.pool in outcome.policy_input.pools
         and outcome.usage.finish_reason != "abort"
     )
 
 
 def _record_prediction(metrics: Metrics, outcome: Outcome) -> None:
-    predicted = outcome.job.decision.predicted or {}
-    seconds = outcome.ended - outcome.job.routed_at
+    predicted = outcome.routed.decision.predicted or {}
+    seconds = outcome.ended - outcome.routed.decided_at
     if outcome.pool in predicted:
         metrics.prediction_error.labels(outcome.pool.value).observe(abs(seconds - predicted[outcome.pool]))
     if outcome.pool.other in predicted:
@@ -78,7 +80,7 @@ def _record_prediction(metrics: Metrics, outcome: Outcome) -> None:
 
 def _observation(outcome: Outcome) -> Observation:
     """The policy's observation of the turn, with the pool's state when the turn was routed."""
-    view, since, usage = outcome.routed.pools[outcome.pool], outcome.job.routed_at, outcome.usage
+    view, since, usage = outcome.policy_input.pools[outcome.pool], outcome.routed.decided_at, outcome.usage
     return Observation(
         pool=outcome.pool,
         replica=outcome.placed.replica.id,
@@ -98,10 +100,10 @@ def _observation(outcome: Outcome) -> Observation:
 
 def _entry(outcome: Outcome) -> dict[str, Any]:
     """The line of the decision log. docs/gateway.md describes the fields for users."""
-    turn, usage, arrived = outcome.turn, outcome.usage, outcome.job.call.started
-    views = outcome.routed.pools
-    predicted = outcome.job.decision.predicted
-    common = outcome.job.call.runtime.config.routing.common_prefix_cache
+    turn, usage, arrived = outcome.turn, outcome.usage, outcome.routed.call.started
+    views = outcome.policy_input.pools
+    predicted = outcome.routed.decision.predicted
+    common = outcome.routed.call.runtime.config.routing.common_prefix_cache
     sources = prompt_sources(usage, common)
     return {
         "time": round(time.time() - (time.perf_counter() - arrived), 6),

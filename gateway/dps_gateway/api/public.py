@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.endpoints import ROUTES
 from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response, errors_of
-from dps_gateway.api.inference import routed
+from dps_gateway.api.inference import routed_endpoint
 from dps_gateway.api.openapi import encoded
 from dps_gateway.api.passthrough import RELAYED_GET, RELAYED_POST, pass_through
 from dps_gateway.api.request import request_id_of
@@ -31,7 +31,7 @@ def public_app(runtime: Runtime) -> web.Application:
     app.router.add_get("/version", _version)
     app.router.add_get("/openapi.json", _openapi)
     for route in ROUTES:
-        app.router.add_post(route.path, routed(route))
+        app.router.add_post(route.path, routed_endpoint(route))
     for path in RELAYED_GET:
         app.router.add_get(path, pass_through)
     for path in RELAYED_POST:

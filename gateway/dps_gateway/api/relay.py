@@ -10,9 +10,9 @@ from opentelemetry.trace import Span
 from dps_gateway.api import spans
 from dps_gateway.api.dispatch import Placed
 from dps_gateway.api.errors import error_event
-from dps_gateway.api.job import Job
 from dps_gateway.api.outcome import record_outcome
 from dps_gateway.api.response import client_headers, send_complete
+from dps_gateway.api.routed_request import RoutedRequest
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.api.stored_responses import remember
 from dps_gateway.engine.dialect import RequestedByGateway, Usage, read_usage
@@ -30,10 +30,12 @@ class Relay:
     rely on the commit, whichever gateway replica receives its next turn. The rest of a stream does not wait for it.
     """
 
-    def __init__(self, job: Job, placed: Placed, span: Span, requested: RequestedByGateway) -> None:
-        self._job = job
-        self._call = job.call
-        self._runtime = job.call.runtime
+    def __init__(
+        self, routed: RoutedRequest, placed: Placed, span: Span, requested: RequestedByGateway
+    ) -> None:
+        self._routed = routed
+        self._call = routed.call
+        self._runtime = routed.call.runtime
         self._placed = placed
         self._answer = placed.answer
         self._span = span
@@ -56,13 +58,13 @@ class Relay:
             self._placed.pool.record_token(self._placed.replica)
             seconds = self._first_byte - self._call.started
             metrics.time_to_first_token.labels(pool).observe(seconds)
-            metrics.genai_first_token.labels(self._job.route.operation, self._model).observe(seconds)
+            metrics.genai_first_token.labels(self._routed.route.operation, self._model).observe(seconds)
 
     async def _send_whole(self) -> web.StreamResponse:
         content = self._placed.content
         if self._answer.status == 200 and content:
             await self._commit()
-            await self._account(read_usage(content, self._job.route.answers))
+            await self._account(read_usage(content, self._routed.route.answers))
             content = without_sources(content) if self._requested.sources else content
         # The engine has finished. A client that reads slowly does not occupy its slot.
         self._placed.close()
@@ -72,7 +74,7 @@ class Relay:
         """Forward events as they arrive; the closing one waits for the commit."""
         call = self._call
         response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
-        events = EventRelay(self._job.route.answers, self._requested)
+        events = EventRelay(self._routed.route.answers, self._requested)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
         await self._register(events)
@@ -114,33 +116,33 @@ class Relay:
         rest = events.finish()
         if not closing and self._answer.status == 200:
             await self._call.write(rest)
-            ending = self._job.route.answers.closing[0].decode().partition(": ")[2]
+            ending = self._routed.route.answers.closing[0].decode().partition(": ")[2]
             raise UpstreamBroken(f"the engine ended the stream without {ending}")
         return closing + rest
 
     async def _commit(self) -> None:
-        if self._job.turn is not None and self._answer.status == 200:
+        if self._routed.turn is not None and self._answer.status == 200:
             reference = span_reference(self._call.span)
             pool, url = self._placed.pool.name, self._placed.replica.url
-            await self._runtime.turns.commit(self._job.turn, pool, url, reference)
+            await self._runtime.turns.commit(self._routed.turn, pool, url, reference)
 
     async def _register(self, events: EventRelay) -> None:
         """Record which engine holds the response as soon as the stream contains its id.
 
         A client can therefore retrieve or cancel the response once it has read the id.
         """
-        if self._registered or not self._job.stores or self._answer.status != 200:
+        if self._registered or not self._routed.stores or self._answer.status != 200:
             return
         usage = events.usage
         if usage is not None:
             self._registered = True
-            await remember(self._call, self._placed, self._job.turn, usage, complete=False)
+            await remember(self._call, self._placed, self._routed.turn, usage, complete=False)
 
     async def _account(self, usage: Usage | None) -> None:
         """Record the engine's token counts. A failure is logged, because the answer itself is not affected."""
         try:
-            if self._job.stores and usage is not None:
-                await remember(self._call, self._placed, self._job.turn, usage)
+            if self._routed.stores and usage is not None:
+                await remember(self._call, self._placed, self._routed.turn, usage)
             await self._record(usage)
         except Exception:
             log.exception("request %s: its usage could not be recorded", self._call.request_id)
@@ -148,7 +150,7 @@ class Relay:
     async def _record(self, usage: Usage | None) -> None:
         """Add the engine's token counts to metrics, the span and the session's record."""
         metrics, pool = self._runtime.metrics, self._placed.pool
-        labels = (self._job.route.operation, self._model)
+        labels = (self._routed.route.operation, self._model)
         ended = time.perf_counter()
         metrics.genai_duration.labels(*labels).observe(ended - self._call.started)
         if usage is None or not usage.prompt_tokens:
@@ -167,7 +169,7 @@ class Relay:
             per_token = (ended - self._first_byte) / (usage.completion_tokens - 1)
             metrics.time_per_output_token.labels(pool.name.value).observe(per_token)
         pool.observe(first_chunk, per_token)
-        record_outcome(self._job, self._placed, usage, self._first_byte, ended)
+        record_outcome(self._routed, self._placed, usage, self._first_byte, ended)
         await self._correct(usage)
 
     def _count_sources(self, sources: PromptSources | None) -> None:
@@ -176,13 +178,13 @@ class Relay:
         metrics, pool = self._runtime.metrics, self._placed.pool.name
         for name in ("held", "fetched", "computed"):
             metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
-        if self._job.turn is not None:
+        if self._routed.turn is not None:
             replica = self._placed.replica
-            fetchable = self._job.turn.cached.tokens(replica.id, replica.units).fetchable
+            fetchable = self._routed.turn.cached.tokens(replica.id, replica.units).fetchable
             metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
     async def _correct(self, usage: Usage) -> None:
-        turn, replica = self._job.turn, self._placed.replica
+        turn, replica = self._routed.turn, self._placed.replica
         if turn is None or not usage.prompt_tokens:
             return
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)

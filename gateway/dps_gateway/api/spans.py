@@ -8,7 +8,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from dps_gateway.engine.dialect import Usage
 from dps_gateway.engine.sources import PromptSources
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.turn import MeasuredTurn
 
 REQUEST_ATTRIBUTES: Final = {
@@ -34,7 +34,7 @@ def describe_decision(
     server: Span,
     request_id: str,
     turn: MeasuredTurn | None,
-    routed: Turn | None,
+    policy_input: PolicyInput | None,
     decision: Decision,
     threshold_tokens: int | None,
 ) -> None:
@@ -48,10 +48,10 @@ def describe_decision(
     }
     if threshold_tokens is not None:
         attributes["dps.threshold_tokens"] = threshold_tokens
-    if turn is None or routed is None:
+    if turn is None or policy_input is None:
         attributes["dps.history"] = "stateless"
     else:
-        tokens = {pool: view.prompt for pool, view in routed.pools.items()}
+        tokens = {pool: view.prompt for pool, view in policy_input.pools.items()}
         attributes |= {
             "dps.prompt_tokens": turn.prompt_tokens,
             "dps.delta_tokens": turn.delta_tokens,

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import orjson
 
+from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, text_or_none, token_count
 from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
-from dps_gateway.prompt_tokens import FETCH_THRESHOLD_TOKENS, CacheUnits
 from dps_gateway.upstream.replica import Configuration, Load
 
 _HARMONY: Final = "<|channel|>"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, PoolView, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, Reason
 from dps_gateway.routing.estimates import Cost, PoolEstimate, Statistics, finite
 from dps_gateway.routing.learning import Document, Observation
 
@@ -34,7 +34,7 @@ EXPLORATION_LIMIT: Final = 4.0
 MARGIN: Final = 0.1
 """A predicted gain must exceed this share of the cost, or the turn is routed as by `Sticky`."""
 
-DOUBT: Final = 2.0
+ERROR_MULTIPLE: Final = 2.0
 """A predicted gain must also exceed this multiple of the recent error of the predictions."""
 
 LARGEST_RATIO: Final = 4.0
@@ -109,7 +109,7 @@ class Adaptive:
         the answer, which does not depend on the pool. Errors in both directions cancel out."""
         self._unobserved = dict.fromkeys(Pool, 0)
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         """The decision. It depends only on the turn and on what has been observed and absorbed."""
         views = {pool: view for pool, view in turn.pools.items() if view.ready_replicas}
         if not views:
@@ -124,7 +124,7 @@ class Adaptive:
         default = _sticky(turn, views)
         if default is not best:
             gain = totals[default] - totals[best]
-            if gain < self._doubt(best, default, predicted) + MARGIN * totals[default]:
+            if gain < self._uncertainty_seconds(best, default, predicted) + MARGIN * totals[default]:
                 return Decision(default, Reason.FIXED, predicted)
         return Decision(best, Reason.PREDICTED_FASTER, predicted)
 
@@ -170,7 +170,7 @@ class Adaptive:
         own, others = self._own_workload, self._others_workload
         self._workload = own if others is None else own.plus(others)
 
-    def _total(self, turn: Turn, pool: Pool, view: PoolView, now: Cost) -> float:
+    def _total(self, turn: PolicyInput, pool: Pool, view: PoolView, now: Cost) -> float:
         """The seconds that this turn and the expected following ones take in a pool and add to other requests.
 
         `now` is the predicted cost of this turn.
@@ -188,20 +188,20 @@ class Adaptive:
             * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
         )
 
-    def _doubt(self, best: Pool, default: Pool, predicted: Mapping[Pool, float]) -> float:
+    def _uncertainty_seconds(self, best: Pool, default: Pool, predicted: Mapping[Pool, float]) -> float:
         """The part, in seconds, of the gain of `best` over `default` that errors of the predictions may explain.
 
         Only errors that made the gain appear too large count: `best` was slower than predicted, or `default` faster. A
         pool that is slower than predicted must not keep its sessions because of that.
         """
-        slower = DOUBT * max(0.0, self._error[best])
-        faster = DOUBT * max(0.0, -self._error[default])
-        # Without the limit, the doubt could grow faster with the load of `default` than the gain does, so that more
-        # load on a pool would attract turns.
+        slower = ERROR_MULTIPLE * max(0.0, self._error[best])
+        faster = ERROR_MULTIPLE * max(0.0, -self._error[default])
+        # Without the limit, the uncertainty could grow faster with the load of `default` than the gain does, so that
+        # more load on a pool would attract turns.
         return slower * predicted[best] + min(faster, 1 - MARGIN) * predicted[default]
 
     def _explores(
-        self, turn: Turn, views: Mapping[Pool, PoolView], best: Pool, predicted: Mapping[Pool, float]
+        self, turn: PolicyInput, views: Mapping[Pool, PoolView], best: Pool, predicted: Mapping[Pool, float]
     ) -> bool:
         """Whether the turn is sent to the pool that is not the best, to learn how fast that pool is at present."""
         other = best.other
@@ -216,7 +216,7 @@ class Adaptive:
         )
 
 
-def _sticky(turn: Turn, views: Mapping[Pool, PoolView]) -> Pool:
+def _sticky(turn: PolicyInput, views: Mapping[Pool, PoolView]) -> Pool:
     """The decision of `Sticky`: the pool that served the previous turn, or else the less loaded one."""
     if turn.last_pool is not None and turn.last_pool in views:
         return turn.last_pool

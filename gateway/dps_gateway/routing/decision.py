@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
 
 
 class Reason(StrEnum):
@@ -48,7 +48,7 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PolicyInput:
     """The input of a policy.
 
     `prompt_tokens` is L_t and `delta_tokens` is ΔL_t = L_t - L_{t-1} (paper, Eq. 1; L_0 = 0), in tokens.
@@ -80,4 +80,4 @@ class Decision:
 class Policy(Protocol):
     """A routing policy: a function of one turn, without I/O."""
 
-    def decide(self, turn: Turn, /) -> Decision: ...
+    def decide(self, turn: PolicyInput, /) -> Decision: ...

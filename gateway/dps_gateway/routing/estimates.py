@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import PromptTokens
-from dps_gateway.routing.decision import PoolView, Turn
+from dps_gateway.routing.decision import PolicyInput, PoolView
 from dps_gateway.routing.fetch_rates import FetchRates
 from dps_gateway.routing.learning import Document, Observation
 from dps_gateway.routing.regression import Moments
@@ -64,7 +64,7 @@ MEMORY: Final = 0.99
 _KINDS: Final = ("grown", "new", "moved", "fetchable")
 """Kinds of tokens of a prompt that may or may not be cached (see `_uncached`), and those that can be fetched."""
 
-_DOUBT_TOKENS: Final = 1000.0
+_PRIOR_TOKENS: Final = 1000.0
 """Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
 nothing else is cached."""
 
@@ -120,12 +120,12 @@ class Statistics:
     def uncached_share(self, *kinds: str) -> float:
         """The estimated share of the tokens of these kinds that the engine has to compute."""
         cached, expected = (sum(sums[kind] for kind in kinds) for sums in (self.cached, self.expected))
-        return 1 - cached / (expected + _DOUBT_TOKENS)
+        return 1 - cached / (expected + _PRIOR_TOKENS)
 
     def fetched_share(self) -> float:
         """The estimated share that the engine fetches of the tokens that the other pool has cached."""
         cached, expected = self.cached["fetchable"], self.expected["fetchable"]
-        return (cached + _DOUBT_TOKENS) / (expected + _DOUBT_TOKENS)
+        return (cached + _PRIOR_TOKENS) / (expected + _PRIOR_TOKENS)
 
     def _count(self, kind: str, expected: float, cached: float) -> None:
         if expected:
@@ -225,7 +225,7 @@ class PoolEstimate:
         self._fetch_rates.decay(factor)
         self._update()
 
-    def cost(self, turn: Turn, view: PoolView, output_tokens: float) -> Cost:
+    def cost(self, turn: PolicyInput, view: PoolView, output_tokens: float) -> Cost:
         """The predicted latency of a turn with an answer of `output_tokens`. It does not fall with load or length."""
         speed = self._speed_of(view.replica, view.running_limit, output_tokens)
         uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt)
@@ -297,8 +297,8 @@ class PoolEstimate:
         speed = self._solution
         limit = min(running_limit or math.inf, self._assumed_limit)
         observed = self._all.moments.products[_WAIT * FEATURES + _WAIT]
-        doubt = _STRENGTHS.wait / (_STRENGTHS.wait + observed)
-        wait = speed.wait + doubt * (speed.fixed + speed.token * output_tokens) / limit
+        prior_share = _STRENGTHS.wait / (_STRENGTHS.wait + observed)
+        wait = speed.wait + prior_share * (speed.fixed + speed.token * output_tokens) / limit
         return speed._replace(wait=wait)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
-from dps_gateway.routing.decision import Decision, Policy, Reason, Turn
+from dps_gateway.routing.decision import Decision, Policy, PolicyInput, Reason
 
 
 def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
@@ -30,7 +30,7 @@ class DeltaPrefill:
 
     threshold_tokens: int | None
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return _compare(turn.delta_tokens, self.threshold_tokens)
 
 
@@ -40,7 +40,7 @@ class TotalLength:
 
     threshold_tokens: int | None
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return _compare(turn.prompt_tokens, self.threshold_tokens)
 
 
@@ -48,7 +48,7 @@ class TotalLength:
 class AlwaysSpeculative:
     """Send every turn to the speculative pool (Method B of Table 1)."""
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return Decision(Pool.SPECULATIVE, Reason.FIXED)
 
 
@@ -56,7 +56,7 @@ class AlwaysSpeculative:
 class AlwaysGreedy:
     """Send every turn to the greedy pool (Method A of Table 1)."""
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return Decision(Pool.GREEDY, Reason.FIXED)
 
 
@@ -64,7 +64,7 @@ class AlwaysGreedy:
 class Random:
     """Send every turn to either pool with equal probability, as a control group in experiments."""
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         return Decision(Pool.SPECULATIVE if turn.draw < 0.5 else Pool.GREEDY, Reason.FIXED)
 
 
@@ -75,7 +75,7 @@ class Sticky:
     Of two equally loaded pools, the speculative one is chosen.
     """
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         if turn.last_pool is not None:
             return Decision(turn.last_pool, Reason.FIXED)
         ready = {pool: view.load for pool, view in turn.pools.items() if view.ready_replicas}

@@ -28,6 +28,10 @@ COMMIT_ATTEMPTS: Final = 8
 """Maximum number of compare-and-set attempts per commit. Each conflict means that another turn of the session was
 committed."""
 
+FLUSH_SECONDS: Final = 0.1
+"""The interval is short because a turn is not available to other gateway replicas until it is written. A flush with
+nothing to write is cheap."""
+
 MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
 
@@ -317,6 +321,14 @@ class SessionStore:
     def _fallback_source(self, found: bool) -> StateSource:
         """The source of state that did not come from Redis. If no Redis is configured, it is always the mirror."""
         return StateSource.MIRROR if found or self._backend is None else StateSource.NONE
+
+
+async def write_behind(store: SessionStore) -> None:
+    """Write overdue commits to Redis periodically until cancelled."""
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        if flushed := await store.flush():
+            log.info("wrote %d overdue session entries to Redis", flushed)
 
 
 def merged_values(found: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:

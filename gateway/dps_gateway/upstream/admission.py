@@ -193,7 +193,7 @@ class Admission:
                 return assignment.result()
             if not _usable(request):
                 raise _empty(request, timeout_seconds)
-            raise PoolFull(f"{_pools_were(request)} busy for {timeout_seconds:g} s")
+            raise PoolFull(f"{_subject_and_verb(request)} busy for {timeout_seconds:g} s")
         except asyncio.CancelledError:
             assignment.cancel()
             assigned = not assignment.cancelled() and assignment.exception() is None
@@ -206,7 +206,7 @@ class Admission:
 
     def _make_room(self, request: ReplicaRequest) -> None:
         """Remove a request from the full queue in favour of a new one. Raises PoolFull for the new one."""
-        full = f"{_pools_were(request)} full, and so is the queue"
+        full = f"{_subject_and_verb(request)} full, and so is the queue"
         displaced = self._waiting.displaced_by(request.tenant, request.urgency)
         if displaced is None:
             raise PoolFull(full)
@@ -248,8 +248,8 @@ def _take(request: ReplicaRequest) -> Assignment | None:
     return None
 
 
-def _pools_were(request: ReplicaRequest) -> str:
-    """The pools that may serve a request, with a verb."""
+def _subject_and_verb(request: ReplicaRequest) -> str:
+    """The beginning of a message about the pools that may serve a request, such as "both pools were"."""
     if len(request.choices) > 1:
         return "both pools were"
     return f"the {request.choices[0].pool.name} pool was"

@@ -6,8 +6,8 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.routing.decision import PoolView
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred

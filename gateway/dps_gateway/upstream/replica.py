@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dps_gateway.prompt_tokens import SINGLE_TOKENS, CacheUnits
+from dps_gateway.cached_prompt import SINGLE_TOKENS, CacheUnits
 from dps_gateway.replica_id import replica_id
 
 LATE_CHECKS_TO_FAIL: Final = 3

@@ -5,10 +5,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
-from dps_gateway.prompt_tokens import CachedPrompt
 from dps_gateway.replica_id import replica_id
-from dps_gateway.routing.decision import Decision, Policy, PoolView, Reason, Turn
+from dps_gateway.routing.decision import Decision, Policy, PolicyInput, PoolView, Reason
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.affinity import preferred
@@ -88,7 +88,7 @@ class VirtualGateway:
             if (view := self._view(pools[pool], session_id, turn, record)) is not None
         }
         decision = self._policies[gateway_replica].decide(
-            Turn(
+            PolicyInput(
                 prompt_tokens=len(turn.prompt),
                 delta_tokens=turn.delta_tokens,
                 draw=rng.random(),

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, complete
 from dps_testkit.waiting import wait_until
 
@@ -81,7 +81,7 @@ async def test_body_that_arrives_too_slowly_is_refused(gateway: InProcessGateway
 class SlowPolicy:
     """Takes longer for a decision than the client allows for the request."""
 
-    def decide(self, turn: Turn, /) -> Decision:
+    def decide(self, turn: PolicyInput, /) -> Decision:
         time.sleep(0.2)
         return Decision(Pool.GREEDY, Reason.FIXED)
 

@@ -20,17 +20,17 @@ from dps_gateway.api.stored_responses import holder
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Prompt, Uncountable
 from dps_gateway.prompt.separation import CacheSalt
-from dps_gateway.routing.decision import Decision, Reason, Turn
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.session.growth import History
 from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.telemetry.tracing import links_to
-from dps_gateway.turn import MeasuredTurn, policy_input
+from dps_gateway.turn import MeasuredTurn, policy_input_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RoutedRequest:
     """A request to a routed endpoint after its routing decision."""
 
     call: Call
@@ -45,9 +45,9 @@ class Job:
     """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
     turn: MeasuredTurn | None
     """None for a request that is not a turn of a session."""
-    routed: Turn | None
+    policy_input: PolicyInput | None
     """The policy's input, for a turn."""
-    routed_at: float
+    decided_at: float
     """`time.perf_counter()` at the routing decision."""
     stored: StoredResponse | None = None
     """The stored response that the request continues, if any. Only its engine can serve the request."""
@@ -63,7 +63,7 @@ class Job:
         return self.turn.session.affinity if self.turn is not None else None
 
 
-async def prepare(call: Call, route: Route) -> Job:
+async def prepare(call: Call, route: Route) -> RoutedRequest:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
     Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, and the
@@ -82,15 +82,17 @@ async def prepare(call: Call, route: Route) -> Job:
         stored = await _continued(call, route, body)
         prompts = await _countable_prompts(call, route, raw, body, stored)
         turn, prompt_tokens = await _measure(call, body, prompts, salt, stored)
-        routed = policy_input(turn, runtime.pools) if turn is not None else None
-        decision = _decide(call, turn, routed)
+        policy_input = policy_input_of(turn, runtime.pools) if turn is not None else None
+        decision = _decide(call, turn, policy_input)
         if stored is not None:
             decision = Decision(stored.pool, Reason.FIXED)
         call.headers |= _headers(turn, prompt_tokens, decision)
-        _describe(call, span, turn, routed, decision)
+        _describe(call, span, turn, policy_input, decision)
         raw, body, headers = await _salted(route, raw, body, salt)
-        routed_at = time.perf_counter()
-        return Job(call, route, body, raw, headers, decision, prompt_tokens, turn, routed, routed_at, stored)
+        decided_at = time.perf_counter()
+        return RoutedRequest(
+            call, route, body, raw, headers, decision, prompt_tokens, turn, policy_input, decided_at, stored
+        )
     finally:
         span.end()
 
@@ -148,23 +150,23 @@ async def _salted(
     return *await off_loop(raw, with_salt, raw, body, route.salted, salt), {}
 
 
-def _decide(call: Call, turn: MeasuredTurn | None, routed: Turn | None) -> Decision:
+def _decide(call: Call, turn: MeasuredTurn | None, policy_input: PolicyInput | None) -> Decision:
     """Apply the policy. A request that is not a turn goes to the less loaded pool."""
     runtime, metrics = call.runtime, call.runtime.metrics
-    if turn is None or routed is None:
+    if turn is None or policy_input is None:
         metrics.history.labels(History.STATELESS.value).inc()
         return Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     metrics.delta_tokens.observe(turn.delta_tokens)
     metrics.prompt_tokens.observe(turn.prompt_tokens)
     metrics.history.labels(turn.session.growth.history.value).inc()
-    return runtime.policy.decide(routed)
+    return runtime.policy.decide(policy_input)
 
 
 def _describe(
-    call: Call, span: Span, turn: MeasuredTurn | None, routed: Turn | None, decision: Decision
+    call: Call, span: Span, turn: MeasuredTurn | None, policy_input: PolicyInput | None, decision: Decision
 ) -> None:
     threshold = call.runtime.config.routing.threshold_tokens
-    spans.describe_decision(span, call.span, call.request_id, turn, routed, decision, threshold)
+    spans.describe_decision(span, call.span, call.request_id, turn, policy_input, decision, threshold)
     if turn is not None and call.span.is_recording():
         for link in links_to(turn.session.base.span):
             call.span.add_link(link.context, link.attributes)
