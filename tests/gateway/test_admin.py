@@ -17,6 +17,8 @@ from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, pointer_key, record_key
+from dps_gateway.session.peer_signature import SignedRequest
+from dps_gateway.session.peers import PATH
 from dps_gateway.session.record import Holder, Point, Record
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_testkit.tokenizers import shared_tokenizer
@@ -80,14 +82,9 @@ async def test_oversized_body_is_refused(runtime: Runtime) -> None:
     assert len(runtime.mirror) == 0
 
 
-PROTECTED = [
-    ("GET", "/decisions"),
-    ("GET", "/sessions/s"),
-    ("DELETE", "/sessions/s"),
-    ("POST", "/mirror"),
-    ("PUT", "/mirror"),
-    ("DELETE", "/mirror"),
-]
+OF_OPERATORS = [("GET", "/decisions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")]
+OF_PEERS = [("POST", "/mirror"), ("PUT", "/mirror"), ("DELETE", "/mirror")]
+PROTECTED = [*OF_OPERATORS, *OF_PEERS]
 OPEN = [("GET", path) for path in ("/livez", "/metrics", "/pools", "/config")]
 
 
@@ -103,7 +100,27 @@ async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[
         assert {await status(*each, sent) for each in PROTECTED} == {401}
         assert {await status(*each, sent) for each in OPEN} == {200}
         with_token = {"Authorization": "Bearer token"}
-        assert [await status(*each, with_token) for each in PROTECTED] == [404, 404, 404, 200, 400, 204]
+        assert [await status(*each, with_token) for each in OF_OPERATORS] == [404, 404, 404]
+        assert {await status(*each, with_token) for each in OF_PEERS} == {401}
+
+
+async def test_peer_must_sign_the_whole_request_with_the_token(runtime: Runtime) -> None:
+    runtime.admin_token = "token"
+    body = json.dumps({RECORD_KEY: RECORD}).encode()
+    signed = {"Authorization": SignedRequest("token", "PUT", PATH, body).authorization}
+    async with TestServer(admin_app(runtime)) as server, aiohttp.ClientSession() as client:
+
+        async def status(method: str, data: bytes, headers: dict[str, str]) -> int:
+            async with client.request(method, server.make_url(PATH), headers=headers, data=data) as response:
+                return response.status
+
+        assert await status("DELETE", body, signed) == 401
+        assert await status("PUT", body + b" ", signed) == 401
+        for authorization in ("DPS-Peer", "DPS-Peer a", "DPS-Peer a b c", "DPS-Peer a \xe9"):
+            assert await status("PUT", body, {"Authorization": authorization}) == 401
+        assert len(runtime.mirror) == 0
+        assert await status("PUT", body, signed) == 204
+        assert runtime.mirror.get(RECORD_KEY) == RECORD.encode()
 
 
 def own_address() -> str:
@@ -182,7 +199,7 @@ async def test_a_decision_log_that_is_off_or_cannot_be_read_is_an_error(
     assert (status, "No such file or directory" in text) == (503, True)
 
 
-async def test_peers_send_the_token_that_is_in_its_file_at_present(runtime: Runtime, tmp_path: Path) -> None:
+async def test_peers_use_the_token_that_is_in_its_file_at_present(runtime: Runtime, tmp_path: Path) -> None:
     runtime.admin_token = "token"
     file = tmp_path / "token"
     file.write_text("old")

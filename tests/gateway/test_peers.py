@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dps_gateway.pool import Pool
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.keys import MAX_VALUE_BYTES, Pointer, is_valid_value, pointer_key, record_key
+from dps_gateway.session.peer_signature import SIGNATURE, SignedRequest
 from dps_gateway.session.peers import HttpPeers, WorkerPeers
 from dps_gateway.session.record import FORMAT_VERSION, MAX_NUMBER, Holder, Point, Record
 from dps_gateway.session.stored_responses import StoredResponse, response_key
@@ -40,17 +41,21 @@ class Peer:
     def __init__(self) -> None:
         self.body = b""
         self.status = 200
+        self.headers: dict[str, str] = {}
+        self.received: list[str] = []
+        """The headers of the requests."""
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        return web.Response(status=self.status, body=self.body)
+        self.received.append(str(request.headers))
+        return web.Response(status=self.status, body=self.body, headers=self.headers)
 
 
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
     result = Peer()
     app = web.Application()
-    app.router.add_post("/mirror", result.handle)
+    app.router.add_route("*", "/mirror", result.handle)
     async with TestServer(app) as server:
         result.url = str(server.make_url("")).rstrip("/")
         yield result
@@ -115,6 +120,26 @@ async def test_valid_entries_are_used(peer: Peer) -> None:
     peer.body = json.dumps(VALID).encode()
     assert await peers.values(list(VALUES)) == [VALUES]
     assert counted == []
+    await peers.close()
+
+
+async def test_process_at_the_address_of_a_peer_neither_receives_the_token_nor_can_forge_entries(
+    peer: Peer,
+) -> None:
+    counted: list[int] = []
+    peers = HttpPeers(counted.append)
+    peers.set_endpoints([peer.url])
+    peers.set_token("token")
+    peer.body = json.dumps(VALID).encode()
+    overheard = SignedRequest("token", "POST", "/mirror", json.dumps(list(VALUES)).encode())
+    for signature in ({}, {SIGNATURE: "0" * 64}, {SIGNATURE: overheard.answer_signature(peer.body)}):
+        peer.headers = signature
+        assert await peers.values(list(VALUES)) == [{}]
+    assert counted == [1, 1, 1]
+    await peers.publish(VALUES)
+    await peers.forget(list(VALUES))
+    assert len(peer.received) == 5
+    assert "token" not in "".join(peer.received)
     await peers.close()
 
 

@@ -2,12 +2,14 @@
 
 import hmac
 import ipaddress
+from collections.abc import Awaitable, Callable
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from dps_gateway.api.call import RUNTIME
+from dps_gateway.session.peer_signature import SIGNATURE, signed_request
 
 
 def protected(handler: Handler) -> Handler:
@@ -19,16 +21,41 @@ def protected(handler: Handler) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
         token = request.app[RUNTIME].admin_token
         if token is None:
-            if is_local(request.remote):
-                return await handler(request)
-            return _unauthorized(
-                "set listen.adminTokenFile, and send its token, to use this from another host"
-            )
+            return await _if_local(request, handler)
         if _matches(token, request.headers.get("Authorization", "")):
             return await handler(request)
         return _unauthorized("send 'Authorization: Bearer TOKEN' with the token in listen.adminTokenFile")
 
     return checked
+
+
+def for_peers(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Handler:
+    """The handler for requests that other replicas have signed with the token; it signs the answers.
+
+    Other requests are answered with 401. Without a configured token, only requests of the same host pass.
+    """
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        token = request.app[RUNTIME].admin_token
+        if token is None:
+            return await _if_local(request, handler)
+        authorization = request.headers.get("Authorization", "")
+        signed = signed_request(token, authorization, request.method, request.path, await request.read())
+        if signed is None:
+            return _unauthorized("only replicas with the token in listen.adminTokenFile may use this")
+        response = await handler(request)
+        content = response.body
+        assert content is None or isinstance(content, bytes)
+        response.headers[SIGNATURE] = signed.answer_signature(content or b"")
+        return response
+
+    return checked
+
+
+async def _if_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if is_local(request.remote):
+        return await handler(request)
+    return _unauthorized("set listen.adminTokenFile, and use its token, to use this from another host")
 
 
 def _unauthorized(message: str) -> web.Response:

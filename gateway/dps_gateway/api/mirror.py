@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from dps_gateway.api.admin_auth import protected
+from dps_gateway.api.admin_auth import for_peers
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.session.keys import is_valid_entry
 from dps_gateway.session.peers import PATH
@@ -28,7 +28,7 @@ def add_mirror_routes(app: web.Application, *, whole_replica: bool) -> None:
     """Add the mirror's endpoints to an application."""
     app[WHOLE_REPLICA] = whole_replica
     for method, handler in (("POST", _read), ("PUT", _write), ("DELETE", _delete)):
-        app.router.add_route(method, PATH, protected(handler) if whole_replica else handler)
+        app.router.add_route(method, PATH, for_peers(handler) if whole_replica else handler)
 
 
 async def _read(request: web.Request) -> web.Response:

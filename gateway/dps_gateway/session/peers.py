@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import aiohttp
 import orjson
 
 from dps_gateway.session.keys import MAX_VALUE_BYTES, is_valid_value
+from dps_gateway.session.peer_signature import SIGNATURE, SignedRequest
 from dps_gateway.session.storage import Peers
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ MAX_ESCAPED: Final = 2
 """The maximum length of a value as a string in JSON, as a multiple of its length: only quotation marks and backslashes
 are escaped in a valid value."""
 
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
 _UNIX_URL: Final = "http://worker"
 """The base URL of requests on a Unix socket; the host is ignored."""
@@ -49,13 +48,13 @@ class HttpPeers:
     def __init__(self, on_invalid: Callable[[int], None] = lambda count: None) -> None:
         self._invalid = _Invalid(on_invalid)
         self._urls: tuple[str, ...] = ()
-        self._headers: dict[str, str] = {}
+        self._token: str | None = None
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=PEER_CONNECTIONS)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
 
     def set_token(self, token: str | None) -> None:
-        """Set the token of the peers' admin ports, None if they require none."""
-        self._headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        """Set the token of the peers' admin ports, with which requests and answers are signed; None if they are not."""
+        self._token = token
 
     def set_endpoints(self, urls: Iterable[str]) -> None:
         """Set the peers' admin base URLs, as found by discovery."""
@@ -64,7 +63,7 @@ class HttpPeers:
 
     async def values(self, keys: list[str]) -> list[dict[str, bytes]]:
         """Each peer's cached values of `keys`. Peers that time out contribute nothing. Never raises."""
-        fetches = (_fetch(self._session, url, keys, self._invalid, self._headers) for url in self._urls)
+        fetches = (_fetch(self._session, url, keys, self._invalid, self._token) for url in self._urls)
         return await asyncio.gather(*fetches)
 
     async def publish(self, entries: dict[str, bytes]) -> None:
@@ -76,7 +75,7 @@ class HttpPeers:
         await self._send("DELETE", orjson.dumps(keys))
 
     async def _send(self, method: str, body: bytes) -> None:
-        await asyncio.gather(*(_send(self._session, url, method, body, self._headers) for url in self._urls))
+        await asyncio.gather(*(_send(self._session, url, method, body, self._token) for url in self._urls))
 
     async def close(self) -> None:
         await self._session.close()
@@ -151,8 +150,9 @@ async def _send(
     url: str,
     method: str,
     body: bytes,
-    headers: Mapping[str, str] = NO_HEADERS,
+    token: str | None = None,
 ) -> None:
+    _, headers = _signed(token, method, body)
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with session.request(method, url + PATH, data=body, headers=headers) as response:
             await response.read()
@@ -163,23 +163,35 @@ async def _fetch(
     url: str,
     keys: list[str],
     report: "_Invalid",
-    headers: Mapping[str, str] = NO_HEADERS,
+    token: str | None = None,
 ) -> dict[str, bytes]:
-    """The peer's valid values of `keys`."""
+    """The peer's valid values of `keys`. With a token, the peer must have signed them."""
+    asked = orjson.dumps(keys)
+    signed, headers = _signed(token, "POST", asked)
     limit = sum(len(key) + MAX_ESCAPED * MAX_VALUE_BYTES for key in keys)
     content = b""
     try:
-        async with session.post(url + PATH, data=orjson.dumps(keys), headers=headers) as response:
+        async with session.post(url + PATH, data=asked, headers=headers) as response:
             if response.status != 200:
                 return {}
+            signature = response.headers.get(SIGNATURE, "")
             while len(content) <= limit and (chunk := await response.content.readany()):
                 content += chunk
     except (aiohttp.ClientError, OSError, TimeoutError):
         return {}
-    values, invalid = _valid(content if len(content) <= limit else b"", keys)
+    authentic = signed is None or signed.is_answered_by(signature, content)
+    values, invalid = _valid(content if authentic and len(content) <= limit else b"", keys)
     if invalid:
         report.add(url, invalid)
     return values
+
+
+def _signed(token: str | None, method: str, body: bytes) -> tuple[SignedRequest | None, dict[str, str]]:
+    """The request as signed with the token, and its headers. Without a token, it is not signed."""
+    if token is None:
+        return None, {}
+    signed = SignedRequest(token, method, PATH, body)
+    return signed, {"Authorization": signed.authorization}
 
 
 class _Invalid:

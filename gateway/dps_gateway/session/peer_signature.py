@@ -1,0 +1,69 @@
+"""How gateway replicas prove to each other that they know the token of the admin port, without sending it.
+
+A request contains a random number and a MAC (HMAC-SHA256, RFC 2104) of its content. The answer contains a MAC of its
+own content and of that number, so that an answer to another request cannot be repeated. Requests can be repeated by
+whoever can read them. This module performs no I/O.
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+
+SIGNATURE: Final = "x-dps-peer-signature"
+"""The header of an answer that contains its signature."""
+
+_SCHEME: Final = "DPS-Peer"
+_NONCE_BYTES: Final = 16
+
+
+def _nonce() -> str:
+    return secrets.token_hex(_NONCE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """A request to a peer's admin port, as far as it is signed, and the token of that port."""
+
+    token: str
+    method: str
+    path: str
+    body: bytes
+    nonce: str = field(default_factory=_nonce)
+    """A random number, which distinguishes this request from all others."""
+
+    @property
+    def authorization(self) -> str:
+        """The value of the header `Authorization`."""
+        content = f"{self.method}\n{self.path}\n".encode() + self.body
+        return f"{_SCHEME} {self.nonce} {self._signature('request', content)}"
+
+    def answer_signature(self, body: bytes) -> str:
+        """The signature of the answer with this body."""
+        return self._signature("answer", body)
+
+    def is_answered_by(self, signature: str, body: bytes) -> bool:
+        """Whether the sender of an answer with this signature and body knows the token and received this request."""
+        return _equal(signature, self.answer_signature(body))
+
+    def _signature(self, kind: str, content: bytes) -> str:
+        signed = f"{kind}\n{self.nonce}\n".encode() + content
+        return hmac.new(self.token.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def signed_request(
+    token: str, authorization: str, method: str, path: str, body: bytes
+) -> SignedRequest | None:
+    """A request that was received with this header `Authorization`; None if it is not signed with the token."""
+    scheme, _, rest = authorization.partition(" ")
+    nonce, _, _ = rest.partition(" ")
+    if scheme != _SCHEME or not nonce.isascii():
+        return None
+    request = SignedRequest(token, method, path, body, nonce)
+    return request if _equal(authorization, request.authorization) else None
+
+
+def _equal(received: str, expected: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(received.encode("utf-8", "surrogateescape"), expected.encode())
