@@ -164,7 +164,7 @@ class Limits(_Section):
     max_queued: Annotated[int, Field(ge=0)] = 1024
     """Maximum number of requests that wait for a free replica. Further requests are answered with 429."""
     max_connections: Annotated[int, Field(gt=0)] = 10_000
-    """Maximum number of client connections. It is lower if the process may open too few files."""
+    """Maximum number of client connections of all workers. It is lower if the processes may open too few files."""
 
 
 class Timeouts(_Section):
@@ -234,6 +234,12 @@ class GatewayConfig(_Section):
     timeouts: Timeouts = Timeouts()
     auth: Auth = Auth()
     telemetry: Telemetry = Telemetry()
+
+    @model_validator(mode="after")
+    def _connections_of_workers(self) -> Self:
+        if self.limits.max_connections < self.listen.workers:
+            raise ValueError("limits.maxConnections must be at least listen.workers, which divide it")
+        return self
 
 
 def _explain(error: ValidationError) -> str:

@@ -115,7 +115,7 @@ class Runtime:
             store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
         )
         self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
-        load = WorkerLoad(self._counts, config.listen.workers)
+        load = WorkerLoad(self._counts)
         self.admission = Admission(limits.max_queued, load)
         self.admission.holding = _requests_wait(config)
         self.pools = {

@@ -30,7 +30,8 @@ class SharedCounts:
     def __init__(self, own: Path) -> None:
         """`own` is the path of this worker's file, which is created. Its name ends with SUFFIX. Raises OSError."""
         own.write_bytes(bytes(_SIZE))
-        self._own = own
+        self.path = own
+        """The path of this worker's file."""
         with own.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
         self._entries: dict[bytes, int] = {}
@@ -58,6 +59,11 @@ class SharedCounts:
         self._find_others()
         return sum(_count(memory, name) for memory in self._others.values())
 
+    def others_with(self, name: bytes) -> list[Path]:
+        """The paths of the other workers' files in which the count for a name is above 0."""
+        self._find_others()
+        return [path for path, memory in self._others.items() if _count(memory, name)]
+
     def close(self) -> None:
         """Unmap all files."""
         for memory in (self._memory, *self._others.values()):
@@ -69,10 +75,10 @@ class SharedCounts:
 
     def _find_others(self) -> None:
         """Map the files of new workers, and forget those of workers that have ended."""
-        changed_ns = self._own.parent.stat().st_mtime_ns
+        changed_ns = self.path.parent.stat().st_mtime_ns
         if changed_ns == self._changed_ns:
             return
-        files = set(self._own.parent.glob(f"*{SUFFIX}")) - {self._own}
+        files = set(self.path.parent.glob(f"*{SUFFIX}")) - {self.path}
         for gone in self._others.keys() - files:
             self._others.pop(gone).close()
         complete = True

@@ -1,6 +1,8 @@
 """The load of all workers of one gateway replica, so that its limits apply to all of them together."""
 
 import hashlib
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Final
 
@@ -9,6 +11,10 @@ from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
 _QUEUED: Final = b"queued".ljust(NAME_BYTES, b"\0")
 _BODIES: Final = b"bodies".ljust(NAME_BYTES, b"\0")
 
+TURN_SECONDS: Final = 0.05
+"""How long it is a worker's turn to have one slot more than others. It is longer than the interval at which a worker
+notices slots that others have released."""
+
 
 class WorkerLoad:
     """Publishes this worker's load, and applies limits to the sum of all workers.
@@ -16,10 +22,12 @@ class WorkerLoad:
     Two workers that take the last slot at the same moment may together exceed the limit of a replica by one.
     """
 
-    def __init__(self, counts: SharedCounts | None = None, workers: int = 1) -> None:
-        """`counts` is None if there is only one worker."""
+    def __init__(
+        self, counts: SharedCounts | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`counts` is None if there is only one worker. All workers have the same `clock`, in seconds."""
         self._counts = counts
-        self._workers = workers
+        self._clock = clock
 
     def publish_in_flight(self, pool: str, replica_id: str, requests: int) -> None:
         """Publish the number of this worker's requests on a replica of a pool."""
@@ -50,12 +58,19 @@ class WorkerLoad:
         """The number of requests that this worker may have in flight to a replica that may have `limit` in all workers.
 
         While other workers have queued requests, a worker takes no more than its equal part. Otherwise a busy worker
-        would take each slot that becomes free, before another one could.
+        would take each slot that becomes free, before another one could. If the slots cannot be divided equally, the
+        workers take turns in having one more, so that none waits forever if there are fewer slots than workers.
         """
         if self._counts is None:
             return limit
         free = max(0, limit - self._counts.of_others(_name(pool, replica_id)))
-        return min(free, equal_part(limit, self._workers)) if self.queued_elsewhere else free
+        others = self._counts.others_with(_QUEUED)
+        if not others:
+            return free
+        part, rest = divmod(limit, len(others) + 1)
+        rank = sum(path < self._counts.path for path in others)
+        turn = int(self._clock() / TURN_SECONDS)
+        return min(free, part + ((rank + turn) % (len(others) + 1) < rest))
 
 
 def equal_part(limit: int, workers: int) -> int:

@@ -73,6 +73,11 @@ def test_policy_is_selected_by_name() -> None:
             "limits: {maxBodyBytes: big}", "limits.maxBodyBytes: .*valid integer", id="not a number"
         ),
         pytest.param(
+            "listen: {workers: 4}\nlimits: {maxConnections: 3}",
+            "limits.maxConnections must be at least listen.workers",
+            id="fewer connections than workers",
+        ),
+        pytest.param(
             "telemetry: {sampleRatio: 2}", "telemetry.sampleRatio: .*less than or equal to 1", id="ratio"
         ),
     ],

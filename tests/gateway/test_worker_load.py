@@ -1,8 +1,9 @@
 """Limits that the workers of a gateway share: slots of engines, queues and memory for bodies."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +17,7 @@ from dps_gateway.shared_counts import SUFFIX, SharedCounts
 from dps_gateway.upstream.admission import Admission, Choice, PoolFull, ReplicaRequest
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.replica import Configuration, Replica
-from dps_gateway.worker_load import WorkerLoad, equal_part
+from dps_gateway.worker_load import TURN_SECONDS, WorkerLoad, equal_part
 
 NOWHERE: frozenset[str] = frozenset()
 
@@ -45,7 +46,7 @@ def loads(tmp_path: Path) -> Iterator[list[WorkerLoad]]:
         counts = [
             files.enter_context(closing(SharedCounts(tmp_path / f"{number}{SUFFIX}"))) for number in range(2)
         ]
-        yield [WorkerLoad(each, 2) for each in counts]
+        yield [WorkerLoad(each) for each in counts]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,50 @@ async def test_released_slot_goes_to_the_worker_that_has_less_than_its_part(
     assert not queued[0].done()
     one.pool.release(one.pool.replicas["http://engine"])
     assert await queued[0]
+
+
+@asynccontextmanager
+async def busy_workers(
+    number: int, slots: int, idle: int = 0, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[dict[Worker, list[asyncio.Task[Replica]]]]:
+    """Workers that have each received 20 requests at the same moment, beside others that have received none."""
+    with TemporaryDirectory() as folder, ExitStack() as files:
+        paths = [Path(folder) / f"{each}{SUFFIX}" for each in range(number + idle)]
+        counts = [files.enter_context(closing(SharedCounts(path))) for path in paths]
+        workers = [Worker(WorkerLoad(each, clock), slots) for each in counts[:number]]
+        requests = {worker: [asyncio.create_task(worker.acquire()) for _ in range(20)] for worker in workers}
+        await asyncio.sleep(0)
+        yield requests
+        tasks = [task for each in requests.values() for task in each]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def answer(worker: Worker) -> None:
+    """End the requests that this worker has in flight, and let it assign free slots as it does periodically."""
+    for _ in range(worker.pool.in_flight):
+        worker.pool.release(worker.pool.replicas["http://engine"])
+    worker.admission.assign(only_free=True)
+
+
+async def test_workers_with_queued_requests_use_all_slots() -> None:
+    async with busy_workers(2, slots=5, idle=2) as requests:
+        for worker in (*requests, *requests):
+            answer(worker)
+        assert sum(worker.pool.in_flight for worker in requests) == 5
+
+
+async def test_workers_take_turns_if_there_are_fewer_slots_than_workers() -> None:
+    now = 0.0
+    async with busy_workers(3, slots=1, clock=lambda: now) as requests:
+        for _ in range(30):  # 15 turns
+            now += TURN_SECONDS / 2
+            for worker in requests:
+                answer(worker)
+            await asyncio.sleep(0)
+        served = [sum(task.done() for task in tasks) for tasks in requests.values()]
+    assert min(served) >= 5
 
 
 class CountedLoad(WorkerLoad):
@@ -167,7 +212,7 @@ def test_workers_together_never_exceed_the_slots_of_an_engine(steps: Sequence[tu
         workers = []
         for number in range(3):
             counts = files.enter_context(closing(SharedCounts(Path(folder) / f"{number}{SUFFIX}")))
-            workers.append(Worker(WorkerLoad(counts, 3), slots=5))
+            workers.append(Worker(WorkerLoad(counts), slots=5))
         for begins, number in steps:
             worker = workers[number]
             if begins:
