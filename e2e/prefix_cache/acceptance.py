@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ GENERATED_TOKENS = 48
 PROMPTS = len(KINDS)
 Answer = dict[str, Any]
 """An answer of SGLang's own endpoint, which reports verification steps."""
+Leave = Callable[[Awaitable[object]], Awaitable[object]]
+"""Sends requests, and closes their connections before all of them are answered."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,29 @@ class Urls:
     speculative: str
 
 
+def leave_after(seconds: float) -> Leave:
+    """Closes the connections after so many seconds."""
+
+    async def leave(answers: Awaitable[object]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await answers
+
+    return leave
+
+
 async def after_a_fetch(
-    urls: Urls, algorithm: str, page_tokens: int, abandoned_after: Sequence[float] = (), salt: str = ""
+    urls: Urls, algorithm: str, page_tokens: int, salt: str = "", leaving: Sequence[Leave] = ()
 ) -> tuple[list[Answer], list[Answer]]:
     """Answers of the speculative engine to concurrent prompts: with a fetched prefix, and without cached tokens.
 
     NGRAM drafts from all text that the engine has generated, so that generates each answer once before.
-    abandoned_after: seconds after which clients leave that have sent the prompts before. salt: other prompts for each.
+    salt: other prompts for each. leaving: clients that have sent the prompts before.
     """
-    random_ids = random.Random(f"{algorithm} {page_tokens} {abandoned_after}{salt}")
+    random_ids = random.Random(f"{algorithm} {page_tokens} {salt}")
     prompts = [random_ids.choices(range(100, 100_000), k=LONG) for _ in range(PROMPTS)]
     before = await stored_tokens(urls.greedy)
-    fetched, cold, learned = (
-        f"{name} {algorithm} {abandoned_after}{salt}" for name in ("fetched", "cold", "learned")
-    )
+    fetched, cold, learned = (f"{name} {algorithm} {salt}" for name in ("fetched", "cold", "learned"))
     first = await _generate(urls.gateway, prompts, 1, fetched)
     await until_stored(urls.greedy, before + PROMPTS * _in_pages(page_tokens))
     prompts = [
@@ -49,10 +60,8 @@ async def after_a_fetch(
     ]
     if algorithm.upper() == "NGRAM":
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, learned)
-    for seconds in abandoned_after:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched)
+    for leave in leaving:
+        await leave(_generate(urls.gateway, prompts, GENERATED_TOKENS, fetched))
     return (
         await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched),
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, cold),

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,16 @@ from openai import AsyncOpenAI
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
+from dps_sglang.metrics import REFILLS
 from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
+from dps_testkit.http import metric
 from dps_testkit.paths import ROOT
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from e2e.prefix_cache import without_refill
-from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted, check_fewer_accepted
+from dps_testkit.waiting import wait_until
+from e2e.prefix_cache import refill_control
+from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted, check_fewer_accepted, leave_after
 from e2e.prefix_cache.alternation import (
     SHORT,
     answers,
@@ -67,6 +70,8 @@ ENVIRONMENT = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     # If SGLang finds NCCL, it expects a GPU.
     "SGLANG_NCCL_SO_PATH": "/does-not-exist",
+    # The longest time after which a server notices that a client that waits for a whole answer has left.
+    "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",
 }
 
 
@@ -74,25 +79,31 @@ ENVIRONMENT = {
 class Shared:
     """Running servers with a common prefix cache by kind, and sessions that never moved.
 
-    gateway: in front of both servers. pages: the directory of the prefix cache. without_refill: while this file exists,
-    draft models do not prefill what was fetched.
+    gateway: in front of both servers. pages: the directory of the prefix cache. refills: the folder with requests to
+    `refill_control`.
     """
 
     pages: Path
-    without_refill: Path
+    refills: Path
     servers: Mapping[str, Engine]
     gateway: Gateway
     tenants: Mapping[str, Gateway]
     """By kind of server, a gateway with API keys in front of that server alone."""
     unmoved: list[Session]
 
+    @property
+    def urls(self) -> Urls:
+        """The base URLs of the gateway and of the servers."""
+        return Urls(self.gateway.url, self.servers["greedy"].url, self.servers["STANDALONE"].url)
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
-    package, requested = folder / "without-refill", folder / "no-refill"
-    without_refill.install(package)
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(package), without_refill.VARIABLE: str(requested)}
+    package, refills = folder / "refill-control", folder / "refills"
+    refill_control.install(package)
+    refills.mkdir()
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(package), refill_control.VARIABLE: str(refills)}
     async with (
         shared_servers(folder, kinds=KINDS, environment=environment, options=OPTIONS) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
@@ -102,7 +113,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         tenants = {kind: await tenants_gateway(processes, folder, servers[kind]) for kind in KINDS}
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(Path(shared_cache(folder).directory), requested, servers, both, tenants, unmoved)
+        yield Shared(Path(shared_cache(folder).directory), refills, servers, both, tenants, unmoved)
 
 
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared) -> None:
@@ -113,31 +124,59 @@ async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shar
     check(moved, shared.unmoved)
 
 
-@pytest.mark.parametrize("abandoned_after", [(), ABORTED_AFTER_SECONDS], ids=["", "after aborted fetches"])
-async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(
-    shared: Shared, abandoned_after: Sequence[float]
-) -> None:
+async def test_acceptance_after_a_fetch_equals_that_of_a_cold_server(shared: Shared) -> None:
     """The draft model has prefilled the prefix that was fetched, so it predicts as usual."""
-    urls = Urls(shared.gateway.url, shared.servers["greedy"].url, shared.servers["STANDALONE"].url)
-    fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS, abandoned_after)
+    fetched, cold = await after_a_fetch(shared.urls, "STANDALONE", PAGE_TOKENS)
 
-    check_accepted(fetched, cold, PAGE_TOKENS, more_cached=bool(abandoned_after))
+    check_accepted(fetched, cold, PAGE_TOKENS)
+
+
+async def test_acceptance_after_aborted_requests_equals_that_of_a_cold_server(shared: Shared) -> None:
+    """Clients leave at various times after they have sent the prompts."""
+    before = await metric(shared.urls.speculative, "sglang:num_aborted_requests_total")
+    leaving = [leave_after(seconds) for seconds in ABORTED_AFTER_SECONDS]
+    fetched, cold = await after_a_fetch(shared.urls, "STANDALONE", PAGE_TOKENS, "aborted", leaving)
+
+    check_accepted(fetched, cold, PAGE_TOKENS, more_cached=True)
+    assert await metric(shared.urls.speculative, "sglang:num_aborted_requests_total") > before
+
+
+async def test_acceptance_after_a_request_was_aborted_during_its_refill_equals_that_of_a_cold_server(
+    shared: Shared,
+) -> None:
+    """All processes halt between two chunks of the refill until the engine has been told that the client has left."""
+
+    async def refills(outcome: str) -> float:
+        return await metric(shared.urls.speculative, f"{REFILLS}_total", outcome=outcome)
+
+    aborted: list[str] = []
+
+    async def leave(answers: Awaitable[object]) -> None:
+        before = await refills("completed")
+        aborted.extend(await refill_control.leave_during_a_refill(shared.refills, answers))
+
+        async def completed() -> bool:
+            return await refills("completed") >= before + RANKS * len(aborted)
+
+        await wait_until(completed, "the refills of the aborted requests have ended")
+
+    fetched, cold = await after_a_fetch(shared.urls, "STANDALONE", PAGE_TOKENS, "refill", [leave])
+
+    assert aborted
+    assert await refills("failed") == 0
+    check_accepted(fetched, cold, PAGE_TOKENS, more_cached=True)
 
 
 async def test_acceptance_falls_if_the_draft_model_does_not_prefill_what_was_fetched(shared: Shared) -> None:
-    """The control of the previous test. The answers are the same, because the target model verifies every draft."""
-    urls = Urls(shared.gateway.url, shared.servers["greedy"].url, shared.servers["STANDALONE"].url)
-    shared.without_refill.touch()
-    try:
-        fetched, cold = await after_a_fetch(urls, "STANDALONE", PAGE_TOKENS, salt="without refill")
-    finally:
-        shared.without_refill.unlink()
+    """The control of the previous tests. The answers are the same, because the target model verifies every draft."""
+    with refill_control.requested(shared.refills, refill_control.SKIP):
+        fetched, cold = await after_a_fetch(shared.urls, "STANDALONE", PAGE_TOKENS, "without refill")
 
     check_fewer_accepted(fetched, cold, PAGE_TOKENS)
 
 
 async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
-    """Clients leave while the STANDALONE server fetches their prefix, and while its draft model prefills it."""
+    """Clients leave at various times after they have sent a request whose prefix the STANDALONE server fetches."""
     moved = fewer_sessions("aborted")
     url = f"{shared.gateway.url}/v1"
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

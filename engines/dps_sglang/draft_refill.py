@@ -16,6 +16,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
+from dps_sglang.metrics import count_refill
 from dps_sglang.sharing import SHARING
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kw
             if needs_refill(request):
                 try:
                     prefill_fetched(self, batch, row, request)
+                    count_refill(completed=True)
                 except RuntimeError:
+                    count_refill(completed=False)
                     if self.server_args.tp_size > 1:
                         raise
                     logger.exception("dps prefix cache: the draft model could not prefill %s", request.rid)

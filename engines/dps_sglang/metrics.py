@@ -1,5 +1,5 @@
-"""The plugin's metrics: the outcomes of reading and writing pages of the shared store, and the engines with which pages
-are shared.
+"""The plugin's metrics: the outcomes of reading and writing pages of the shared store, the refills by the draft model,
+and the engines with which pages are shared.
 
 SGLang exports them with its own. When prometheus_client is imported, it reads an environment variable that SGLang sets
 in each of its processes, so it is imported late.
@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 PAGES = "dps_prefix_cache_pages"
+REFILLS = "dps_prefix_cache_refills"
 SHARING = "dps_prefix_cache_sharing"
 
 
@@ -45,6 +46,20 @@ class SharingMetric:
             _sharing().labels(*self._exported).set(0)
         self._exported = pages, problem
         _sharing().labels(*self._exported).set(1)
+
+
+def count_refill(*, completed: bool) -> None:
+    """Count a request whose fetched prefix the draft model of this process has prefilled, or could not prefill."""
+    _refills().labels("completed" if completed else "failed").inc()
+
+
+@cache
+def _refills() -> Any:
+    from prometheus_client import Counter
+
+    return Counter(
+        REFILLS, "Requests whose fetched prefix the draft model prefilled, by outcome", ["outcome"]
+    )
 
 
 @cache
