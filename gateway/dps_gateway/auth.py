@@ -85,6 +85,8 @@ class Keys:
         self._first: dict[str, bytes] = {}
         for key in self._keys.values():
             self._first.setdefault(key.tenant, key.digest)
+        self.tenants: Final = frozenset(self._first)
+        """The tenants that have a key."""
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
@@ -101,11 +103,6 @@ class Keys:
             if key is not None:
                 keys.append(key)
         return cls(keys)
-
-    @property
-    def tenants(self) -> frozenset[str]:
-        """The tenants that have a key."""
-        return frozenset(key.tenant for key in self._keys.values())
 
     def key(self, headers: Mapping[str, str]) -> Key:
         """The API key in the request's headers. Raises Unauthorized."""

@@ -1,5 +1,6 @@
 """The memory for the bodies of the requests in progress. This module performs no I/O."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from dps_gateway.worker_load import WorkerLoad
@@ -8,27 +9,49 @@ from dps_gateway.worker_load import WorkerLoad
 class BodyBudget:
     """Counts the bytes of the bodies that this process holds, up to a limit.
 
-    `limit` returns the maximum number of bytes of all `workers` together. It is a function, because it can be reloaded.
+    If there are several tenants, one of them holds at most as many bytes as it leaves free (Choudhury and Hahne:
+    Dynamic Queue Length Thresholds for Shared-Memory Packet Switches, 1998). Of two tenants that send as much as they
+    can, each therefore holds a third, and the last third remains for others.
+
+    `limit` returns the maximum number of bytes of all `workers` together, and `minimum` the number that each of several
+    tenants may hold if there is room, or None if there is only one tenant, which may use all of the memory. Both are
+    functions, because they can be reloaded.
     """
 
-    def __init__(self, limit: Callable[[], int], workers: WorkerLoad | None = None) -> None:
+    def __init__(
+        self, limit: Callable[[], int], minimum: Callable[[], int | None], workers: WorkerLoad | None = None
+    ) -> None:
         self._limit = limit
+        self._minimum = minimum
         self._workers = workers or WorkerLoad()
+        self._held: Counter[str] = Counter()
+        """The bytes that are reserved, by tenant."""
         self.used = 0
         """The bytes that are reserved."""
 
-    def reserve(self, size: int) -> bool:
-        """Reserve `size` bytes until they are released. Returns whether there was room for them."""
-        self._count(size)  # first, so that two workers cannot both use the same room
-        if self.used + self._workers.buffered_elsewhere <= self._limit():
+    def reserve(self, tenant: str, size: int) -> bool:
+        """Reserve `size` bytes for a tenant until they are released. Returns whether there was room for them."""
+        self._count(tenant, size)  # first, so that two workers cannot both use the same room
+        if self._has_room(tenant):
             return True
-        self._count(-size)
+        self._count(tenant, -size)
         return False
 
-    def release(self, size: int) -> None:
+    def release(self, tenant: str, size: int) -> None:
         """Release bytes that have been reserved."""
-        self._count(-size)
+        self._count(tenant, -size)
 
-    def _count(self, change: int) -> None:
+    def _has_room(self, tenant: str) -> bool:
+        free = self._limit() - self.used - self._workers.buffered_elsewhere()
+        minimum = self._minimum()
+        if free < 0 or minimum is None:
+            return free >= 0
+        return self._held[tenant] + self._workers.buffered_elsewhere(tenant) <= max(free, minimum)
+
+    def _count(self, tenant: str, change: int) -> None:
         self.used += change
+        self._held[tenant] += change
         self._workers.publish_buffered(self.used)
+        self._workers.publish_buffered(self._held[tenant], tenant)
+        if not self._held[tenant]:
+            del self._held[tenant]

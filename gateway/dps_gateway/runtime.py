@@ -145,7 +145,7 @@ class Runtime:
             lambda: ADMIN_KEEP_ALIVE_SECONDS,
             self._count_closed_admin_connection,
         )
-        self.bodies = BodyBudget(self._max_buffered_bytes, load)
+        self.bodies = BodyBudget(self._max_buffered_bytes, self._min_buffered_bytes, load)
         self.draining = False
         self._ready_without_engines = _answers_without_engines(config)
         self.config = config
@@ -244,7 +244,11 @@ class Runtime:
     @property
     def separates_tenants(self) -> bool:
         """Whether there are several tenants, which must not read each other's cached tokens."""
-        return self.keys is not None and self.config.auth.isolate_cache and len(self.keys.tenants) > 1
+        return self.config.auth.isolate_cache and self._has_several_tenants
+
+    @property
+    def _has_several_tenants(self) -> bool:
+        return self.keys is not None and len(self.keys.tenants) > 1
 
     def cache_salt(self, tenant: str) -> CacheSalt | None:
         """The salts that separate the tenant's KV cache from those of other tenants. None if they share it."""
@@ -301,6 +305,10 @@ class Runtime:
     def _max_buffered_bytes(self) -> int:
         """The memory for bodies, in bytes, which is enough for at least one body of the maximum size."""
         return max(self.config.limits.max_buffered_bytes, self.config.limits.max_body_bytes)
+
+    def _min_buffered_bytes(self) -> int | None:
+        """The memory for bodies, in bytes, that each tenant may use if it is free; None if there is only one tenant."""
+        return self.config.limits.max_body_bytes if self._has_several_tenants else None
 
     def _count_closed_connection(self, reason: str) -> None:
         self.metrics.client_connections_closed.labels(reason).inc()

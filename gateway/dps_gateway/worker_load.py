@@ -9,7 +9,6 @@ from typing import Final
 from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
 
 _QUEUED: Final = b"queued".ljust(NAME_BYTES, b"\0")
-_BODIES: Final = b"bodies".ljust(NAME_BYTES, b"\0")
 
 TURN_SECONDS: Final = 0.05
 """How long it is a worker's turn to have one slot more than others. It is longer than the interval at which a worker
@@ -39,20 +38,19 @@ class WorkerLoad:
         if self._counts is not None:
             self._counts.publish(_QUEUED, requests)
 
-    def publish_buffered(self, size: int) -> None:
-        """Publish the number of bytes that this worker has reserved for bodies."""
+    def publish_buffered(self, size: int, tenant: str | None = None) -> None:
+        """Publish the number of bytes that this worker has reserved for bodies, of one tenant or of all (None)."""
         if self._counts is not None:
-            self._counts.publish(_BODIES, size)
+            self._counts.publish(_bodies_of(tenant), size)
 
     @property
     def queued_elsewhere(self) -> int:
         """The number of requests in the queues of the other workers."""
         return 0 if self._counts is None else self._counts.of_others(_QUEUED)
 
-    @property
-    def buffered_elsewhere(self) -> int:
-        """The number of bytes that the other workers have reserved for bodies."""
-        return 0 if self._counts is None else self._counts.of_others(_BODIES)
+    def buffered_elsewhere(self, tenant: str | None = None) -> int:
+        """The number of bytes that the other workers have reserved for bodies, of one tenant or of all (None)."""
+        return 0 if self._counts is None else self._counts.of_others(_bodies_of(tenant))
 
     def slots(self, pool: str, replica_id: str, limit: int) -> int:
         """The number of requests that this worker may have in flight to a replica that may have `limit` in all workers.
@@ -76,6 +74,10 @@ class WorkerLoad:
 def equal_part(limit: int, workers: int) -> int:
     """The part of a limit for each of several workers, at least 1 unless the limit is 0."""
     return max(min(limit, 1), limit // workers)
+
+
+def _bodies_of(tenant: str | None) -> bytes:
+    return _name("bodies", "" if tenant is None else f"of {tenant}")
 
 
 @cache

@@ -90,7 +90,7 @@ class Call:
         return DeadlineExceeded(f"no engine answered within {self.timeout_seconds:g} s ({TIMEOUT_HEADER})")
 
     def _buffer(self, size: int) -> None:
-        if not self.runtime.bodies.reserve(size):
+        if not self.runtime.bodies.reserve(self.tenant, size):
             raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
         self._buffered += size
 
@@ -101,7 +101,7 @@ class Call:
 
     def ended(self) -> None:
         """Stop watching the client, release the memory of the body, and stop counting the request for its API key."""
-        self.runtime.bodies.release(self._buffered)
+        self.runtime.bodies.release(self.tenant, self._buffered)
         if self._watch is not None:
             self._watch.cancel()
         if self.key is not None:

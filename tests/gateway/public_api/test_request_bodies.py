@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from dps_gateway.api.request import TIMEOUT_HEADER
+from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, complete
@@ -140,6 +141,24 @@ async def test_body_for_which_there_is_no_memory_is_refused(
     first.abandon()
     await buffered(gateway, 0)
     assert len(engine.requests) == 1
+
+
+async def test_bodies_of_one_tenant_leave_memory_for_another(gateway: InProcessGateway) -> None:
+    gateway.runtime.keys = Keys([Key(tenant, digest_of(f"sk-{tenant}")) for tenant in ("a", "b")])
+    configure(gateway, "limits", max_body_bytes=1000, max_buffered_bytes=4000)
+    uploads = [Upload(gateway, CHAT, 1000, "Authorization: Bearer sk-a\r\n") for _ in range(2)]
+    for upload in uploads:
+        await upload.begin()
+        await upload.send(b" " * 990)
+    await buffered(gateway, 2 * 990)
+    body, statuses = json.dumps(chat()).encode(), {}
+    for tenant in ("a", "b"):
+        headers = {"Authorization": f"Bearer sk-{tenant}", "Content-Type": "application/json"}
+        statuses[tenant] = (await gateway.post(data=body, headers=headers))[0].status
+    assert statuses == {"a": 503, "b": 200}
+    for upload in uploads:
+        upload.abandon()
+    await buffered(gateway, 0)
 
 
 async def test_body_counts_until_its_request_has_ended(

@@ -1,0 +1,67 @@
+"""The memory for bodies is divided between the tenants that need it."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_gateway.body_budget import BodyBudget
+from dps_gateway.shared_counts import SUFFIX, SharedCounts
+from dps_gateway.worker_load import WorkerLoad
+
+LIMIT, ONE_BODY = 100, 10
+MANY = 1000
+
+
+def budget(workers: WorkerLoad | None = None) -> BodyBudget:
+    return BodyBudget(lambda: LIMIT, lambda: ONE_BODY, workers)
+
+
+def reserved(bodies: BodyBudget, tenant: str) -> int:
+    """The number of bytes that a tenant can reserve one by one."""
+    return next(count for count in range(MANY) if not bodies.reserve(tenant, 1))
+
+
+def test_tenant_holds_at_most_as_much_as_it_leaves_free() -> None:
+    bodies = budget()
+    assert reserved(bodies, "a") == LIMIT // 2
+    assert reserved(bodies, "b") == LIMIT // 4
+    bodies.release("a", LIMIT // 2)
+    assert reserved(bodies, "b") == LIMIT // 4
+
+
+def test_any_tenant_may_hold_one_body_while_there_is_room() -> None:
+    bodies = budget()
+    assert [reserved(bodies, tenant) for tenant in "abcd"] == [50, 25, 12, ONE_BODY]
+    assert [reserved(bodies, tenant) for tenant in "efg"] == [3, 0, 0]
+
+
+def test_only_tenant_may_use_all_memory() -> None:
+    bodies = BodyBudget(lambda: LIMIT, lambda: None)
+    assert reserved(bodies, "") == LIMIT
+
+
+def test_bodies_of_a_tenant_in_all_workers_count(tmp_path: Path) -> None:
+    with ExitStack() as files:
+        paths = [tmp_path / f"{number}{SUFFIX}" for number in range(2)]
+        counts = [files.enter_context(closing(SharedCounts(path))) for path in paths]
+        one, other = (budget(WorkerLoad(each)) for each in counts)
+        assert one.reserve("a", LIMIT // 2)
+        assert reserved(other, "a") == 0
+        assert reserved(other, "b") == LIMIT // 4
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=40))
+def test_no_tenant_exceeds_half_and_released_memory_is_free_again(steps: Sequence[tuple[str, int]]) -> None:
+    bodies, held = budget(), dict.fromkeys("abc", 0)
+    for tenant, size in steps:
+        if bodies.reserve(tenant, size):
+            held[tenant] += size
+        assert held[tenant] <= LIMIT // 2
+        assert bodies.used == sum(held.values()) <= LIMIT
+    for tenant, size in held.items():
+        bodies.release(tenant, size)
+    assert bodies.used == 0
+    assert reserved(bodies, "d") == LIMIT // 2
