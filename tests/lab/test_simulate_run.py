@@ -269,6 +269,19 @@ def test_think_time_delays_a_turn_and_is_not_part_of_the_session_latency() -> No
     assert session_seconds(run(10.0)) == pytest.approx(session_seconds(run(0.0)))
 
 
+@pytest.mark.timeout(20)
+def test_years_without_requests_are_simulated_in_no_time() -> None:
+    year = 365 * 86_400.0
+    turns = [
+        TurnLengths(prompt_tokens=100, output_tokens=5, think_seconds=think) for think in (0.0, 30 * year)
+    ]
+    sessions = [SessionTrace(id=f"s{n}", arrival_seconds=n * 100 * year, turns=turns) for n in range(2)]
+    results = simulate(sessions, Scenario(BOTH, AlwaysGreedy(), Load()))
+    assert [result.sent for result in results] == pytest.approx(
+        [year * years for years in (0, 30, 100, 130)], abs=1.0
+    )
+
+
 def replace_length(turn: TurnLengths, prompt_tokens: int) -> TurnLengths:
     return turn.model_copy(update={"prompt_tokens": prompt_tokens})
 

@@ -200,10 +200,14 @@ class _Simulation:
             self._start(session, now)
 
     def _poll(self, now: float) -> None:
-        """Report the engines' load to the gateway, and again after an interval if the simulation has not ended."""
+        """Report the engines' load to the gateway, and again after an interval if the simulation has not ended.
+
+        Reports of an idle fleet are equal, so that those before the next event are left out.
+        """
         self._gateway.poll()
         if self._unfinished():
-            self._at(now + POLL_SECONDS, self._poll)
+            idle = 0.0 if self._in_flight else self._events[0][0] - now
+            self._at(now + max(1, idle // POLL_SECONDS) * POLL_SECONDS, self._poll)
 
     def _balance(self, balancer: Balancer, now: float) -> None:
         """Let the balancer measure, and again after an interval if the simulation has not ended."""
