@@ -29,7 +29,7 @@ def read_decision_logs(url: str, environment: Mapping[str, str] = os.environ) ->
             request = urllib.request.Request(address, headers=headers)
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 for line in answer:
-                    yield line.decode()
+                    yield line.decode(errors="replace")
         except urllib.error.HTTPError as error:
             with error:
                 explanation = error.read(1000).decode(errors="replace").strip()

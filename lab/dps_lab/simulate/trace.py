@@ -3,8 +3,8 @@
 docs/simulate.md describes the format for users; this module is its definition.
 """
 
+import reprlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -80,17 +80,6 @@ def parse_trace(lines: Iterable[str], name: str = "trace") -> list[SessionTrace]
     return sessions
 
 
-def load_trace(path: Path) -> list[SessionTrace]:
-    """Parse a file. Raises TraceError if it is invalid or is not UTF-8, and OSError if it cannot be read."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return parse_trace(lines, str(path))
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            f"{path}: the file is not UTF-8 text ({error.reason}); convert it to UTF-8"
-        ) from None
-
-
 def _check_prefix(session: SessionTrace, where: str) -> None:
     if session.prefix is None:
         return
@@ -107,6 +96,8 @@ def describe(error: ValidationError) -> str:
     detail: Mapping[str, Any] = error.errors(include_url=False)[0]
     if detail["type"] == "json_invalid":
         return f"the line is not valid JSON ({detail['ctx']['error']}); write one JSON object per line"
+    if not detail["loc"]:
+        return "the line is not a JSON object; write one JSON object per line"
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(
         "."
     )
@@ -115,5 +106,4 @@ def describe(error: ValidationError) -> str:
     if detail["type"] == "extra_forbidden":
         known = TurnLengths if "turns" in detail["loc"] else SessionTrace
         return f"{field}: unknown field; remove it or use one of {', '.join(known.model_fields)}"
-    message = f"{detail['msg']}, got {detail['input']!r}"
-    return f"{field}: {message}" if field else message
+    return f"{field}: {detail['msg']}, got {reprlib.repr(detail['input'])}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from dps_lab.simulate.decision_log import is_decision_log, parse_decision_log
 from dps_lab.simulate.gateway_logs import read_decision_logs
-from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, load_trace
+from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, parse_trace
 from dps_lab.workload.toolbench import toolbench_shaped
 
 LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl", "mooncake": "mooncake.jsonl"}
@@ -31,32 +31,32 @@ def load_workload(name: str) -> list[SessionTrace]:
     if name.startswith("http://"):
         return parse_decision_log(read_decision_logs(name), name)
     if name in LENGTHS:
-        return load_trace(Path(str(files("dps_lab"))) / "data" / "lengths" / LENGTHS[name])
+        return parse_trace(_lines(Path(str(files("dps_lab"))) / "data" / "lengths" / LENGTHS[name]), name)
     if name == "toolbench":
         return toolbench_trace()
-    path = Path(name)
-    if not path.is_file():
-        raise TraceError(
-            f"there is no workload and no file '{name}'; choose {', '.join(WORKLOADS)}, or the path of a "
-            "JSONL trace or of a decision log, or the URL of a gateway's decision log"
-        )
+    lines = _lines(Path(name))
+    first = next((line for line in lines if line.strip()), "")
+    return parse_decision_log(lines, name) if is_decision_log(first) else parse_trace(lines, name)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, which is read once because it may be a pipe. Raises TraceError."""
     try:
-        return load_decision_log(path) if _is_decision_log(path) else load_trace(path)
+        with path.open(encoding="utf-8-sig") as lines:
+            return list(lines)
+    except FileNotFoundError:
+        raise TraceError(
+            f"there is no workload and no file '{path}'; choose {', '.join(WORKLOADS)}, or the path of a "
+            "JSONL trace or of a decision log, or the URL of a gateway's decision log"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path}: the file is not UTF-8 text ({error.reason}); convert it to UTF-8"
+        ) from None
     except OSError as error:
         raise TraceError(
-            f"{name}: the file cannot be read ({error.strerror}); check its permissions"
+            f"{path}: the file cannot be read ({error.strerror}); check its path and its permissions"
         ) from None
-
-
-def load_decision_log(path: Path) -> list[SessionTrace]:
-    """The sessions of a decision log. Raises TraceError if it is invalid, and OSError if it cannot be read."""
-    with path.open(encoding="utf-8") as lines:
-        return parse_decision_log(lines, str(path))
-
-
-def _is_decision_log(path: Path) -> bool:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return is_decision_log(next((line for line in lines if line.strip()), ""))
 
 
 def toolbench_trace() -> list[SessionTrace]:
