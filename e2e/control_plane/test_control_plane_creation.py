@@ -44,7 +44,7 @@ def test_minimal_router_becomes_ready(kube: Kube) -> None:
         "StatefulSet/qwen-redis",
     ]
     heading, row = kube.kubectl("get", "dps").splitlines()
-    assert heading.split() == ["NAME", "READY", "POLICY", "THRESHOLD", "SPEC", "GREEDY", "GATEWAY", "AGE"]
+    assert " ".join(heading.split()) == "NAME READY POLICY THRESHOLD SPECULATIVE GREEDY GATEWAY AGE"
     assert row.split()[:7] == ["qwen", "True", "DeltaPrefill", "128", "1", "1", "2"]
     engine = deployment(kube, "speculative")["spec"]["template"]["spec"]
     assert engine["containers"][0]["image"].endswith(f":v{DEFAULT_VERSION}")

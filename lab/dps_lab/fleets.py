@@ -25,9 +25,14 @@ class Fleet:
     prefix_cache: Sharing
 
     @property
+    def caches(self) -> str:
+        """The kind of prefix cache."""
+        return f"{self.prefix_cache} {'cache' if self.prefix_cache == 'common' else 'caches'}"
+
+    @property
     def label(self) -> str:
         """The name, with the kind of prefix cache."""
-        return f"{self.name}, {self.prefix_cache} cache"
+        return f"{self.name}, {self.caches}"
 
 
 FLEETS: Final = (

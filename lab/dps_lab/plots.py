@@ -106,10 +106,10 @@ def _headline(rows: Sequence[tuple[Fleet, Summary]]) -> str:
     best = fastest([summary for _, summary in rows], batch_seconds)
     fleets = [fleet for fleet, summary in rows if summary in best]
     caches = {
-        cache: ", ".join(fleet.name for fleet in fleets if fleet.prefix_cache == cache)
-        for cache in dict.fromkeys(fleet.prefix_cache for fleet in fleets)
+        kind: ", ".join(fleet.name for fleet in fleets if fleet.caches == kind)
+        for kind in dict.fromkeys(fleet.caches for fleet in fleets)
     }
-    return "Fastest on two GPUs: " + "; ".join(f"{names} ({cache} cache)" for cache, names in caches.items())
+    return "Fastest on two GPUs: " + "; ".join(f"{names} ({kind})" for kind, names in caches.items())
 
 
 def _bars(

@@ -66,7 +66,7 @@ def test_printer_columns_and_short_name_match_the_contract() -> None:
     assert spec["names"]["shortNames"] == ["dps"]
     (version,) = spec["versions"]
     shown = [one["name"] for one in version["additionalPrinterColumns"] if not one.get("priority")]
-    assert shown == ["Ready", "Policy", "Threshold", "Spec", "Greedy", "Gateway", "Age"]
+    assert shown == ["Ready", "Policy", "Threshold", "Speculative", "Greedy", "Gateway", "Age"]
 
 
 @pytest.mark.parametrize("spec", [SMALLEST, EVERYTHING])

@@ -32,7 +32,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
     ("Policy", "string", ".status.routing.policy", 0),
     ("Threshold", "integer", ".status.routing.thresholdTokens", 0),
-    ("Spec", "integer", ".status.pools.speculative.readyReplicas", 0),
+    ("Speculative", "integer", ".status.pools.speculative.readyReplicas", 0),
     ("Greedy", "integer", ".status.pools.greedy.readyReplicas", 0),
     ("Gateway", "integer", ".status.gateway.readyReplicas", 0),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),

@@ -51,7 +51,8 @@ class Progress:
 
     def _counts(self) -> str:
         counts = [f"{count} {pool}" for pool, count in sorted(self._pools.items())]
-        return ", ".join([*counts, f"{self._retries} retries"])
+        retries = [f"{self._retries} retries"] if self._retries else []
+        return ", ".join(counts + retries)
 
     def __enter__(self) -> "Progress":
         self._bar.start()
