@@ -150,6 +150,39 @@ def test_invalid_input_exits_with_2_and_an_actionable_message(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("search", [[], ["--exhaustive"]], ids=["pruned", "exhaustive"])
+def test_a_workload_whose_turns_are_all_equally_long_is_calibrated(
+    search: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(session(number).model_dump_json() for number in range(3)))
+    assert main(["--workload", str(path), "--concurrency", "2", "--json", *search]) == 0
+    assert json.loads(capsys.readouterr().out)["choice"]["threshold_tokens"] is None
+
+
+@pytest.mark.parametrize("goal", [["--objective", "tpot"], ["--max-tpot", "1"]], ids=" ".join)
+def test_answers_of_one_token_have_no_time_per_token_after_the_first(
+    goal: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"id": "a", "turns": [{"prompt_tokens": 9, "output_tokens": 1}]}')
+    assert main(["--workload", str(path), "--concurrency", "1", *goal]) == 2
+    assert "no answer has more than one token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [None, "routing: {policy: 7}"], ids=["missing", "invalid"])
+def test_a_configuration_that_cannot_be_applied_is_reported_before_the_search(
+    text: str | None, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    if text is not None:
+        path.write_text(text)
+    plot = tmp_path / "plot.png"
+    assert main(["--workload", str(trace_file), "--apply", str(path), "--plot", str(plot)]) == 2
+    assert "gateway.yaml" in capsys.readouterr().err
+    assert not plot.exists()
+
+
 def session(number: int, arrival: float | None = None) -> SessionTrace:
     return SessionTrace(
         id=f"s{number}", arrival_seconds=arrival, turns=[TurnLengths(prompt_tokens=5, output_tokens=5)]

@@ -27,13 +27,23 @@ def apply(setup: Setup, path: Path) -> None:
     Raises ConfigError if the file cannot be read or written, is invalid, or has a form that cannot be edited.
     """
     target = path.resolve()
-    text = read_text(target)
-    parse_config(text, source=str(path), environment={})
-    changed = with_routing(text, routing_of(setup))
+    changed = with_routing(_valid(path), routing_of(setup))
     try:
         _replace(target, changed)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; check its permissions") from error
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError if `routing` in a configuration file cannot be changed. The file stays as it is."""
+    with_routing(_valid(path), {"policy": "DeltaPrefill", "thresholdTokens": 128})
+
+
+def _valid(path: Path) -> str:
+    """The text of a configuration file. Raises ConfigError if it cannot be read or is invalid."""
+    text = read_text(path)
+    parse_config(text, source=str(path), environment={})
+    return text
 
 
 def with_routing(text: str, values: dict[str, Any]) -> str:

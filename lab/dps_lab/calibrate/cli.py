@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dps_gateway.config import ConfigError
 from dps_gateway.pool import Pool
-from dps_lab.calibrate.apply import apply, patch, recommendation
+from dps_lab.calibrate.apply import apply, check, patch, recommendation
 from dps_lab.calibrate.budget import Rule, find_rule
 from dps_lab.calibrate.goal import OBJECTIVES, Goal
 from dps_lab.calibrate.live import LIMIT_SECONDS, measure_engines
@@ -52,6 +52,8 @@ def main(argv: list[str]) -> int:
     """Calibrate and print the result. Returns 0, 1 if no set-up meets the limits, or 2 for invalid input."""
     options = command_line().parse_args(argv)
     try:
+        if options.apply is not None:
+            check(options.apply)
         measured = _measure(options)
         result, search, rule = _calibrate(options, measured)
         if options.plot is not None:
@@ -214,6 +216,13 @@ def _calibrate(
     workload = load_workload(options.workload)
     load = load_of(options, workload)
     sessions = sample(workload, options.sessions, load, options.seed)
+    if (options.objective == "tpot" or options.max_tpot) and not any(
+        _has_second_token(each) for each in sessions
+    ):
+        raise ValueError(
+            "no answer has more than one token, so there is no time per token after the first; choose another "
+            "--objective, and remove --max-tpot"
+        )
     splits, engines = _splits(options)
     fleet = fleet_of(options, dict.fromkeys(Pool, 1))
     if measured is not None:
@@ -233,6 +242,10 @@ def _calibrate(
         return result, search, None
     moving = replace(conditions, sessions=sample(workload, BUDGET_SESSIONS, load, options.seed))
     return result, search, find_rule(moving, result.choice, options.cooldown, goal, seeds)
+
+
+def _has_second_token(session: SessionTrace) -> bool:
+    return any(turn.output_tokens > 1 for turn in session.turns)
 
 
 def sample(

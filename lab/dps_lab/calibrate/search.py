@@ -147,8 +147,10 @@ class Search:
                 for setup in self._fixed(split, engines):
                     self._try(setup)
                 for policy in self._policies(split, engines):
-                    branches.append((split, policy))
-                    for position in self._thresholds.coarse(policy, COARSE_THRESHOLDS):
+                    positions = self._thresholds.coarse(policy, COARSE_THRESHOLDS)
+                    if positions:
+                        branches.append((split, policy))
+                    for position in positions:
                         self._try(self._setup(split, engines, policy, position))
 
         last = len(splits) - 1
@@ -166,8 +168,6 @@ class Search:
             position: self._score(self._try(self._setup(split, engines, policy, position)))
             for position in self._thresholds.coarse(policy, COARSE_THRESHOLDS)
         }
-        if not tried:
-            return
         last = len(self._thresholds.values[policy]) - 1
         while True:
             best = min(tried, key=tried.__getitem__)
