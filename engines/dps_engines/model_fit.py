@@ -25,20 +25,25 @@ def weights(launch: Launch) -> dict[str, int]:
     return {name: model.weights(launch.tensor_parallel) for name, model in known_models(launch).items()}
 
 
-def check_heads(launch: Launch) -> None:
-    """Raises EngineError if the heads of a model cannot be divided among the GPUs. The draft has the target's GPUs."""
-    models = known_models(launch)
+def check_split(launch: Launch) -> None:
+    """Raises EngineError if a model cannot be divided equally among the GPUs. The draft has the target's GPUs."""
+    models, gpus = known_models(launch), launch.tensor_parallel
     for name, model in models.items():
-        if not model.splits(launch.tensor_parallel):
-            possible = [
-                str(gpus)
-                for gpus in range(TENSOR_PARALLEL_LIMITS[0], TENSOR_PARALLEL_LIMITS[1] + 1)
-                if all(one.splits(gpus) for one in models.values())
-            ]
-            raise EngineError(
-                f"spec.engine.tensorParallel: the {model.heads} attention heads and {model.kv_heads} KV heads of "
-                f"{name} cannot be divided among {launch.tensor_parallel} GPUs; choose one of {', '.join(possible)}"
-            )
+        if not model.splits_heads(gpus):
+            part = f"the {model.heads} attention heads and {model.kv_heads} KV heads of {name}"
+        elif not model.splits(gpus):
+            part = f"the MLP of {name}, whose size is {model.intermediate_size},"
+        else:
+            continue
+        possible = [
+            str(number)
+            for number in range(TENSOR_PARALLEL_LIMITS[0], TENSOR_PARALLEL_LIMITS[1] + 1)
+            if all(one.splits(number) for one in models.values())
+        ]
+        raise EngineError(
+            f"spec.engine.tensorParallel: {part} cannot be divided among {gpus} GPUs; choose one of "
+            f"{', '.join(possible)}"
+        )
 
 
 def _gib(size: float) -> str:

@@ -54,6 +54,7 @@ class ModelSizes:
                 layers=facts.layers,
                 heads=facts.heads,
                 kv_heads=facts.kv_heads,
+                intermediate_size=facts.intermediate_size,
                 head_size=facts.head_size,
             ).model_dump(by_alias=True, exclude_none=True)
             for model, facts in self.read.items()
@@ -79,7 +80,7 @@ def recorded_sizes(status: Mapping[str, Any]) -> dict[HubModel, ModelFacts]:
         return {}
     return {
         HubModel(size.name, size.revision): ModelFacts(
-            size.parameters, size.layers, size.heads, size.kv_heads, size.head_size
+            size.parameters, size.layers, size.heads, size.kv_heads, size.intermediate_size, size.head_size
         )
         for size in sizes
     }

@@ -64,7 +64,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize(("changed", "parameters"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_parameters_of_a_variant(changed: dict[str, Any], parameters: int) -> None:
-    assert facts_of({**SMALL, **changed}) == ModelFacts(parameters, 2, 4, 2, 2)
+    assert facts_of({**SMALL, **changed}) == ModelFacts(parameters, 2, 4, 2, 16, 2)
 
 
 def test_model_without_a_number_of_kv_heads_has_one_for_each_head() -> None:

@@ -24,7 +24,7 @@ CONFIG = {
     "vocab_size": 10,
     "tie_word_embeddings": False,
 }
-SIZE = ModelFacts(parameters=1352, layers=2, heads=4, kv_heads=2, head_size=2)
+SIZE = ModelFacts(parameters=1352, layers=2, heads=4, kv_heads=2, intermediate_size=16, head_size=2)
 
 
 class Hub:

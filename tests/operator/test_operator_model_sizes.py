@@ -7,7 +7,7 @@ import pytest
 
 from dps_engines.models import MODELS, ModelFacts
 from dps_operator.errors import UnreadableModelError
-from dps_operator.model_sizes import HubModel
+from dps_operator.model_sizes import HubModel, recorded_sizes
 from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SMALLEST
 
@@ -27,6 +27,7 @@ RECORDED = [
         "layers": 28,
         "heads": 28,
         "kvHeads": 4,
+        "intermediateSize": 18944,
         "headSize": 128,
     },
     {
@@ -35,6 +36,7 @@ RECORDED = [
         "layers": 28,
         "heads": 12,
         "kvHeads": 2,
+        "intermediateSize": 8960,
         "headSize": 128,
     },
 ]
@@ -87,6 +89,15 @@ async def test_sizes_in_the_status_are_used_after_a_restart_without_the_hub() ->
     await harness.reconcile()
     assert read.requests == []
     assert versions(harness) == before
+
+
+async def test_status_of_an_older_operator_lacks_the_size_of_the_mlp() -> None:
+    harness = OperatorHarness(UNKNOWN, Configurations({TARGET: SEVEN, DRAFT: SMALL}).size)
+    await harness.reconcile()
+    recorded: list[dict[str, Any]] = harness.status()["models"]
+    old = {"models": [{k: v for k, v in one.items() if k != "intermediateSize"} for one in recorded]}
+    sizes = recorded_sizes(old)
+    assert sizes[TARGET] == replace(SEVEN, intermediate_size=None)
 
 
 async def test_other_revision_is_read_again() -> None:

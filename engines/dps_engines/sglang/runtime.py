@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.model_fit import check_heads
+from dps_engines.model_fit import check_split
 from dps_engines.pools import PoolName
 from dps_engines.sglang import flags, host_memory, memory
 from dps_engines.sglang import prefix_cache as cache_flags
@@ -56,7 +56,7 @@ class SGLang(Released):
         """See EngineRuntime."""
         if flags.DP_ATTENTION not in arguments:
             _check_data_parallelism(arguments)
-            check_heads(launch)
+            check_split(launch)
         if launch.speculation is None:
             return
         field, algorithm = "spec.pools.speculative.speculation.algorithm", launch.speculation.algorithm

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.model_fit import check_heads, check_weights
+from dps_engines.model_fit import check_split, check_weights
 from dps_engines.pools import PoolName
 from dps_engines.versions import Released, numbers
 from dps_engines.vllm import flags
@@ -58,7 +58,7 @@ class VLLM(Released):
         self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
     ) -> None:
         """See EngineRuntime."""
-        check_heads(launch)
+        check_split(launch)
         speculation = launch.speculation
         if launch.shares_gpu_with is not None:
             raise EngineError(

@@ -201,7 +201,7 @@ class Engine(APIObject):
         ge=TENSOR_PARALLEL_LIMITS[0],
         le=TENSOR_PARALLEL_LIMITS[1],
         description="GPUs per replica, across which the model is split. The numbers of attention heads of the model "
-        "and of the draft model must be multiples of it.",
+        "and of the draft model, and the sizes of their MLPs, must be multiples of it.",
     )
     cache: EngineCache | None = Field(
         default=None,

@@ -167,6 +167,12 @@ class ModelSize(APIObject):
     layers: int = Field(ge=1, description="Number of layers.")
     heads: int = Field(ge=1, description="Number of attention heads.")
     kv_heads: int = Field(ge=1, description="Number of key and value heads.")
+    intermediate_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Size of the MLP in each layer; unset if an operator older than this field read the model.",
+        json_schema_extra={"format": "int64"},
+    )
     head_size: int = Field(ge=1, description="Values of a key or value head per token.")
 
 
