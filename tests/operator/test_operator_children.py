@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dps_engines.pools import POOLS, PoolName
 from dps_gateway.config import GatewayConfig, Timeouts
 from dps_gateway.runtime import FIXED_SECTIONS
 from dps_operator.builders.children import children
@@ -257,6 +258,36 @@ def test_downloaded_models_are_limited_by_the_limit_of_ephemeral_storage() -> No
     pod = made["spec"]["template"]["spec"]
     assert pod["volumes"][0] == {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}}
     assert pod["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "200Gi"
+
+
+ADAPTER = {"name": "sql", "path": "org/sql"}
+MODELS_ON_DISK: dict[str, tuple[dict[str, Any], PoolName, Manifest]] = {
+    # Twice the 16-bit weights of the models that a pool loads, and 32 GiB.
+    "target": ({}, "greedy", {"sizeLimit": "61Gi"}),
+    "target and draft": ({}, "speculative", {"sizeLimit": "67Gi"}),
+    "split across GPUs": ({"engine": {"tensorParallel": 4}}, "greedy", {"sizeLimit": "61Gi"}),
+    "unknown model": ({"model": {"name": "org/model"}}, "greedy", {}),
+    "adapters": ({"model": {**SMALLEST["model"], "adapters": [ADAPTER]}}, "greedy", {}),
+}
+
+
+@pytest.mark.parametrize(("spec", "pool", "empty_dir"), MODELS_ON_DISK.values(), ids=MODELS_ON_DISK)
+def test_downloaded_models_of_known_size_are_limited(
+    spec: dict[str, Any], pool: PoolName, empty_dir: Manifest
+) -> None:
+    made = engine_deployment(router({**SMALLEST, **spec}), pool, SETTINGS)
+    volumes = made["spec"]["template"]["spec"]["volumes"]
+    assert volumes[0] == {"name": "models", "emptyDir": empty_dir}
+
+
+def test_unknown_draft_model_leaves_the_volume_of_its_pool_without_a_limit() -> None:
+    speculation = {"algorithm": "Standalone", "draftModel": "org/draft"}
+    spec = router({**SMALLEST, "pools": {"speculative": {"speculation": speculation}}})
+    limits = [
+        engine_deployment(spec, pool, SETTINGS)["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]
+        for pool in POOLS
+    ]
+    assert limits == [{}, {"sizeLimit": "61Gi"}]
 
 
 URLS: dict[str, tuple[dict[str, Any], str]] = {

@@ -229,7 +229,8 @@ class PoolSpec(APIObject):
         description="Resources of the engine container. engine.tensorParallel sets the number of GPUs, and a limit "
         "of GPUs must be equal to it, or 0 without GPUs. By default 4 CPUs and 32Gi of memory are requested "
         "per GPU, and memory for copies of KV with prefixCache. Without model.cache, the models are "
-        "downloaded to the node's disk: request and limit it with ephemeral-storage.",
+        "downloaded to the node's disk: request and limit it with ephemeral-storage. Without this limit, the "
+        "directory is limited to twice the 16-bit weights and 32Gi, if the sizes of all models are known.",
     )
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Pod template to merge into the generated one of this pool."

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dps_engines.pools import PoolName, other_pool
-from dps_operator.api.pools import PoolSpec, PoolStrategy
+from dps_operator.api.pools import PoolStrategy
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import EnvVar, plain_env, to_wire
 from dps_operator.builders.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
@@ -32,7 +32,7 @@ from dps_operator.builders.sources import (
     service_account,
     source_additions,
 )
-from dps_operator.builders.volumes import engine_cache, engine_cache_env
+from dps_operator.builders.volumes import download_limit, engine_cache, engine_cache_env
 from dps_operator.errors import SpecError
 from dps_operator.resources import (
     ENGINE,
@@ -93,10 +93,11 @@ def _env(spec: Spec, name: PoolName, service_name: str) -> list[Manifest]:
     return list(by_name.values())
 
 
-def _models_volume(router: Router, pool: PoolSpec) -> Manifest:
+def _models_volume(router: Router, name: PoolName) -> Manifest:
     cache = router.spec.model.cache
     if cache is None:
-        limit = (pool.resources.limits or {}).get("ephemeral-storage")
+        storage = pool_of(router.spec, name).resources.limits or {}
+        limit = storage.get("ephemeral-storage") or download_limit(router, name)
         return {"emptyDir": {"sizeLimit": limit} if limit else {}}
     if cache.existing_claim is not None:
         return {"persistentVolumeClaim": {"claimName": cache.existing_claim}}
@@ -249,7 +250,7 @@ def engine_deployment(
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
-        "volumes": [{"name": "models", **_models_volume(router, pool)}],
+        "volumes": [{"name": "models", **_models_volume(router, name)}],
         **placement(router.spec.node_pool, _neighbour(router, name)),
         **pull_secrets(settings),
         **service_account(router.spec, name),

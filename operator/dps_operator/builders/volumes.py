@@ -1,13 +1,22 @@
-"""Volumes that several pods share, and the volume for the engines' compile caches."""
+"""Volumes that several pods share, the volume for the engines' compile caches, and the limit of downloaded models."""
 
 from collections.abc import Mapping
+from typing import Final
 
+from dps_engines.pools import PoolName
+from dps_operator.api.pools import SpeculativePoolSpec
 from dps_operator.api.spec import Spec
 from dps_operator.api.types import plain_env
 from dps_operator.api.volumes import SharedClaim, SharedVolume
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.resources import Component, Manifest, Router, child, child_name
 
 ENGINE_CACHE = "/engine-cache"
+GIB: Final = 2**30
+COPIES: Final = 2
+"""Limit in multiples of the 16-bit weights: some repositories have the weights in two formats, or in 32 bits."""
+OTHER_FILES_GIB: Final = 32
+"""Room for tokenizers, partial downloads, and the cache of the Hub's client."""
 
 
 def shared_claim(router: Router, component: Component, claim: SharedClaim | None) -> list[Manifest]:
@@ -58,3 +67,22 @@ def engine_cache(router: Router) -> Manifest:
         "containers": [{"name": "engine", "volumeMounts": [mount]}],
         "volumes": [{"name": "engine-cache", **source}],
     }
+
+
+def download_limit(router: Router, name: PoolName) -> str | None:
+    """The limit of a pod's directory for the models that a pool downloads, so that they cannot fill the node's disk.
+
+    None if the size of a model is not known, because a pod that exceeds its limit is evicted. Sizes of adapters are
+    never known.
+    """
+    spec, pool = router.spec, pool_of(router.spec, name)
+    if spec.model.adapters:
+        return None
+    names = [spec.model.name]
+    if isinstance(pool, SpeculativePoolSpec) and pool.speculation.draft_model is not None:
+        names.append(pool.speculation.draft_model)
+    known = router.sizes.known
+    if any(model not in known for model in names):
+        return None
+    weights = sum(known[model].weights(1) for model in names)
+    return f"{-(-COPIES * weights // GIB) + OTHER_FILES_GIB}Gi"
