@@ -23,10 +23,6 @@ class EngineRuntime(Protocol):
         """HTTP path of the health check, which must not run the model."""
 
     @property
-    def metrics_path(self) -> str:
-        """HTTP path of the Prometheus metrics."""
-
-    @property
     def load_seconds(self) -> int:
         """Seconds that a model may take to load."""
 

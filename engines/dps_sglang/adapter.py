@@ -1,4 +1,4 @@
-"""The class that SGLang loads for the `dynamic` storage backend, with whatever version SGLang has.
+"""The class that SGLang loads for the `dynamic` storage backend, whatever the version of SGLang.
 
 If the class could not be imported, the engine would not start. The class with the page store imports names that only a
 known version of SGLang has, so it is imported after the version has been checked.

@@ -1,4 +1,4 @@
-"""Which arguments of an engine rule out that it shares pages (SGLang 0.5.23)."""
+"""The arguments with which an engine cannot share pages (SGLang 0.5.23)."""
 
 from typing import Any
 

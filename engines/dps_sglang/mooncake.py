@@ -24,10 +24,10 @@ def tagged_without_refill(reason: str) -> Callable[..., Any]:
     """
 
     def wrapper(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
-        made = tagged(original, self, storage_config, mem_pool)
+        result = tagged(original, self, storage_config, mem_pool)
         if speculates_with_draft_model():
             SHARING.only_write(reason)
-        return made
+        return result
 
     return wrapper
 
@@ -57,5 +57,5 @@ def not_cleared(original: Callable[..., Any], self: Any) -> None:
 
 
 def _rename_pages(store: Any) -> None:
-    """From now on, the store's pages have names that no other engine uses."""
+    """Name the store's pages, from now on, so that no other engine uses them."""
     store.config_prefix = unique_name()

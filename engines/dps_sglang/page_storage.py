@@ -156,7 +156,7 @@ class SharedPrefixCache(HiCacheStorage):
         )
 
     def _rate(self, transfer: Transfer) -> float:
-        """GB/s."""
+        """The bandwidth of a transfer, in GB/s."""
         return transfer.pages * self._page_bytes / transfer.seconds / 1e9
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ GIBIBYTE = 2**30
 SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1", "file_storage_path"}
 """Keys of the same object that SGLang reads itself."""
 SECRET_BYTES = 16
-"""The shortest secret."""
+"""Minimum length of the secret."""
 KEYS = {"directory", "secret_file", "max_gib", "min_free_gib", "weights"}
 
 

@@ -157,7 +157,7 @@ class Turns:
         fetched_tokens: int | None = None,
         units: CacheUnits = SINGLE_TOKENS,
     ) -> bool:
-        """Correct the record by the engine's usage. Returns whether L_t differs from the length that it reports.
+        """Correct the record with the engine's usage. Returns whether L_t differs from the length that it reports.
 
         url: the base URL of the replica that answered.
         fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.

@@ -11,8 +11,8 @@ from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
 _QUEUED: Final = b"queued".ljust(NAME_BYTES, b"\0")
 
 TURN_SECONDS: Final = 0.05
-"""How long it is a worker's turn to have one slot more than others. It is longer than the interval at which a worker
-notices slots that others have released."""
+"""Time for which a worker may have one slot more than others. It is longer than the interval at which a worker notices
+slots that others have released."""
 
 
 class WorkerLoad:

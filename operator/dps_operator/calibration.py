@@ -16,7 +16,7 @@ SHOWN_CHARACTERS: Final = 80
 
 
 def newest(pods: Sequence[Pod]) -> Finished | None:
-    """How the calibration that finished last has ended; None if none has finished."""
+    """The end of the calibration that finished last; None if none has finished."""
     return _newest(_finished(pods))
 
 

@@ -236,9 +236,10 @@ class Observations:
 
     @contextmanager
     def repeats_changes(self) -> Iterator[None]:
-        """Make all changes of the block again at its end: they may be newer than a listing with which it replaces all.
+        """Repeat all changes that are made in the block at its end.
 
-        Each kind's changes are repeated in their order, so the newest one remains.
+        They may be newer than the listing with which the block replaces all observations. They are repeated in their
+        order, so the newest one remains.
         """
         changes: list[Callable[[], Key]] = []
         self._recorded.append(changes)

@@ -17,7 +17,7 @@ from dps_operator.work_queue import WorkQueue
 
 INITIAL_BACKOFF, MAX_BACKOFF = 1.0, 30.0
 DISCOVERY_SECONDS = 15.0
-"""Seconds between checks whether a missing kind has been installed."""
+"""Seconds between checks for kinds that were not installed."""
 FAILING = Gauge("dps_operator_listing_failing", "1 while listing the required kinds fails")
 
 log = logging.getLogger(__name__)

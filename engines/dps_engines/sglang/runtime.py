@@ -29,7 +29,6 @@ class SGLang(Released):
     port = 30000
     module = "sglang.launch_server"
     health_path = "/health"
-    metrics_path = "/metrics"
     load_seconds = 1800
     algorithms: Sequence[Algorithm] = ("Standalone", "Eagle", "Eagle3", "Ngram")
     environment: Mapping[str, str] = {

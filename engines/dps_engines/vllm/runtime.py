@@ -36,7 +36,6 @@ class VLLM(Released):
     port = 8000
     module = "vllm.entrypoints.openai.api_server"
     health_path = "/health"
-    metrics_path = "/metrics"
     load_seconds = 1800
     algorithms: Sequence[Algorithm] = tuple(flags.METHODS)
     environment: Mapping[str, str] = {

@@ -15,7 +15,7 @@ from dps_gateway.session.peer_signature import SIGNATURE, signed_request
 def protected(handler: Handler) -> Handler:
     """The handler for requests with the token; others are answered with 401.
 
-    Without a configured token, only requests of the same host pass.
+    Without a configured token, only requests from the same host are accepted.
     """
 
     async def checked(request: web.Request) -> web.StreamResponse:
@@ -32,7 +32,7 @@ def protected(handler: Handler) -> Handler:
 def for_peers(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Handler:
     """The handler for requests that other replicas have signed with the token; it signs the answers.
 
-    Other requests are answered with 401. Without a configured token, only requests of the same host pass.
+    Other requests are answered with 401. Without a configured token, only requests from the same host are accepted.
     """
 
     async def checked(request: web.Request) -> web.StreamResponse:

@@ -30,7 +30,7 @@ def model_list(model: Model, content: bytes, permitted: Callable[[str], bool]) -
     """The list for a client: an engine's list with names that requests may use, and the aliases.
 
     `permitted` returns whether the client's API key may use the model of this name. Raises ValueError if `content` is
-    no list of models.
+    not a list of models.
     """
     listing, cards = _read(model, content)
     cards |= {alias: cards[name] | {"id": alias} for alias, name in model.aliases.items() if name in cards}
@@ -43,7 +43,7 @@ def model_card(
 ) -> bytes:
     """The entry of an engine's list for the model that a client has `asked` for, and whose name in requests is `name`.
 
-    Raises ModelNotFound if the engine does not list it, and ValueError if `content` is no list of models.
+    Raises ModelNotFound if the engine does not list it, and ValueError if `content` is not a list of models.
     """
     _, cards = _read(model, content)
     if name not in cards:

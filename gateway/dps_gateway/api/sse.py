@@ -40,7 +40,7 @@ class EventRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """The most recent usage in the stream, with the prompt's tokens from the first one if it has none itself."""
+        """The most recent usage in the stream. If it has no prompt tokens, they are taken from the first usage."""
         last = read_usage(self._last_usage, self._format) if self._last_usage else None
         if last is None:
             return None

@@ -24,7 +24,7 @@ def _nonce() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """A request to a peer's admin port, as far as it is signed, and the token of that port."""
+    """The signed parts of a request to a peer's admin port, and the token of that port."""
 
     token: str
     method: str
@@ -65,5 +65,5 @@ def signed_request(
 
 
 def _equal(received: str, expected: str) -> bool:
-    """Compares in constant time."""
+    """Whether two signatures are equal, compared in constant time."""
     return hmac.compare_digest(received.encode("utf-8", "surrogateescape"), expected.encode())

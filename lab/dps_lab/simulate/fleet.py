@@ -43,7 +43,7 @@ class FleetSpec:
 
     budget: how replicas move between the pools; None if they do not.
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
-    emulated: the engines have the cost model, cache and pages of those of `dps up`, instead of the roofline.
+    emulated: the engines have the cost model, cache and pages of the engines of `dps up`, not the roofline model.
     measured: the passes of each pool's engines, if they were measured.
     greedy_efficiency: the efficiency of the greedy engines, if it differs from `efficiency`.
     """

@@ -209,7 +209,7 @@ def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     """Digest of the fields of the spec that a pool's pod template depends on.
 
     Defaults are left out, so that a field which a later release adds does not change the digest. The other pool matters
-    only if both share a GPU, and because it may prevent that the pools share a prefix cache.
+    only if both share a GPU, and because it may prevent the pools from sharing a prefix cache.
     """
     parts: dict[str, Any] = {
         "model": spec.model,

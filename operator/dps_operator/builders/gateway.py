@@ -105,8 +105,8 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         folder, _, file = REDIS_URL_FILE.rpartition("/")
         items = [{"key": url.key, "path": file}]
         mounts.append({"name": "redis-url", "mountPath": folder, "readOnly": True})
-        # A pod whose Secret is missing says so because of the variable DPS_REDIS_URL; a missing volume would only be
-        # visible in events.
+        # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
+        # would only be visible in events.
         source = {"secretName": url.name, "items": items, "optional": True}
         volumes.append({"name": "redis-url", "secret": source})
     authorities = spec.session_store.ca_secret_ref

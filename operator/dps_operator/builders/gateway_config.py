@@ -161,7 +161,7 @@ def _timeouts(spec: Spec) -> dict[str, Any]:
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
-    """The gateway's configuration. The URL of Redis contains a password and is passed in DPS_REDIS_URL instead."""
+    """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
     spec = router.spec
     name = child_name(router, "gateway")
     config: dict[str, Any] = {

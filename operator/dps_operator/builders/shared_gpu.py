@@ -1,7 +1,7 @@
 """The order in which the engines of both pools start on a GPU that they share.
 
 Two engines that start at the same time would each count the other's memory as free. The init container of the
-speculative engine therefore waits for the greedy one, also when both pods start again after a reboot of the node.
+speculative engine therefore waits for the greedy one, even if both pods start again after a reboot of the node.
 """
 
 from typing import Final
