@@ -57,5 +57,5 @@ def not_cleared(original: Callable[..., Any], self: Any) -> None:
 
 
 def _rename_pages(store: Any) -> None:
-    """Name the store's pages, from now on, so that no other engine uses them."""
+    """From the next page on, use names that no other engine uses."""
     store.config_prefix = unique_name()

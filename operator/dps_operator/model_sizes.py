@@ -62,7 +62,7 @@ class ModelSizes:
 
 
 def models_to_read(spec: Spec) -> Sequence[HubModel]:
-    """The models whose configurations have to be read, because their sizes are not known without."""
+    """The models whose configurations have to be read, because their sizes are not known otherwise."""
     speculation = spec.pools.speculative.speculation
     found = []
     if spec.model.source is None:

@@ -14,7 +14,8 @@ from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 10.0
 LISTING_SHARE: Final = 0.05
-"""The largest part of the time that listing events may take. The API server reads all events of a namespace for it."""
+"""The largest part of the time that listing events may take. For each listing, the API server reads all events of the
+namespace."""
 WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 """Field selector of the events that are listed."""
 REASONS: Final = ("FailedMount", "FailedAttachVolume")

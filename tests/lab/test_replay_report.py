@@ -50,7 +50,6 @@ def test_summary_has_routes_lengths_latency_and_losses() -> None:
         delta_tokens=Quantiles.of([100, 20, 100]),
         prompt_tokens=Quantiles.of([100, 120, 100]),
         session_latency=one(4.0),
-        turn_latency=one(2.0, count=3),
         ttft=one(1.0, count=3),
         completion_tokens=30,
         tokens_per_second=1.5,

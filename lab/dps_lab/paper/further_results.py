@@ -72,7 +72,7 @@ class OtherEngine:
 
 
 OTHER_ENGINES: Final[dict[OtherMethod, OtherEngine]] = {
-    # Eager PyTorch: launching the kernels of a pass takes longer than running them, also for the draft model. No KV
+    # Eager PyTorch: launching the kernels of a pass takes longer than running them, even for the draft model. No KV
     # cache is kept between requests.
     "D: Transformers": OtherEngine(
         efficiency=replace(FITTED, pass_seconds=0.024, draft_pass_seconds=0.024),

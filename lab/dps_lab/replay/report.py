@@ -56,7 +56,6 @@ class Summary:
     delta_tokens: Quantiles | None
     prompt_tokens: Quantiles | None
     session_latency: Quantiles | None
-    turn_latency: Quantiles | None
     ttft: Quantiles | None
     completion_tokens: int
     tokens_per_second: float
@@ -96,7 +95,6 @@ def summarize(result: ReplayResult, time_scale: float = 1.0) -> Summary:
         delta_tokens=Quantiles.of(v.delta_tokens for v in verdicts if v.delta_tokens is not None),
         prompt_tokens=Quantiles.of(v.prompt_tokens for v in verdicts if v.prompt_tokens is not None),
         session_latency=scaled(sum(record.latency for record in records) for records in complete),
-        turn_latency=scaled(record.latency for record in answered),
         ttft=scaled(record.ttft for record in answered),
         completion_tokens=completion,
         tokens_per_second=completion / wall if wall else 0.0,

@@ -33,7 +33,7 @@ def _autoscaler(
 
 
 def has_autoscaler(pool: PoolSpec) -> bool:
-    """Whether a HorizontalPodAutoscaler scales the pool, which is of no use if it has at most one replica."""
+    """Whether a HorizontalPodAutoscaler scales the pool. A pool of at most one replica needs none."""
     scaling = pool.autoscaling
     return scaling is not None and (scaling.min_replicas > 0 or scaling.max_replicas > 1)
 

@@ -61,7 +61,7 @@ def spec_valid(problem: str, assumption: str = "") -> Condition:
 def _ready(
     required: Sequence[Condition], scaled_to_zero: Sequence[PoolName], warnings: Sequence[str]
 ) -> Condition:
-    """Whether requests are served. warnings: what is wrong although they are."""
+    """Whether requests are served. warnings: problems that do not prevent this."""
     for condition in required:
         if condition.status != "True":
             return Condition("Ready", "False", condition.reason, condition.message)
