@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from dps_gateway.config import ConfigError, read_text
-from dps_gateway.shared_counts import NAME_BYTES, SharedCounts
 
 HASHED: Final = "sha256:"
 """The prefix of a hashed key. A slow hash such as scrypt protects secrets that can be guessed. Generated keys have 256
@@ -20,7 +18,14 @@ random bits, so a plain digest cannot be reversed by guessing, and checking it f
 _DIGEST_CHARS: Final = 64
 _ID_CHARS: Final = 12
 _URGENCIES: Final = frozenset("01234567")
-_OPTIONS: Final = ("expires", "models", "maxInFlight", "urgency")
+_OPTIONS: Final = (
+    "expires",
+    "models",
+    "maxInFlight",
+    "requestsPerMinute",
+    "tokensPerMinute",
+    "urgency",
+)
 
 
 class Unauthorized(Exception):
@@ -29,10 +34,6 @@ class Unauthorized(Exception):
 
 class Forbidden(Exception):
     """The API key does not permit the request."""
-
-
-class KeyBusy(Exception):
-    """The API key has reached its limit of requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class Key:
     """The model names that the key may use. If None, all of them."""
     max_in_flight: int | None = None
     """Maximum number of the key's requests in flight, in each gateway replica. If None, there is no limit."""
+    requests_per_minute: int | None = None
+    """Maximum number of the key's requests per minute, in each gateway replica. If None, there is no limit."""
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and answers per minute, in each gateway replica, after which the key's requests are refused. If
+    None, there is no limit."""
     urgency: int | None = None
     """The highest priority that the key may request, as an urgency of RFC 9218: 0 is the highest. If None, 3."""
 
@@ -131,36 +137,6 @@ class Keys:
         return hashlib.blake2b(tenant.encode(), key=first, digest_size=32).digest()
 
 
-class KeyLoad:
-    """The requests in flight of each API key. `shared` contains those in the other workers, if there are any."""
-
-    def __init__(self, shared: SharedCounts | None = None) -> None:
-        self._shared = shared
-        self._in_flight: Counter[bytes] = Counter()
-
-    def enter(self, key: Key) -> None:
-        """Count a request in flight until `leave` is called. Raises KeyBusy if the key has reached its limit."""
-        self._add(key, 1)  # first, so that two workers cannot both take the last slot
-        limit = key.max_in_flight
-        if limit is not None and self._in_flight[key.digest] + self._in_others(key) > limit:
-            self._add(key, -1)
-            raise KeyBusy(f"the API key may have at most {limit} requests in flight")
-
-    def leave(self, key: Key) -> None:
-        """Stop counting a request."""
-        self._add(key, -1)
-
-    def _add(self, key: Key, change: int) -> None:
-        self._in_flight[key.digest] += change
-        if self._shared is not None:
-            self._shared.publish(key.digest[:NAME_BYTES], self._in_flight[key.digest])
-        if not self._in_flight[key.digest]:
-            del self._in_flight[key.digest]
-
-    def _in_others(self, key: Key) -> int:
-        return self._shared.of_others(key.digest[:NAME_BYTES]) if self._shared is not None else 0
-
-
 def parse_key(line: str) -> Key | None:
     """Parse `TENANT:KEY` or `TENANT:sha256:DIGEST`, followed by options such as `expires=2027-01-31`.
 
@@ -187,7 +163,9 @@ def parse_key(line: str) -> Key | None:
         hashed,
         expires=_timestamp(options["expires"]) if "expires" in options else None,
         models=_names(options["models"]) if "models" in options else None,
-        max_in_flight=_positive(options["maxInFlight"]) if "maxInFlight" in options else None,
+        max_in_flight=_positive(options, "maxInFlight"),
+        requests_per_minute=_positive(options, "requestsPerMinute"),
+        tokens_per_minute=_positive(options, "tokensPerMinute"),
         urgency=_urgency(options["urgency"]) if "urgency" in options else None,
     )
 
@@ -221,9 +199,12 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
 
-def _positive(text: str) -> int:
+def _positive(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"contains maxInFlight={text}; write a number above 0")
+        raise ValueError(f"contains {name}={text}; write a number above 0")
     return int(text)
 
 

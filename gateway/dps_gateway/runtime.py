@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from dps_gateway.auth import Key, KeyLoad, Keys
+from dps_gateway.auth import Key, Keys
 from dps_gateway.body_budget import BodyBudget
 from dps_gateway.client_connections import (
     ADMIN_KEEP_ALIVE_SECONDS,
@@ -19,6 +19,7 @@ from dps_gateway.client_connections import (
 from dps_gateway.config import ConfigError, GatewayConfig, Pools, Servers, current_redis_url, read_line
 from dps_gateway.engine.dialect import EngineDialect
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.key_limits import KeyLimits
 from dps_gateway.learning_exchange import SharedLearning
 from dps_gateway.pool import Pool
 from dps_gateway.prompt.accounting import Accountant
@@ -152,7 +153,7 @@ class Runtime:
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.key_load = KeyLoad(self._counts)
+        self.key_limits = KeyLimits(self._counts)
         self.policy = loaded.policy
         self._started_with = config
         self._set_endpoints(config)

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from dps_gateway.auth import Forbidden, Key, KeyBusy, KeyLoad, Keys, Unauthorized, digest_of, parse_key
-from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.runtime import Runtime
+from dps_gateway.auth import Forbidden, Key, Keys, Unauthorized, digest_of, parse_key
+from dps_gateway.config import ConfigError
 from dps_gateway.shared_counts import MAX_NAMES, NAME_BYTES, SUFFIX, SharedCounts
-from dps_testkit.tokenizers import shared_tokenizer
 
 
 @pytest.fixture
@@ -137,45 +135,6 @@ def test_key_may_use_only_its_models_and_adapters(body: dict[str, Any], allowed:
     else:
         with pytest.raises(Forbidden, match="it may use base, base:a"):
             key.check_models(body, "base")
-
-
-def test_requests_in_flight_are_limited_for_each_key() -> None:
-    load, one, other = KeyLoad(), Key("t", b"1", max_in_flight=1), Key("t", b"2", max_in_flight=1)
-    load.enter(one)
-    with pytest.raises(KeyBusy, match="at most 1 requests in flight"):
-        load.enter(one)
-    load.enter(other)
-    load.leave(one)
-    load.enter(one)
-
-
-async def test_workers_of_a_gateway_share_the_limit_of_a_key(tmp_path: Path) -> None:
-    pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = GatewayConfig.model_validate(
-        {
-            "listen": {"workers": 2},
-            "model": {"name": "m", "tokenizer": "x"},
-            "pools": {"speculative": pool, "greedy": pool},
-        }
-    )
-    first, second = (Runtime(config, shared_tokenizer(), tmp_path / f"{pid}.sock") for pid in (1, 2))
-    key, other = (Key("t", digest_of(text), max_in_flight=3) for text in ("one", "other"))
-    for _ in range(3):  # even if all of them are on connections to one worker
-        first.key_load.enter(key)
-        second.key_load.enter(other)
-    for load, busy in ((second.key_load, key), (first.key_load, key), (first.key_load, other)):
-        with pytest.raises(KeyBusy, match="at most 3 requests in flight"):
-            load.enter(busy)
-    first.key_load.leave(key)
-    second.key_load.enter(key)
-    with pytest.raises(KeyBusy):
-        first.key_load.enter(key)
-    await second.close()
-    (tmp_path / f"2{SUFFIX}").unlink()  # as after the death of a worker
-    first.key_load.enter(key)
-    with pytest.raises(KeyBusy):
-        first.key_load.enter(key)
-    await first.close()
 
 
 @settings(deadline=None)

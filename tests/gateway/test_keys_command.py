@@ -44,11 +44,11 @@ def test_revoked_key_is_no_longer_valid_and_everything_else_is_kept(file: Path, 
     before = "# keys of the platform team\n\nteam-b:sk-plain\n"
     file.write_text(before)
     file.chmod(0o640)
-    key = run(
-        "add", "team-a", "--expires", "2999-01-31", "--models", "m", "--max-in-flight", "4", "--urgency", "1"
-    )[1].strip()
+    options = ["--expires", "2999-01-31", "--models", "m", "--max-in-flight", "4", "--urgency", "1"]
+    options += ["--requests-per-minute", "60", "--tokens-per-minute", "100000"]
+    key = run("add", "team-a", *options)[1].strip()
     row = next(line.split() for line in run("list")[1].splitlines() if "team-a" in line)
-    assert row[1:] == ["team-a", "2999-01-31T00:00:00+00:00", "m", "4", "1", "hash"]
+    assert row[1:] == ["team-a", "2999-01-31T00:00:00+00:00", "m", "4", "60", "100000", "1", "hash"]
     assert run("revoke", row[0]) == (0, "", "")
     with pytest.raises(Unauthorized):
         tenant(file, key)
@@ -64,7 +64,7 @@ def test_list_shows_no_key(file: Path, run: Run) -> None:
         "team-b",
         "never",
         "all",
-        "unlimited",
+        *["unlimited"] * 3,
         "default",
         "plain",
         "text",

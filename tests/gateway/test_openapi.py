@@ -20,8 +20,9 @@ from dps_gateway.api.errors import (
 )
 from dps_gateway.api.openapi import METHODS, description
 from dps_gateway.api.public import public_app
-from dps_gateway.auth import KeyBusy, Unauthorized
+from dps_gateway.auth import Unauthorized
 from dps_gateway.config import GatewayConfig
+from dps_gateway.key_limits import KeyBusy, KeyExhausted
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import PoolEmpty
 from dps_gateway.upstream.exchange import Rejection, UpstreamFailed
@@ -42,6 +43,7 @@ ERRORS = [
     ModelNotFound("the model 'x' is not served"),
     BodyTooLarge("the request is too large"),
     KeyBusy("the API key has 8 requests in flight"),
+    KeyExhausted("60 requests", 30),
     PoolEmpty("no engine is ready"),
     Suspended("the engines are stopped"),
     DeadlineExceeded("no engine answered within 1 s"),

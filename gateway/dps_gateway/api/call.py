@@ -62,10 +62,10 @@ class Call:
     _watch: asyncio.TimerHandle | None = None
 
     def authenticate(self) -> None:
-        """Check the client's API key, and count the request as in flight for it. Raises Unauthorized and KeyBusy."""
+        """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
         key = self.runtime.key(self.request.headers)
         if key is not None:
-            self.runtime.key_load.enter(key)
+            self.runtime.key_limits.enter(key)
             self.key = key
 
     async def body(self) -> bytes:
@@ -105,7 +105,18 @@ class Call:
         if self._watch is not None:
             self._watch.cancel()
         if self.key is not None:
-            self.runtime.key_load.leave(self.key)
+            self.runtime.key_limits.leave(self.key, self._tokens)
+
+    @property
+    def _tokens(self) -> int:
+        """The tokens that the request has used: those of its prompt and its answer, as reported by the engine.
+
+        If an answer ended without such a report, for example because the client disconnected, only the prompt counts.
+        """
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        answered = self.response is not None and self.response.status == 200
+        return int(self.headers.get("x-dps-prompt-tokens", 0)) if answered else 0
 
     @property
     def errors(self) -> ErrorFormat:

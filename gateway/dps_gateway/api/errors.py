@@ -7,10 +7,11 @@ from typing import Final
 
 from aiohttp import web
 
-from dps_gateway.auth import Forbidden, KeyBusy, Unauthorized
+from dps_gateway.auth import Forbidden, Unauthorized
 from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
 from dps_gateway.engine.dialect import ErrorFormat
 from dps_gateway.engine.openai import OPENAI_ERRORS, RESPONSES_ERRORS
+from dps_gateway.key_limits import KeyBusy, KeyExhausted
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
 
@@ -87,6 +88,7 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
     ExpectationFailed: _Problem(417, "invalid_request_error", "expectation_failed"),
     KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
+    KeyExhausted: _Problem(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
     UpstreamFailed: _Problem(502, "server_error", "upstream_failed"),
     UpstreamBroken: _Problem(502, "server_error", "upstream_broken"),
@@ -145,6 +147,8 @@ def error_response(
         log.error("request %s failed", request_id, exc_info=error)
     status, body = problem.status, error_object(error, errors)
     retry_after = str(RETRY_AFTER_SECONDS) if problem.retry else None
+    if isinstance(error, KeyExhausted):
+        retry_after = str(error.retry_after_seconds)
     if isinstance(error, UpstreamFailed) and error.rejection is not None:
         status = error.rejection.status
         retry_after = error.rejection.retry_after

@@ -55,6 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--models", metavar="NAME[,NAME]", help="the only models that the key may use")
     add.add_argument("--max-in-flight", metavar="NUMBER", help="maximum number of its requests in flight")
     add.add_argument(
+        "--requests-per-minute", metavar="NUMBER", help="maximum number of its requests per minute"
+    )
+    add.add_argument(
+        "--tokens-per-minute",
+        metavar="NUMBER",
+        help="tokens of prompts and answers per minute after which its requests are refused",
+    )
+    add.add_argument(
         "--urgency", metavar="NUMBER", help="the highest priority that it may request, from 0 to 7"
     )
     command("list", _list, "list the keys with their ids, tenants and limits")
@@ -78,6 +86,8 @@ def _add(arguments: argparse.Namespace) -> int:
         "expires": arguments.expires,
         "models": arguments.models,
         "maxInFlight": arguments.max_in_flight,
+        "requestsPerMinute": arguments.requests_per_minute,
+        "tokensPerMinute": arguments.tokens_per_minute,
         "urgency": arguments.urgency,
     }
     line = f"{tenant}:{HASHED}{digest_of(secret).hex()}"
@@ -98,8 +108,8 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    head = ("ID", "TENANT", "EXPIRES", "MODELS", "MAX IN FLIGHT", "URGENCY", "STORED AS")
-    rows: list[tuple[str, ...]] = [head]
+    limits = ("MAX IN FLIGHT", "REQUESTS/MIN", "TOKENS/MIN")
+    rows: list[tuple[str, ...]] = [("ID", "TENANT", "EXPIRES", "MODELS", *limits, "URGENCY", "STORED AS")]
     rows += [_row(key) for line in _lines(arguments.file) if (key := parse_key(line)) is not None]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -110,10 +120,11 @@ def _list(arguments: argparse.Namespace) -> int:
 def _row(key: Key) -> tuple[str, ...]:
     expires = "never" if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat()
     models = "all" if key.models is None else ",".join(sorted(key.models))
-    limit = "unlimited" if key.max_in_flight is None else str(key.max_in_flight)
+    limits = (key.max_in_flight, key.requests_per_minute, key.tokens_per_minute)
+    shown = ("unlimited" if limit is None else str(limit) for limit in limits)
     urgency = "default" if key.urgency is None else str(key.urgency)
     stored = "hash" if key.hashed else "plain text"
-    return key.id, key.tenant, expires, models, limit, urgency, stored
+    return key.id, key.tenant, expires, models, *shown, urgency, stored
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
