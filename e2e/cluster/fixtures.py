@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,29 +45,56 @@ def kube(installed: Kube) -> Iterator[Kube]:
         yield scratch
 
 
-@pytest.fixture
-def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
-    """Starts operators with the permissions of the chart's ServiceAccount, for the test's namespace or for all."""
+@contextmanager
+def _operators(kube: Kube, folder: Path) -> Iterator[StartOperator]:
+    """Starts operators with the permissions of the chart's ServiceAccount, and stops them."""
     started: list[Operator] = []
 
     def start(*arguments: str, server: str = "", everywhere: bool = False) -> Operator:
         system = Kube(kube.kubeconfig, SYSTEM)
         kubeconfig = service_account_kubeconfig(
-            system, ACCOUNT, tmp_path / f"operator-{len(started)}.yaml", server
+            system, ACCOUNT, folder / f"operator-{len(started)}.yaml", server
         )
-        log = tmp_path / f"operator-{len(started)}.log"
         scope = [] if everywhere else ["--namespace", kube.namespace]
-        operator = Operator(kubeconfig, log, *scope, *arguments)
+        operator = Operator(kubeconfig, folder / f"operator-{len(started)}.log", *scope, *arguments)
         started.append(operator)
         return operator
 
     yield start
-    for number, operator in enumerate(started):
+    for operator in started:
         operator.stop()
-        print((tmp_path / f"operator-{number}.log").read_text()[-4000:])
+
+
+@pytest.fixture
+def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
+    """Starts operators with the permissions of the chart's ServiceAccount, for the test's namespace or for all."""
+    with _operators(kube, tmp_path) as start:
+        yield start
+    for log in sorted(tmp_path.glob("operator-*.log")):
+        _print_end(log)
 
 
 @pytest.fixture
 def operator(start_operator: StartOperator) -> Operator:
-    """A running operator."""
+    """A running operator for the test's namespace."""
     return start_operator()
+
+
+@pytest.fixture(scope="module")
+def _operator_of_module(installed: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with _operators(installed, tmp_path_factory.mktemp("operator")) as start:
+        yield start(everywhere=True)
+
+
+@pytest.fixture
+def shared_operator(_operator_of_module: Operator) -> Iterator[Operator]:
+    """A running operator for all namespaces, which the tests of a module share, because its start takes seconds.
+
+    A module whose tests use it must not start other operators.
+    """
+    yield _operator_of_module
+    _print_end(_operator_of_module.log)
+
+
+def _print_end(log: Path) -> None:
+    print(log.read_text()[-4000:])

@@ -14,7 +14,7 @@ from e2e.cluster.routers import router
 from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("shared_operator")
 
 COMPONENTS = ("speculative", "greedy", "gateway", "redis")
 

@@ -246,7 +246,7 @@ WITHOUT_CLOUD = [example for example in EXAMPLES if example.stem not in ("gke", 
 """Examples that test_control_plane_clouds.py does not apply; there is one set of volumes for each cloud's example."""
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 @pytest.mark.parametrize("example", WITHOUT_CLOUD, ids=[example.stem for example in WITHOUT_CLOUD])
 def test_example_becomes_ready(kube: Kube, example: Path) -> None:
     for name, content in SECRETS.get(example.stem, {}).items():
@@ -257,7 +257,7 @@ def test_example_becomes_ready(kube: Kube, example: Path) -> None:
             kube.until(item["metadata"]["name"], 180, Ready="True", Progressing="Settled")
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_production_example_has_all_optional_children(kube: Kube) -> None:
     for name, content in SECRETS["production"].items():
         kube.kubectl("create", "secret", "generic", name, "--from-literal", content)

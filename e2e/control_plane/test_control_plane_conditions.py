@@ -12,7 +12,7 @@ from e2e.cluster.routers import router
 from e2e.control_plane.objects import deployment, fate, pods, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("shared_operator")
 
 
 def test_autoscaler_without_its_metric_is_reported(kube: Kube) -> None:
@@ -122,7 +122,7 @@ def test_pool_without_a_node_for_each_replica_serves_and_is_rolled_out(kube: Kub
 
 
 def test_rollout_that_exceeds_its_deadline_is_reported_although_requests_are_served(
-    kube: Kube, operator: Operator
+    kube: Kube, shared_operator: Operator
 ) -> None:
     ready(kube)
     kube.apply(router(pools={"speculative": {**fate("crash"), "args": ["--log-level=debug"]}}))
@@ -148,7 +148,7 @@ def test_rollout_that_exceeds_its_deadline_is_reported_although_requests_are_ser
         "requests are served by both pools; the rollout of the speculative pool has failed: "
     )
     failed = f'dps_operator_rollout_failed{{router="qwen",router_namespace="{kube.namespace}"}} 1.0'
-    assert failed in operator.get("/metrics")
+    assert failed in shared_operator.get("/metrics")
 
 
 def test_pods_that_are_not_ready_can_be_evicted(kube: Kube) -> None:
@@ -160,7 +160,7 @@ def test_pods_that_are_not_ready_can_be_evicted(kube: Kube) -> None:
         kube.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
 
 
-def test_events_are_posted_once(kube: Kube, operator: Operator) -> None:
+def test_events_are_posted_once(kube: Kube) -> None:
     ready(kube)
     kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 2}}})
     kube.until("qwen", Ready="True", Progressing="Settled")

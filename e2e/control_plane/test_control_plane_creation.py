@@ -13,7 +13,7 @@ from e2e.cluster.routers import router
 from e2e.control_plane.objects import EVERY_KIND, OWNED, children, deployment, pods, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("shared_operator")
 
 NODES = {
     # Engines run neither on the node with a 40 GB GPU nor on the node with an additional taint.

@@ -7,7 +7,7 @@ from e2e.cluster.routers import router, speculation
 from e2e.control_plane.objects import children, deployment, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("shared_operator")
 
 ADAPTERS = [{"name": "sql", "path": "org/sql"}]
 DISK = {"size": "10Gi", "accessMode": "ReadWriteOnce"}

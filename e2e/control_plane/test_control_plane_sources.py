@@ -9,7 +9,7 @@ from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router, speculation
 
 pytest_plugins = ["e2e.cluster.fixtures"]
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("shared_operator")
 
 BUCKET = {"s3": {"uri": "s3://models/qwen", "credentialsSecretRef": {"name": "bucket"}}}
 

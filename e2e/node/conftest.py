@@ -1,4 +1,4 @@
-"""Fixtures for tests on a real node: one cluster per run; each module installs the chart and has its own namespace."""
+"""Fixtures for tests on a real node: one cluster and one release of the chart per run, and a namespace per module."""
 
 from collections.abc import Iterator
 
@@ -27,15 +27,19 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
+def uninstall(node: Cluster) -> None:
+    """Uninstall the chart and delete the CRD, if they are installed."""
+    Kube(node.kube.kubeconfig, SYSTEM).helm("uninstall", RELEASE, "--wait", "--ignore-not-found")
+    node.kube.kubectl("delete", "crd", "dpsrouters.dpsrouter.io", "--ignore-not-found")
+
+
 @pytest.fixture(scope="module")
-def system(node: Cluster) -> Iterator[Kube]:
-    """The namespace of the chart's release, which is installed for the module and removed afterwards."""
+def system(node: Cluster) -> Kube:
+    """The namespace of the chart's release. The chart is installed unless an earlier module has installed it."""
     kube = Kube(node.kube.kubeconfig, SYSTEM)
     chart = str(ROOT / "charts/dps-router")
     kube.helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", "--timeout", "100s")
-    yield kube
-    kube.helm("uninstall", RELEASE, "--wait", "--ignore-not-found")
-    kube.kubectl("delete", "crd", "dpsrouters.dpsrouter.io", "--ignore-not-found")
+    return kube
 
 
 @pytest.fixture(scope="module")

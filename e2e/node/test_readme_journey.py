@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from e2e.node.commands import run_documented
-from e2e.node.conftest import RELEASE, SYSTEM
+from e2e.node.conftest import uninstall
 
 SECONDS = 420.0
 
 
 @pytest.mark.timeout(900)
 def test_readme_commands_lead_to_an_answer(node: Cluster) -> None:
+    uninstall(node)
     try:
         printed = run_documented(Path(__file__), node.kube, SECONDS)
         assert re.search(r"^emulated +True +DeltaPrefill +128 +1 +1 +2 ", printed, flags=re.MULTILINE)
@@ -26,5 +26,4 @@ def test_readme_commands_lead_to_an_answer(node: Cluster) -> None:
         assert int(headers["x-dps-prompt-tokens"]) == answer["usage"]["prompt_tokens"]
     finally:
         node.kube.kubectl("delete", "dpsrouters", "--all", "--ignore-not-found")
-        Kube(node.kube.kubeconfig, SYSTEM).helm("uninstall", RELEASE, "--wait", "--ignore-not-found")
-        node.kube.kubectl("delete", "crd", "dpsrouters.dpsrouter.io", "--ignore-not-found")
+        uninstall(node)

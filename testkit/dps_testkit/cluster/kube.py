@@ -81,28 +81,32 @@ class Kube:
 
     def condition(self, name: str, wanted: str = "Ready") -> Manifest:
         """A condition of a DPSRouter. Raises AssertionError if it is missing or of an older generation."""
-        router = self.get("dpsrouter", name)
-        status = router.get("status", {})
-        assert status.get("observedGeneration") == router["metadata"]["generation"], (
-            "the newest generation is not observed yet"
-        )
-        found: list[Manifest] = [
-            condition for condition in status["conditions"] if condition["type"] == wanted
-        ]
-        assert found, f"no condition {wanted}"
-        return found[0]
+        found = self._conditions(name)
+        assert wanted in found, f"no condition {wanted}"
+        return found[wanted]
 
     def until(self, name: str, seconds: float = 60, **conditions: str) -> None:
         """Wait until each of a DPSRouter's conditions has the given status or reason."""
 
         def check() -> None:
+            found = self._conditions(name)
             for kind, wanted in conditions.items():
-                condition = self.condition(name, kind)
+                assert kind in found, f"no condition {kind}"
+                condition = found[kind]
                 assert wanted in (condition["status"], condition["reason"]), (
                     f"{kind}: {condition}, not {wanted}"
                 )
 
         eventually(check, seconds)
+
+    def _conditions(self, name: str) -> dict[str, Manifest]:
+        """The conditions of a DPSRouter, by type. Raises AssertionError if they are of an older generation."""
+        router = self.get("dpsrouter", name)
+        status = router.get("status", {})
+        assert status.get("observedGeneration") == router["metadata"]["generation"], (
+            "the newest generation is not observed yet"
+        )
+        return {condition["type"]: condition for condition in status["conditions"]}
 
     @contextmanager
     def scratch(self) -> Iterator["Kube"]:

@@ -33,10 +33,11 @@ class Operator:
 
     def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
         (self.port,) = free_ports(1)
-        self._log = log.open("a")
+        self.log = log
+        self._output = log.open("a")
         command = [sys.executable, "-m", "dps_operator", "--health-port", str(self.port), *arguments]
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(command, env=environment, stdout=self._output, stderr=self._output)
 
     @property
     def pid(self) -> int:
@@ -59,7 +60,7 @@ class Operator:
         """Send SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        self._log.close()
+        self._output.close()
 
     def stop(self) -> int:
         """Send SIGTERM, as a rollout does; returns the exit status."""
