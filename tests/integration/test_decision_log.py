@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.routing.policies import POLICIES
+from dps_lab.calibrate.cli import main as calibrate
+from dps_lab.simulate.cli import main as simulate
+from dps_lab.simulate.workloads import load_workload
 from dps_testkit.data_plane import CHAT, chat, posted
 from dps_testkit.processes import Engine, LocalProcesses
 from dps_testkit.waiting import wait_until
@@ -15,7 +19,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 
 async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_prompts_nor_client_ids(
-    tmp_path: Path, engines: tuple[Engine, Engine]
+    tmp_path: Path, engines: tuple[Engine, Engine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "decisions.jsonl"
     before = time.time()
@@ -79,3 +83,11 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         "output_tokens": 6,
         "fetched_tokens": 0,
     }
+
+    # Both commands read it as the one session that it has.
+    assert simulate(["--workload", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["session_seconds"]["median"] > 0
+    assert calibrate(["--workload", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choice"]["policy"] in POLICIES
+    (trace,) = load_workload(str(path))
+    assert [(turn.prompt_tokens, turn.output_tokens) for turn in trace.turns] == [(length, 4), (longer, 6)]
