@@ -88,9 +88,9 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def client(self) -> "Redis":
+    def client(self, password: str = "") -> "Redis":
         """A new client; use it as an async context manager."""
-        return Redis.from_url(self.url)
+        return Redis.from_url(self.url, password=password or None)
 
 
 class LocalProcesses:
