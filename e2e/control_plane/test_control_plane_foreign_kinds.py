@@ -1,20 +1,25 @@
-"""HTTPRoute, ServiceMonitor and PrometheusRule: their CRDs are present, installed later, or removed."""
+"""HTTPRoute and the kinds of the Prometheus operator: their CRDs are present, installed later, or removed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 
 from dps_testkit.cluster.kube import BIN, Kube, Manifest
 from dps_testkit.cluster.operator import StartOperator
 from dps_testkit.paths import ROOT
 from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
+from e2e.control_plane.chart_values import EVERY_VALUE
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
 CRDS = BIN / "crds"
+CHART = str(ROOT / "charts/dps-router")
 ROUTE = {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}
+MONITORING = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 OPTIONS: Manifest = {
     "gateway": {"httpRoute": ROUTE},
     "telemetry": {"serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}}},
@@ -152,16 +157,28 @@ def test_object_rejected_by_its_schema_is_reported(kube: Kube) -> None:
 
 @pytest.mark.usefixtures("known")
 def test_chart_creates_monitoring_objects_only_if_enabled(kube: Kube) -> None:
-    chart = str(ROOT / "charts/dps-router")
-    common = ("monitored", chart, "--set", "crds.enabled=false", "--wait", "--timeout", "60s")
-    switches = [f"monitoring.{name}.enabled" for name in ("serviceMonitor", "prometheusRule", "dashboard")]
+    common = ("monitored", CHART, "--set", "crds.enabled=false", "--wait", "--timeout", "60s")
+    switches = [f"monitoring.{name}.enabled" for name in MONITORING]
     kube.helm("install", *common, *(word for name in switches for word in ("--set", f"{name}=true")))
-    kinds, release = "servicemonitor,prometheusrule,configmap", "app.kubernetes.io/instance=monitored"
+    kinds = "servicemonitor,podmonitor,prometheusrule,configmap"
+    release = "app.kubernetes.io/instance=monitored"
     assert sorted(item["kind"] for item in kube.list(kinds, release)) == [
         "ConfigMap",
+        "PodMonitor",
         "PrometheusRule",
         "ServiceMonitor",
     ]
     kube.helm("upgrade", *common)
     assert kube.list(kinds, release) == []
     kube.helm("uninstall", "monitored", "--wait", "--timeout", "60s")
+
+
+@pytest.mark.usefixtures("known")
+def test_objects_of_the_chart_with_every_value_pass_a_dry_run(kube: Kube, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(EVERY_VALUE))
+    text = kube.helm("template", "dps", CHART, "--values", str(tmp_path / "values.yaml"))
+    # The API server refuses a pod, such as that of `helm test`, whose service account does not exist.
+    kube.kubectl("create", "serviceaccount", EVERY_VALUE["serviceAccount"]["name"])
+    flags = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
+    accepted = kube.kubectl("apply", *flags, "--filename", "-", "--output", "name", stdin=text)
+    assert len(accepted.split()) == len([item for item in yaml.safe_load_all(text) if item])
