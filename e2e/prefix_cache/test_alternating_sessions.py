@@ -7,10 +7,9 @@ pods, in e2e/node/test_sglang_pairs.py.
 """
 
 import asyncio
-import json
-import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,11 @@ from openai import AsyncOpenAI
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
-from dps_sglang.metrics import REFILLS
+from dps_sglang.metrics import PAGES, REFILLS
 from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
 from dps_testkit.http import metric
-from dps_testkit.paths import ROOT
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 from e2e.prefix_cache import refill_control
@@ -45,6 +43,7 @@ from e2e.prefix_cache.alternation import (
     pools,
     sessions,
 )
+from e2e.prefix_cache.contract import answer_to, answer_when_stored, check_recorded
 from e2e.prefix_cache.sessions import Session, play, stored_tokens, until_stored
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import (
@@ -60,7 +59,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 
 KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
-CONTRACT = ROOT / "tests/local/contract/sglang-0.5.23-storage.json"
 RANKS = 2
 CHUNK_TOKENS = 256
 """Tokens that are prefilled at once, fewer than a LONG or SHORT turn adds."""
@@ -239,22 +237,57 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
 
 
 async def test_servers_find_of_each_prompt_what_was_recorded(shared: Shared) -> None:
-    """The recording is the contract of the emulated engine. RECORD_CONTRACT writes it."""
-    async with aiohttp.ClientSession(raise_for_status=True) as http:
+    """The recording is the contract of the emulated engine."""
+    urls = {contract.GREEDY: shared.urls.greedy, contract.SPECULATIVE: shared.urls.speculative}
 
-        async def request(step: Step) -> dict[str, Any]:
-            url = shared.servers[step.engine].url
-            before = await stored_tokens(url)
-            async with http.post(f"{url}/generate", json=step.body) as response:
-                meta: dict[str, Any] = (await response.json())["meta_info"]
-            new = step.tokens // PAGE_TOKENS * PAGE_TOKENS - meta["cached_tokens"]
-            await until_stored(url, before + new)
-            return meta
+    async def request(step: Step) -> dict[str, Any]:
+        """A failed page is counted by each of the server's processes."""
+        url = urls[step.engine]
+        if not step.failure:
+            return await answer_when_stored(url, step, PAGE_TOKENS)
+        before = await metric(url, f"{PAGES}_total", outcome=step.failure)
+        with FAILURES[step.failure](shared.pages):
+            meta = await answer_to(url, step)
 
-        found = await contract.play(request)
-    if "RECORD_CONTRACT" in os.environ:
-        CONTRACT.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(CONTRACT.read_text())
+            async def failed() -> int:
+                return round(await metric(url, f"{PAGES}_total", outcome=step.failure) - before) // RANKS
+
+            async def all_failed() -> bool:
+                return await failed() >= step.tokens // PAGE_TOKENS
+
+            await wait_until(all_failed, f"all pages are counted as {step.failure}")
+        return meta | {"failed_pages": await failed()}
+
+    check_recorded(
+        await contract.play(request, (*contract.STEPS, *contract.FAILURES)), "STANDALONE", PAGE_TOKENS
+    )
+
+
+@contextmanager
+def no_page_is_written(pages: Path) -> Iterator[None]:
+    """There is a file in the place of the directory until the block exits."""
+    moved = pages.rename(pages.with_name("moved"))
+    pages.write_text("not a directory")
+    try:
+        yield
+    finally:
+        pages.unlink()
+        moved.rename(pages)
+
+
+@contextmanager
+def pages_are_damaged(pages: Path) -> Iterator[None]:
+    """The last byte of each page that is stored now is wrong."""
+    for page in pages.glob("*/*/*.page"):
+        content = page.read_bytes()
+        page.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    yield
+
+
+FAILURES: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
+    "write_error": no_page_is_written,
+    "rejected": pages_are_damaged,
+}
 
 
 async def test_server_does_not_clear_the_directory(shared: Shared) -> None:

@@ -1,7 +1,10 @@
-"""A gateway whose engines share a prefix cache: the sources of each prompt's tokens, and what clients see of them."""
+"""A gateway whose engines share a prefix cache: the sources of each prompt's tokens, what clients see of them, and
+failures of the storage.
+"""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from dps_testkit.data_plane import CHAT, chat, common_cache, read
-from dps_testkit.processes import Gateway, LocalProcesses
+from dps_testkit.http import metric
+from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -18,14 +22,36 @@ PAGE_TOKENS = 64
 ASKING = {"return_cached_tokens_details": True}
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """A gateway and the engine of each pool."""
+
+    gateway: Gateway
+    engines: Mapping[str, Engine]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def sharing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sharing]:
     folder = tmp_path_factory.mktemp("common")
     flags = [*common_cache(folder), "--page-size", str(PAGE_TOKENS), "--emulate-speed", "200"]
     async with LocalProcesses(folder) as processes:
         speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=flags)
         routing = {"commonPrefixCache": True, "decisionLog": str(folder / "decisions.jsonl")}
-        yield await processes.start_gateway([speculative], [greedy], {"routing": routing})
+        gateway = await processes.start_gateway([speculative], [greedy], {"routing": routing})
+        yield Sharing(gateway, {"speculative": speculative, "greedy": greedy})
+
+
+@pytest.fixture
+def gateway(sharing: Sharing) -> Gateway:
+    return sharing.gateway
+
+
+async def tokens_by_source(gateway: Gateway, pool: str) -> dict[str, float]:
+    """The prompt tokens of a pool."""
+    return {
+        source: await gateway.metric("dps_prompt_tokens_by_source_total", pool=pool, source=source)
+        for source in ("held", "fetched", "computed")
+    }
 
 
 def prompt(name: str, words: int) -> dict[str, Any]:
@@ -40,16 +66,10 @@ async def test_tokens_fetched_from_the_other_pool_are_counted_and_hidden_from_th
     body = prompt(f"stream {stream}", 1000) | {"stream": stream}
     log = Path((await gateway.document("/config"))["routing"]["decisionLog"])
 
-    async def counted(pool: str) -> dict[str, float]:
-        return {
-            source: await gateway.metric("dps_prompt_tokens_by_source_total", pool=pool, source=source)
-            for source in ("held", "fetched", "computed")
-        }
-
     def entries() -> list[dict[str, Any]]:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-    known, before = len(entries()), await counted("speculative")
+    known, before = len(entries()), await tokens_by_source(gateway, "speculative")
     answers = [await read(gateway.url + CHAT, body) for _ in range(2)]
     assert not any(b"sglext" in answer for answer in answers)
 
@@ -62,7 +82,7 @@ async def test_tokens_fetched_from_the_other_pool_are_counted_and_hidden_from_th
     pages = (second["prompt_tokens"] - 1) // PAGE_TOKENS * PAGE_TOKENS
     assert (second["pool"], second["cached_tokens"]) == ("speculative", pages)
     assert second["fetched_tokens"] == pages
-    after = await counted("speculative")
+    after = await tokens_by_source(gateway, "speculative")
     assert {source: after[source] - before[source] for source in after} == {
         "held": 0,
         "fetched": pages,
@@ -79,3 +99,44 @@ async def test_client_that_asks_for_the_sources_receives_them(gateway: Gateway, 
     body = prompt(f"asking {stream}", 1000) | ASKING | {"stream": stream}
     _, second = [await read(gateway.url + CHAT, body) for _ in range(2)]
     assert b'"sglext":{"cached_tokens_details":{"device":0,"host":0,"storage":' in second.replace(b": ", b":")
+
+
+@pytest.mark.parametrize(
+    ("pool", "failure"),
+    [
+        ("greedy", "write_error"),
+        ("greedy", "full"),
+        ("speculative", "read_error"),
+        ("speculative", "rejected"),
+        ("speculative", None),
+    ],
+    ids=["write error", "full", "read error", "damaged", "slow"],
+)
+async def test_failures_of_the_storage_cause_prefills_instead_of_failed_requests(
+    sharing: Sharing, pool: str, failure: str | None
+) -> None:
+    """The greedy engine writes a prompt's pages, and the speculative one reads them. One of them has the fault."""
+    gateway, engine = sharing.gateway, sharing.engines[pool]
+    before = await tokens_by_source(gateway, "speculative")
+    failed = await metric(engine.url, "dps_prefix_cache_pages_total", outcome=failure or "read")
+    await engine.emulate(
+        storage_failure=failure, **({} if failure else {"storage_tokens_per_second": PAGE_TOKENS * 5})
+    )
+    try:
+        answers = [await read(gateway.url + CHAT, prompt(f"failing {failure}", 1000)) for _ in range(2)]
+    finally:
+        await engine.emulate()
+
+    usage = [json.loads(answer)["usage"] for answer in answers]
+    assert [each["completion_tokens"] for each in usage] == [2, 2]
+    prompt_tokens = usage[0]["prompt_tokens"]
+    after = await tokens_by_source(gateway, "speculative")
+    new = {source: after[source] - before[source] for source in after}
+    pages = prompt_tokens // PAGE_TOKENS
+    if failure is None:  # the time limit of the engine's prefetch policy ends the fetch
+        pages = int(new["fetched"]) // PAGE_TOKENS
+        assert 0 < pages < prompt_tokens // PAGE_TOKENS
+    fetched = 0 if failure else pages * PAGE_TOKENS
+    assert new == {"held": 0, "fetched": fetched, "computed": prompt_tokens - fetched}
+    counted = await metric(engine.url, "dps_prefix_cache_pages_total", outcome=failure or "read")
+    assert counted - failed == pages

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
 
 from dps_local.assets import bundled_tokenizer
 from dps_local.emulated_sglang.flags import parse
@@ -18,13 +20,23 @@ from dps_local.emulated_sglang.server import ENGINE, create_app
 from dps_local.emulated_sglang.settings import EngineSettings
 from dps_local.emulated_sglang.storage_flags import FILE_DIRECTORY
 from dps_testkit.clock import VirtualClock
-from dps_testkit.engine_contract.storage import PAGE_TOKENS, Step, play
+from dps_testkit.engine_contract.storage import (
+    FAILURES,
+    GREEDY,
+    SPECULATIVE,
+    STEPS,
+    Step,
+    play,
+    recording,
+)
 
 Client = TestClient[Any, Any]
 Start = Callable[..., Awaitable[Client]]
 
-RECORDED = json.loads((Path(__file__).parent / "contract/sglang-0.5.23-storage.json").read_text())
+RECORDED = [("STANDALONE", 64)]
+"""The algorithms and the page sizes of which there are recordings."""
 PROMPT = list(range(2000))
+LONGER = list(range(3000))
 HIERARCHICAL = (
     "--enable-hierarchical-cache",
     "--enable-cache-report",
@@ -133,19 +145,55 @@ async def test_standalone_engine_with_the_plugin_reads_all_pages(
     assert await cached(await start(*flags, *ALGORITHMS["STANDALONE"]), PROMPT[:1500]) == 1499
 
 
+@pytest.mark.parametrize(("algorithm", "page"), RECORDED)
 async def test_each_prompt_is_found_as_recorded_from_sglang(
-    start: Start, extra_config: dict[str, Any]
+    start: Start, extra_config: dict[str, Any], algorithm: str, page: int
 ) -> None:
-    """e2e/prefix_cache compares the recording with real servers."""
-    flags = (*plugin(extra_config), "--page-size", str(PAGE_TOKENS))
-    engines = {name: await start(*flags, *ALGORITHMS[name]) for name in ("greedy", "STANDALONE")}
+    """e2e/prefix_cache and e2e/node compare the recordings with real servers."""
+    recorded = json.loads(recording(algorithm, page).read_text())
+    flags = (*plugin(extra_config), "--page-size", str(page))
+    engines = {GREEDY: await start(*flags), SPECULATIVE: await start(*flags, *ALGORITHMS[algorithm])}
 
     async def request(step: Step) -> dict[str, Any]:
-        answer = await (await engines[step.engine].post("/generate", json=step.body)).json()
+        engine = engines[step.engine]
+        before = pages_by_outcome(engine)
+        await engine.post("/emulate", json={"storage_failure": step.failure or None})
+        answer = await (await engine.post("/generate", json=step.body)).json()
         info: dict[str, Any] = answer["meta_info"]
-        return info
+        return info | {"failed_pages": (pages_by_outcome(engine) - before)[step.failure]}
 
-    assert await play(request) == RECORDED
+    steps = (*STEPS, *FAILURES)[: len(recorded)]
+    assert await play(request, steps) == recorded
+
+
+@pytest.mark.parametrize(
+    ("failure", "written", "read"),
+    [
+        (None, {"stored": 31}, {"read": 31, "stored": 15}),
+        ("write_error", {"write_error": 31}, {"read": 31, "write_error": 15}),
+        ("full", {"full": 31}, {"read": 31, "full": 15}),
+        ("read_error", {"stored": 31}, {"read_error": 31, "present": 31, "stored": 15}),
+        ("rejected", {"stored": 31}, {"rejected": 31, "stored": 46}),
+    ],
+)
+async def test_failures_of_the_storage_are_misses_and_counted_by_the_plugins_metric(
+    start: Start,
+    extra_config: dict[str, Any],
+    failure: str | None,
+    written: dict[str, int],
+    read: dict[str, int],
+) -> None:
+    """A greedy engine writes a prompt's pages while writes fail, and a longer prompt is read while reads fail."""
+    flags = (*plugin(extra_config), "--page-size", "64")
+    engines = [await start(*flags) for _ in range(3)]
+    await engines[0].post("/emulate", json={"storage_failure": failure})
+    await generate(engines[0], PROMPT)
+    assert pages_by_outcome(engines[0]) == written
+    if "stored" not in written:
+        assert await cached(engines[1], PROMPT) == 0
+    await engines[2].post("/emulate", json={"storage_failure": failure})
+    assert await cached(engines[2], LONGER) == (1984 if "read" in read else 0)
+    assert pages_by_outcome(engines[2]) == read
 
 
 async def test_session_that_alternates_between_engines_finds_its_history_as_measured(start: Start) -> None:
@@ -296,15 +344,26 @@ async def test_metrics_count_cached_tokens_by_source(start: Start) -> None:
     reader = await start(*FILE)
     for _ in range(2):
         await generate(reader, PROMPT)
-    app = reader.app
+    assert counted(reader, "sglang:cached_tokens", "cache_source") == {"storage": 1999, "device": 1999}
+
+
+def counted(engine: Client, name: str, label: str) -> Counter[str]:
+    """The samples of a counter by a label."""
+    app = engine.app
     assert app is not None
-    lines = app[ENGINE].metrics.exposition().decode().splitlines()
-    counted = {
-        line.split('cache_source="')[1].split('"')[0]: float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith("sglang:cached_tokens_total{")
-    }
-    assert counted == {"storage": 1999, "device": 1999}
+    return Counter(
+        {
+            sample.labels[label]: int(sample.value)
+            for family in text_string_to_metric_families(app[ENGINE].metrics.exposition().decode())
+            for sample in family.samples
+            if sample.name == f"{name}_total"
+        }
+    )
+
+
+def pages_by_outcome(engine: Client) -> Counter[str]:
+    """The plugin's metric."""
+    return counted(engine, "dps_prefix_cache_pages", "outcome")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,8 @@ class Engine:
             return
         await self._clock.wait(fetch.seconds)
         sequence.fetch_seconds = fetch.seconds
+        if fetch.tokens == cached:
+            return
         self.metrics.fetched(fetch.tokens - cached, fetch.seconds)
         if self.scheduler.insert(sequence.prompt[: fetch.tokens], sequence.namespace):
             sequence.fetched_from = cached
@@ -179,7 +181,8 @@ class Engine:
             await self._clock.sleep(step.seconds)
             for sequence in self.scheduler.complete(step, self._clock.now()):
                 if self.storage and (step.kind is StepKind.PREFILL or sequence.finished is not None):
-                    self.storage.write(sequence.computed, sequence.namespace)
+                    attempted = max(sequence.written, sequence.cached_tokens)
+                    sequence.written = self.storage.write(sequence.computed, sequence.namespace, attempted)
                 self._publish(sequence, aborted=False)
             tokens = sum(sequence.generated for sequence in step.sequences) - sum(before)
             self.metrics.step_done(step, tokens, self.scheduler)

@@ -13,6 +13,7 @@ from dps_local.emulated_sglang.http import (
     json_response,
     read_body,
 )
+from dps_local.emulated_sglang.storage import Failure, Storage
 
 GENERATION_PATH = "/health_generate"
 INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
@@ -26,6 +27,9 @@ class Faults(BaseModel):
     hang: never answer inference requests or /health_generate, like a scheduler that hangs.
     disconnect_after_chunks: drop the connection of every stream after this many events.
     ready: false makes health probes fail.
+    storage_failure: what the plugin dps_sglang would count for every page that the engine writes or reads.
+    storage_tokens_per_second: transfer rate of the storage, instead of that of the command line.
+    The last two have no effect on an engine that shares no pages.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -36,17 +40,24 @@ class Faults(BaseModel):
     hang: bool = False
     disconnect_after_chunks: int | None = Field(default=None, ge=0)
     ready: bool = True
+    storage_failure: Failure | None = None
+    storage_tokens_per_second: float | None = Field(default=None, gt=0)
 
 
 class FaultInjection:
     """The faults of one engine, and the middleware that injects them."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage | None = None) -> None:
         self.faults = Faults()
+        self._storage = storage
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /emulate."""
         self.faults = await read_body(request, Faults)
+        if self._storage is not None:
+            rate = self.faults.storage_tokens_per_second
+            self._storage.failure = self.faults.storage_failure
+            self._storage.tokens_per_second = rate or self._storage.options.tokens_per_second
         return await self.get(request)
 
     async def get(self, _request: web.Request) -> web.Response:

@@ -75,6 +75,7 @@ class EngineMetrics:
         if shared_pages is not None:
             self._shares(shared_pages)
         self._prefetch: Histogram | None = None
+        self._pages: Counter | None = None
         self._ttft = self._histogram("time_to_first_token_seconds", TIME_TO_FIRST_TOKEN, True)
         self._e2e = self._histogram("e2e_request_latency_seconds", E2E_LATENCY, True)
         self._inter_token = self._histogram("inter_token_latency_seconds", INTER_TOKEN_LATENCY, False)
@@ -103,6 +104,17 @@ class EngineMetrics:
             registry=self.registry,
         )
         gauge.labels(pages, "").set(1)
+
+    def count_pages(self, outcome: str, pages: int) -> None:
+        """Count pages of the common prefix cache in the metric of the plugin dps_sglang."""
+        if self._pages is None:
+            self._pages = Counter(
+                "dps_prefix_cache_pages",
+                "Pages that this engine read from and wrote to the common prefix cache",
+                ["outcome"],
+                registry=self.registry,
+            )
+        self._pages.labels(outcome).inc(pages)
 
     def fetched(self, tokens: int, seconds: float) -> None:
         """Record a transfer from the storage. As in SGLang, engines without storage do not export its metrics."""

@@ -37,6 +37,8 @@ class Sequence:
     fetched_from: int | None = None
     """The tokens that were cached before others were fetched from the storage; None if none were fetched."""
     fetch_seconds: float = 0.0
+    written: int = 0
+    """The tokens whose pages the engine has written to the storage, or tried to write."""
     generated: int = 0
     verify_steps: int = 0
     accepted: list[int] = field(default_factory=list)

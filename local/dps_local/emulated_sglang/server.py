@@ -20,7 +20,7 @@ from dps_local.emulated_sglang.prompt import Prompts
 from dps_local.emulated_sglang.responses_api import ResponsesEndpoints
 from dps_local.emulated_sglang.scheduler import Scheduler
 from dps_local.emulated_sglang.settings import EngineSettings
-from dps_local.emulated_sglang.storage import Storage, shared_pages
+from dps_local.emulated_sglang.storage import PLUGIN_BACKEND, Storage, StorageOptions, shared_pages
 
 ENGINE = web.AppKey("engine", Engine)
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -36,7 +36,7 @@ def create_app(
     """
     prompts = prompts or Prompts.load(settings.tokenizer_path)
     engine = _engine(settings, prompts, clock or ScaledClock(settings.speed))
-    faults = FaultInjection()
+    faults = FaultInjection(engine.storage)
     keys = [require_api_key(settings.api_key)] if settings.api_key else []
     app = web.Application(middlewares=[errors, *keys, faults.middleware], client_max_size=MAX_BODY_BYTES)
     app[ENGINE] = engine
@@ -100,19 +100,24 @@ def _engine(settings: EngineSettings, prompts: Prompts, clock: Clock) -> Engine:
         page_tokens=settings.page_tokens,
         draft_refill=settings.storage is not None and settings.storage.draft_refill,
     )
+    metrics = EngineMetrics(
+        settings.served_model_name,
+        settings.max_total_tokens,
+        shared_pages(settings.storage) if settings.storage else None,
+    )
     return Engine(
         scheduler,
         AnswerPlanner(prompts.vocabulary(), settings.seed, settings.mean_answer_tokens),
         clock,
-        EngineMetrics(
-            settings.served_model_name,
-            settings.max_total_tokens,
-            shared_pages(settings.storage) if settings.storage else None,
-        ),
+        metrics,
         settings.context_length,
         speculation.draft_tokens if speculation else 1,
-        Storage(settings.storage) if settings.storage else None,
+        _storage(settings.storage, metrics) if settings.storage else None,
     )
+
+
+def _storage(options: StorageOptions, metrics: EngineMetrics) -> Storage:
+    return Storage(options, metrics.count_pages if options.backend == PLUGIN_BACKEND else lambda *_: None)
 
 
 async def serve(settings: EngineSettings) -> None:

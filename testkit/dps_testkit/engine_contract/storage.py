@@ -1,26 +1,32 @@
 """What engines that share stored pages find of each prompt: played on SGLang and on the emulated engine.
 
-A prompt has only one generated token, so that its length and content do not depend on the engine. Pages have 64 tokens.
+A prompt has only one generated token, so that its length and content do not depend on the engine.
 """
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-PAGE_TOKENS = 64
+from dps_testkit.paths import ROOT
+
 SOURCES = ("device", "host", "storage")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A request. Prompts with the same text begin with the same tokens."""
+    """A request. Prompts with the same text begin with the same tokens.
+
+    engine: GREEDY or SPECULATIVE. failure: the plugin's name for what happens to all pages that are written or read.
+    """
 
     meaning: str
     engine: str
     text: str
     tokens: int
     salt: str = ""
+    failure: str = ""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -30,45 +36,64 @@ class Step:
         return {"input_ids": ids, "sampling_params": sampling, "extra_key": f"contract {self.salt}"}
 
 
-GREEDY, STANDALONE = "greedy", "STANDALONE"
+GREEDY, SPECULATIVE = "greedy", "speculative"
 
 STEPS: Sequence[Step] = (
     Step("nothing is cached", GREEDY, "a", 1000),
-    Step("pages of a greedy engine", STANDALONE, "a", 1000),
-    Step("the same prompt again", STANDALONE, "a", 1000),
+    Step("pages of a greedy engine", SPECULATIVE, "a", 1000),
+    Step("the same prompt again", SPECULATIVE, "a", 1000),
     Step("its own pages", GREEDY, "a", 1000),
-    Step("nothing is cached", STANDALONE, "b", 1000),
-    Step("pages of a STANDALONE engine", GREEDY, "b", 1000),
+    Step("nothing is cached", SPECULATIVE, "b", 1000),
+    Step("pages of a speculative engine", GREEDY, "b", 1000),
     Step("three complete pages", GREEDY, "c", 255),
-    Step("fewer tokens than the threshold", STANDALONE, "c", 255),
+    Step("fewer tokens than the threshold", SPECULATIVE, "c", 255),
     Step("four complete pages and one token", GREEDY, "d", 257),
-    Step("as many tokens as the threshold", STANDALONE, "d", 257),
+    Step("as many tokens as the threshold", SPECULATIVE, "d", 257),
     Step("four complete pages", GREEDY, "e", 256),
-    Step("the last token is always computed", STANDALONE, "e", 256),
+    Step("the last token is always computed", SPECULATIVE, "e", 256),
     Step("four complete pages and a part", GREEDY, "f", 300),
-    Step("a longer prompt", STANDALONE, "f", 700),
+    Step("a longer prompt", SPECULATIVE, "f", 700),
     Step("a first turn", GREEDY, "g", 1000),
-    Step("a second turn elsewhere", STANDALONE, "g", 1200),
+    Step("a second turn elsewhere", SPECULATIVE, "g", 1200),
     Step("a third turn: what the other engine added is below the threshold", GREEDY, "g", 1500),
-    Step("a fourth turn: what the other engine added is above the threshold", STANDALONE, "g", 1800),
+    Step("a fourth turn: what the other engine added is above the threshold", SPECULATIVE, "g", 1800),
     Step("one tenant", GREEDY, "h", 1000, "one"),
-    Step("another tenant", STANDALONE, "h", 1000, "another"),
-    Step("the first tenant elsewhere", STANDALONE, "h", 1000, "one"),
+    Step("another tenant", SPECULATIVE, "h", 1000, "another"),
+    Step("the first tenant elsewhere", SPECULATIVE, "h", 1000, "one"),
 )
+FAILURES: Sequence[Step] = (
+    Step("no page can be written", GREEDY, "i", 1000, failure="write_error"),
+    Step("the engine has them in memory", GREEDY, "i", 1000),
+    Step("no page was written", SPECULATIVE, "i", 1000),
+    Step("nothing is cached", GREEDY, "j", 1000),
+    Step("all pages are damaged", SPECULATIVE, "j", 1000, failure="rejected"),
+    Step("nothing is cached", SPECULATIVE, "k", 1000),
+    Step("undamaged pages", GREEDY, "k", 1000),
+)
+"""Steps while writing or reading fails, and afterwards."""
 
 
-async def play(request: Callable[[Step], Awaitable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """For each step, the tokens of its prompt that the engine found, by source.
+def recording(algorithm: str, page_tokens: int) -> Path:
+    """The recording of a greedy engine and one with this algorithm, as SGLang spells it, with pages of this size."""
+    name = f"sglang-0.5.23-storage-{algorithm.lower()}-{page_tokens}.json"
+    return ROOT / "tests/local/contract" / name
 
-    request: sends a step's request, and returns the answer's `meta_info` when the prompt's pages are stored.
+
+async def play(
+    request: Callable[[Step], Awaitable[Mapping[str, Any]]], steps: Sequence[Step] = STEPS
+) -> list[dict[str, Any]]:
+    """For each step, the tokens of its prompt that the engine found, by source, and the pages that failed.
+
+    request: sends a step's request, and returns the answer's `meta_info` when the prompt's pages are stored or have
+    failed. The latter are in the key `failed_pages` if the step has a failure.
     """
     found = []
-    for step in STEPS:
+    for step in steps:
         meta = await request(step)
         details = meta.get("cached_tokens_details") or {}
         tokens = {source: details.get(source, 0) for source in SOURCES}
         assert sum(tokens.values()) == meta["cached_tokens"]
-        found.append(
-            {"step": f"{step.engine}, {step.tokens} tokens of {step.text}: {step.meaning}", **tokens}
-        )
+        name = f"{step.engine}, {step.tokens} tokens of {step.text}: {step.meaning}"
+        failed = {step.failure: meta["failed_pages"]} if step.failure else {}
+        found.append({"step": name, **tokens, **failed})
     return found
