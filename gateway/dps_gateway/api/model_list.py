@@ -1,11 +1,11 @@
-"""The models of /v1/models: those that an engine lists, under the names that requests use. No I/O.
+"""The models of /v1/models: those that engines list, under the names that requests use. No I/O.
 
 SGLang and vLLM list a LoRA adapter by its own name, with the model's name as its `parent`. In requests, SGLang expects
 `MODEL:ADAPTER`, and answers requests for the adapter's own name with the base model. vLLM expects the adapter's own
 name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -26,30 +26,37 @@ def requested_model(path: str) -> str | None:
     return name or None if separator and not root else None
 
 
-def model_list(model: Model, content: bytes, permitted: Callable[[str], bool]) -> bytes:
-    """The list for a client: an engine's list with names that requests may use, and the aliases.
+def model_list(model: Model, contents: Sequence[bytes], permitted: Callable[[str], bool]) -> bytes:
+    """The list for a client: what all engines list, with names that requests may use, and the aliases.
 
-    `permitted` returns whether the client's API key may use the model of this name. Raises ValueError if `content` is
-    not a list of models.
+    `contents` are the lists of at least one engine. `permitted` returns whether the client's API key may use the model
+    of this name. Raises ValueError if one of `contents` is not a list of models.
     """
-    listing, cards = _read(model, content)
+    listing, cards = _common(model, contents)
     cards |= {alias: cards[name] | {"id": alias} for alias, name in model.aliases.items() if name in cards}
     data = [card for name, card in cards.items() if permitted(model.aliases.get(name, name))]
     return orjson.dumps(listing | {"data": data})
 
 
 def model_card(
-    model: Model, content: bytes, asked: str, name: str, permitted: Callable[[str], bool]
+    model: Model, contents: Sequence[bytes], asked: str, name: str, permitted: Callable[[str], bool]
 ) -> bytes:
-    """The entry of an engine's list for the model that a client has `asked` for, and whose name in requests is `name`.
+    """The entry for the model that a client has `asked` for, and whose name in requests is `name`.
 
-    Raises ModelNotFound if the engine does not list it, and ValueError if `content` is not a list of models.
+    `contents` and `permitted` are described at `model_list`. Raises ModelNotFound if one of the engines does not list
+    the model, and ValueError if one of `contents` is not a list of models.
     """
-    _, cards = _read(model, content)
+    _, cards = _common(model, contents)
     if name not in cards:
         served = ", ".join(filter(permitted, cards))
         raise ModelNotFound(f"the model '{asked}' is not served; the served models are {served}")
     return orjson.dumps(cards[name] | {"id": asked})
+
+
+def _common(model: Model, contents: Sequence[bytes]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The first engine's list, and those of its entries that all engines have. See `_read`."""
+    (listing, cards), *others = [_read(model, content) for content in contents]
+    return listing, {name: card for name, card in cards.items() if all(name in each for _, each in others)}
 
 
 def _read(model: Model, content: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

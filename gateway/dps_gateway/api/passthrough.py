@@ -1,6 +1,8 @@
 """The rest of the engines' API: forwarded without a session to the less loaded pool."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
@@ -20,6 +22,8 @@ from dps_gateway.api.response import client_headers, send_complete
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.session.growth import History
+from dps_gateway.upstream.admission import PoolEmpty, PoolFull
+from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed, forwarded_headers
 
 ROUTE: Final = "/v1/*"
@@ -37,6 +41,9 @@ RELAYED_POST: Final = (
     "/pooling",
 )
 """The endpoints of SGLang and vLLM outside /v1 that neither generate text nor change the engine."""
+
+OTHER_LIST_SECONDS: Final = 5.0
+"""The maximum time for which a client waits for the list of models of a second engine."""
 
 _ADMINISTRATIVE: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """vLLM's endpoints below /v1 that change the engine for all clients."""
@@ -72,9 +79,9 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     return raw_path_and_query
 
 
-AnswerChange = Callable[[bytes], bytes]
-"""Returns what the client receives instead of an engine's answer. It raises ValueError if the answer does not have the
-expected form."""
+AnswerChange = Callable[[Sequence[bytes]], bytes]
+"""Returns what the client receives instead of the answer of an engine, or of one in each pool. It raises ValueError if
+an answer does not have the expected form."""
 
 
 async def _forward(call: Call) -> web.StreamResponse:
@@ -85,7 +92,7 @@ async def _forward(call: Call) -> web.StreamResponse:
     path = unquote(request.rel_url.raw_path)
     change: AnswerChange | None = None
     if request.path == server_info.PATH:
-        change = server_info.public_info
+        change = _server_info
     elif request.method == "GET":
         target, change = _models(call, path, target)
     body = await call.in_time(call.body()) if request.can_read_body else None
@@ -118,9 +125,37 @@ async def _forward(call: Call) -> web.StreamResponse:
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
     try:
-        return await _relay(call, placed, change)
+        others = []
+        if change is not None and request.path != server_info.PATH:
+            others = await _models_of(call, runtime.pools[placed.pool.name.other], outbound)
+        return await _relay(call, placed, change, others)
     finally:
         placed.close()
+
+
+def _server_info(contents: Sequence[bytes]) -> bytes:
+    (content,) = contents
+    return server_info.public_info(content)
+
+
+async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[bytes]:
+    """The models that an engine of this pool lists; empty if none is free, or it does not answer soon."""
+    if not pool.has_room(generates=False):
+        return []
+    replica = min(pool.ready, key=lambda each: each.in_flight)
+    decision = Decision(pool.name, Reason.FIXED, stateless=True)
+    headers = dict(call.headers)
+    try:
+        async with asyncio.timeout(OTHER_LIST_SECONDS):
+            placed = await dispatch(call, decision, replace(outbound, replica=replica.url))
+            try:
+                return [await _body(placed.answer)] if placed.answer.status == HTTPStatus.OK else []
+            finally:
+                placed.close()
+    except (PoolEmpty, PoolFull, UpstreamFailed, TimeoutError):
+        return []
+    finally:
+        call.headers |= headers
 
 
 def _response_id(path: str) -> str | None:
@@ -141,13 +176,13 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
         return limited is None or name in limited
 
     if path == model_list.PATH:
-        return target, lambda content: model_list.model_list(model, content, permitted)
+        return target, lambda contents: model_list.model_list(model, contents, permitted)
     if (asked := model_list.requested_model(path)) is None:
         return target, None
     name = served_name(model, asked)
     if key is not None:
         key.check_models({"model": name}, model.name)
-    return model_list.PATH, lambda content: model_list.model_card(model, content, asked, name, permitted)
+    return model_list.PATH, lambda contents: model_list.model_card(model, contents, asked, name, permitted)
 
 
 async def _checked_model(call: Call, body: bytes) -> bytes:
@@ -167,10 +202,13 @@ async def _checked_model(call: Call, body: bytes) -> bytes:
     return body
 
 
-async def _relay(call: Call, placed: Placed, change: AnswerChange | None) -> web.StreamResponse:
+async def _relay(
+    call: Call, placed: Placed, change: AnswerChange | None, others: Sequence[bytes]
+) -> web.StreamResponse:
+    """Send the answer to the client, changed together with the answers of `others`."""
     answer = placed.answer
     if change is not None and answer.status < 400:
-        return await send_complete(call, answer, _changed(await _body(answer), change))
+        return await send_complete(call, answer, _changed([await _body(answer), *others], change))
     if answer.status >= 400 and not answer.streams:
         return await send_complete(call, answer, await _body(answer))
     response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
@@ -198,10 +236,10 @@ async def _body(answer: Answer) -> bytes:
         raise error.as_failure() from error
 
 
-def _changed(content: bytes, change: AnswerChange) -> bytes:
+def _changed(contents: Sequence[bytes], change: AnswerChange) -> bytes:
     """Raises UpstreamFailed."""
     try:
-        return change(content)
+        return change(contents)
     except ValueError as error:
         raise UpstreamFailed("broken", "the engine's answer does not have the expected form") from error
 

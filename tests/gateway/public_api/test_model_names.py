@@ -5,8 +5,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from aiohttp import web
 
 from dps_gateway.auth import Key, Keys, digest_of
+from dps_gateway.pool import Pool
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
 
@@ -81,7 +83,7 @@ async def test_alias_and_model_are_one_session(gateway: InProcessGateway) -> Non
 
 
 ADAPTER = {"id": "lora", "object": "model", "owned_by": "sglang", "root": "/lora", "parent": "m"}
-SGLANG = {
+SGLANG: dict[str, Any] = {
     "object": "list",
     "data": [{"id": "m", "object": "model", "owned_by": "sglang", "root": "m", "parent": None}, ADAPTER],
 }
@@ -112,6 +114,43 @@ async def test_every_listed_model_can_be_requested_and_retrieved(
         assert engine.requests[-1][0] == "/v1/models"
         assert (await gateway.post(json=chat(model=name)))[0].status == 200
         assert json.loads(engine.requests[-1][2])["model"] in ("m", "m:lora")
+
+
+WITHOUT_ADAPTER = {"object": "list", "data": SGLANG["data"][:1]}
+
+
+@pytest.mark.parametrize("lists", [(SGLANG, WITHOUT_ADAPTER), (WITHOUT_ADAPTER, SGLANG)])
+async def test_adapter_that_only_one_pool_has_loaded_is_not_listed(
+    gateway: InProcessGateway, engine: ScriptedEngine, lists: tuple[dict[str, Any], ...]
+) -> None:
+    waiting: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(waiting.pop(0))
+
+    engine.answer = answer
+    waiting[:] = lists
+    assert await listed(gateway) == ["m", "gpt", "gpt:7b"]
+    waiting[:] = lists
+    assert (await gateway.send("GET", "/v1/models/m:lora"))[0].status == 404
+    assert waiting == []
+
+
+async def test_models_of_one_pool_are_listed_if_the_other_does_not_answer(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    answers = [web.json_response(SGLANG), web.json_response({}, status=500)]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return answers.pop(0)
+
+    engine.answer = answer
+    assert "m:lora" in await listed(gateway)
+    assert answers == []
+    answers.append(web.json_response(SGLANG))
+    pool = gateway.runtime.pools[Pool.SPECULATIVE]
+    pool.mark_unavailable(next(iter(pool.replicas.values())))
+    assert "m:lora" in await listed(gateway)
 
 
 async def test_adapter_of_an_alias_can_be_retrieved(
