@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
+from dps_lab.paper.cli import main
 from dps_lab.paper.further_results import without_prefix_cache
 from dps_lab.paper.plots import draw_reproduction
 from dps_lab.paper.published import BENCHMARKS, TABLE_1, TABLE_2, TABLE_3, benchmark_sessions, scenario
@@ -79,6 +80,20 @@ def test_plots_are_png_files(small: tuple[Reproduction, list[str]], tmp_path: Pa
     written = sorted((tmp_path / "plots").iterdir())
     assert [path.name for path in written] == ["concurrency.png", "lengths.png", "threshold.png"]
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in written)
+
+
+def test_a_folder_that_cannot_be_created_is_reported_before_the_simulations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as caught:
+        main(["--plots", str(file)])
+    assert caught.value.code == 2
+    assert (
+        f"--plots {file}: the folder cannot be created (File exists); choose another one"
+        in capsys.readouterr().err
+    )
 
 
 def test_progress_names_every_run(small: tuple[Reproduction, list[str]]) -> None:

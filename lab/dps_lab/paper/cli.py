@@ -27,7 +27,7 @@ TITLES = {
 
 
 def main(argv: list[str]) -> int:
-    """Simulate the paper's tables and print them. Returns 0."""
+    """Simulate the paper's tables and print them. Returns 0; exits with 2 if the command line is invalid."""
     parser = argparse.ArgumentParser(
         prog="dps reproduce",
         description=(
@@ -40,6 +40,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots of the results as PNG files")
     options = parser.parse_args(argv)
+    if options.plots is not None:
+        try:
+            options.plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(
+                f"--plots {options.plots}: the folder cannot be created ({error.strerror}); choose another one"
+            )
     messages = Console(stderr=True)
     done = 0
 
