@@ -38,6 +38,10 @@ RUNS: Final = (
     ValidationRun("bfcl", "Adaptive", "common", 8, 40),
     ValidationRun("toolbench", "DeltaPrefill", "common", 4, 16),
     ValidationRun("toolbench", "Adaptive", "separate", 8, 32),
+    ValidationRun("bfcl", "AlwaysGreedy", "separate", 4, 32),
+    ValidationRun("bfcl", "AlwaysSpeculative", "separate", 4, 32),
+    ValidationRun("toolbench", "AlwaysGreedy", "separate", 4, 16),
+    ValidationRun("toolbench", "AlwaysSpeculative", "separate", 4, 16),
 )
 
 
