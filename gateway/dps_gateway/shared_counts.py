@@ -21,7 +21,9 @@ _SETTLED_NS: Final = 1_000_000_000
 
 _COUNTS: Final = MAX_NAMES * NAME_BYTES
 _COUNT_BYTES: Final = 8
-_SIZE: Final = _COUNTS + MAX_NAMES * _COUNT_BYTES
+_END: Final = _COUNTS + MAX_NAMES * _COUNT_BYTES
+"""The position of the number of entries up to the last one that has been used."""
+_SIZE: Final = _END + _COUNT_BYTES
 
 
 class SharedCounts:
@@ -37,6 +39,8 @@ class SharedCounts:
         self._entries: dict[bytes, int] = {}
         self._free = list(range(MAX_NAMES))[::-1]
         """The indices of the free entries in descending order. The lowest is used first, which shortens searches."""
+        self._end = 0
+        """The number of entries up to the last one that has been used. Others search no further."""
         self._others: dict[Path, mmap.mmap] = {}
         self._changed_ns = 0
 
@@ -47,7 +51,10 @@ class SharedCounts:
             if not count or not self._free:
                 return
             entry = self._entries[name] = self._free.pop()
-        self._write_count(entry, count)
+            if entry >= self._end:
+                self._end = entry + 1
+                self._write(_END, self._end)
+        self._write(_COUNTS + entry * _COUNT_BYTES, count)
         if count:
             self._memory[entry * NAME_BYTES : (entry + 1) * NAME_BYTES] = name
         else:
@@ -69,9 +76,8 @@ class SharedCounts:
         for memory in (self._memory, *self._others.values()):
             memory.close()
 
-    def _write_count(self, entry: int, count: int) -> None:
-        start = _COUNTS + entry * _COUNT_BYTES
-        self._memory[start : start + _COUNT_BYTES] = count.to_bytes(_COUNT_BYTES, "little")
+    def _write(self, start: int, number: int) -> None:
+        self._memory[start : start + _COUNT_BYTES] = number.to_bytes(_COUNT_BYTES, "little")
 
     def _find_others(self) -> None:
         """Map the files of new workers, and forget those of workers that have ended."""
@@ -95,8 +101,9 @@ class SharedCounts:
 
 
 def _count(memory: mmap.mmap, name: bytes) -> int:
-    at = memory.find(name, 0, _COUNTS)
-    if at == -1:
-        return 0
-    start = _COUNTS + at // NAME_BYTES * _COUNT_BYTES
+    at = memory.find(name, 0, _number(memory, _END) * NAME_BYTES)
+    return 0 if at == -1 else _number(memory, _COUNTS + at // NAME_BYTES * _COUNT_BYTES)
+
+
+def _number(memory: mmap.mmap, start: int) -> int:
     return int.from_bytes(memory[start : start + _COUNT_BYTES], "little")
