@@ -34,15 +34,21 @@ class KeyExhausted(Exception):
 
 
 class KeyLimits:
-    """Counts what each API key uses. `shared` contains the counts of the other workers, if there are any."""
+    """Counts what each API key uses.
+
+    `shared` and `minutes` contain the requests in flight and the use per minute in the other workers, if there are any.
+    """
 
     def __init__(
-        self, shared: SharedCounts | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        shared: SharedCounts | None = None,
+        minutes: SharedCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`, in seconds, is the same for all workers."""
         self._shared = shared
         self._in_flight: Counter[bytes] = Counter()
-        self._minutes = _Minutes(shared, clock)
+        self._minutes = _Minutes(minutes, clock)
 
     def enter(self, key: Key) -> None:
         """Count a request, which is in flight until `leave` is called.

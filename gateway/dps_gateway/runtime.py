@@ -31,7 +31,7 @@ from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import SessionStore
-from dps_gateway.shared_counts import SUFFIX, SharedCounts
+from dps_gateway.shared_counts import MINUTES_SUFFIX, SUFFIX, SharedCounts
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.telemetry.tracing import Tracing
@@ -116,6 +116,9 @@ class Runtime:
             store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
         )
         self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
+        self._minute_counts = (
+            SharedCounts(worker_socket.with_suffix(MINUTES_SUFFIX)) if worker_socket is not None else None
+        )
         load = WorkerLoad(self._counts)
         self.admission = Admission(limits.max_queued, load)
         self.admission.holding = _requests_wait(config)
@@ -153,7 +156,7 @@ class Runtime:
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
         self._set_admin_token(loaded.admin_token)
         self.keys = loaded.keys
-        self.key_limits = KeyLimits(self._counts)
+        self.key_limits = KeyLimits(self._counts, self._minute_counts)
         self.policy = loaded.policy
         self._started_with = config
         self._set_endpoints(config)
@@ -269,8 +272,9 @@ class Runtime:
     async def close(self) -> None:
         """Close all connections and flush spans."""
         await self.upstream.close()
-        if self._counts is not None:
-            self._counts.close()
+        for counts in (self._counts, self._minute_counts):
+            if counts is not None:
+                counts.close()
         for peers in (self.peers, self.workers):
             if peers is not None:
                 await peers.close()

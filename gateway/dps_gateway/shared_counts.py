@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Final
 
 SUFFIX: Final = ".counts"
+"""The suffix of the files with the current load."""
+
+MINUTES_SUFFIX: Final = ".minutes"
+"""The suffix of the files with what API keys have used per minute. These counts stay for two minutes, and must not
+leave the current load without entries."""
 
 NAME_BYTES: Final = 16
 
-MAX_NAMES: Final = 1024
+MAX_NAMES: Final = 4096
 """The number of names for which a worker can share a count above 0 at the same time. Counts of further
 names are not shared."""
 
@@ -27,10 +32,10 @@ _SIZE: Final = _END + _COUNT_BYTES
 
 
 class SharedCounts:
-    """This worker's counts, and those of the other workers with files in the same folder."""
+    """This worker's counts, and those in the other workers' files with the same suffix in the same folder."""
 
     def __init__(self, own: Path) -> None:
-        """`own` is the path of this worker's file, which is created. Its name ends with SUFFIX. Raises OSError."""
+        """`own` is the path of this worker's file, which is created. Raises OSError."""
         own.write_bytes(bytes(_SIZE))
         self.path = own
         """The path of this worker's file."""
@@ -84,7 +89,7 @@ class SharedCounts:
         changed_ns = self.path.parent.stat().st_mtime_ns
         if changed_ns == self._changed_ns:
             return
-        files = set(self.path.parent.glob(f"*{SUFFIX}")) - {self.path}
+        files = set(self.path.parent.glob(f"*{self.path.suffix}")) - {self.path}
         for gone in self._others.keys() - files:
             self._others.pop(gone).close()
         complete = True

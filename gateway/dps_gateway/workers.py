@@ -12,7 +12,7 @@ from types import FrameType
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from dps_gateway.shared_counts import SUFFIX
+from dps_gateway.shared_counts import MINUTES_SUFFIX, SUFFIX
 
 RESPAWN_SECONDS = 1.0
 CANNOT_START = 2
@@ -65,7 +65,7 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
                     stopping, status = True, CANNOT_START
                 if not worker.is_alive() and not stopping:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-                    for suffix in (".sock", SUFFIX):
+                    for suffix in (".sock", SUFFIX, MINUTES_SUFFIX):
                         (Path(sockets) / f"{worker.pid}{suffix}").unlink(missing_ok=True)
                     time.sleep(RESPAWN_SECONDS)
                     workers[index] = start()

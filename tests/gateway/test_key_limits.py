@@ -11,7 +11,7 @@ from dps_gateway.auth import Key, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.key_limits import KeyBusy, KeyExhausted, KeyLimits
 from dps_gateway.runtime import Runtime
-from dps_gateway.shared_counts import SUFFIX, SharedCounts
+from dps_gateway.shared_counts import MAX_NAMES, MINUTES_SUFFIX, SUFFIX, SharedCounts
 from dps_testkit.tokenizers import shared_tokenizer
 
 MINUTE = 60.0
@@ -35,16 +35,21 @@ def test_requests_in_flight_are_limited_for_each_key() -> None:
     limits.enter(one)
 
 
-async def test_workers_of_a_gateway_share_the_limit_of_a_key(tmp_path: Path) -> None:
+def workers_config() -> GatewayConfig:
     pool = {"endpoints": ["http://127.0.0.1:1"]}
-    config = GatewayConfig.model_validate(
+    return GatewayConfig.model_validate(
         {
             "listen": {"workers": 2},
             "model": {"name": "m", "tokenizer": "x"},
             "pools": {"speculative": pool, "greedy": pool},
         }
     )
-    first, second = (Runtime(config, shared_tokenizer(), tmp_path / f"{pid}.sock") for pid in (1, 2))
+
+
+async def test_workers_of_a_gateway_share_the_limit_of_a_key(tmp_path: Path) -> None:
+    first, second = (
+        Runtime(workers_config(), shared_tokenizer(), tmp_path / f"{pid}.sock") for pid in (1, 2)
+    )
     key, other = (Key("t", digest_of(text), max_in_flight=3) for text in ("one", "other"))
     for _ in range(3):  # even if all of them are on connections to one worker
         first.key_limits.enter(key)
@@ -62,6 +67,22 @@ async def test_workers_of_a_gateway_share_the_limit_of_a_key(tmp_path: Path) -> 
     with pytest.raises(KeyBusy):
         first.key_limits.enter(key)
     await first.close()
+
+
+async def test_limits_per_minute_leave_room_for_the_other_counts_of_workers(tmp_path: Path) -> None:
+    first, second = (
+        Runtime(workers_config(), shared_tokenizer(), tmp_path / f"{pid}.sock") for pid in (1, 2)
+    )
+    for number in range(2 * MAX_NAMES):
+        key = Key("t", digest_of(f"{number}"), requests_per_minute=9)
+        first.key_limits.enter(key)
+        first.key_limits.leave(key)
+    for busy in (Key("t", digest_of(text), max_in_flight=1) for text in ("one", "other")):
+        first.key_limits.enter(busy)
+        with pytest.raises(KeyBusy):
+            second.key_limits.enter(busy)
+    for each in (first, second):
+        await each.close()
 
 
 def answered(limits: KeyLimits, key: Key, tokens: int = 0) -> int | None:
@@ -133,10 +154,10 @@ def test_workers_share_the_limits_per_minute_and_forget_past_minutes(tmp_path: P
     clock = Clock()
     key = Key("t", digest_of("key"), requests_per_minute=4)
     with (
-        closing(SharedCounts(tmp_path / f"1{SUFFIX}")) as first,
-        closing(SharedCounts(tmp_path / f"2{SUFFIX}")) as second,
+        closing(SharedCounts(tmp_path / f"1{MINUTES_SUFFIX}")) as first,
+        closing(SharedCounts(tmp_path / f"2{MINUTES_SUFFIX}")) as second,
     ):
-        one, other = KeyLimits(first, clock), KeyLimits(second, clock)
+        one, other = KeyLimits(minutes=first, clock=clock), KeyLimits(minutes=second, clock=clock)
         assert [answered(limits, key) for limits in (one, other, other, one)] == [None] * 4
         assert (answered(one, key), answered(other, key)) == (61, 61)
         free = len(first._free)
