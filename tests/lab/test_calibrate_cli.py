@@ -141,6 +141,10 @@ def test_limits_that_cannot_be_met_exit_with_1_and_apply_nothing(
             ["--workload", "toolbench", "--concurrency", "1", "--hardware", "a100-70b"],
             "--gpus 2: an engine of a100-70b takes 4 GPUs; choose a multiple of 4",
         ),
+        (
+            ["--workload", "toolbench", "--concurrency", "1", "--one-gpu"],
+            "--one-gpu requires the engines that share the GPU; add --fleet speculative=1,greedy=1",
+        ),
     ],
 )
 def test_invalid_input_exits_with_2_and_an_actionable_message(
@@ -148,6 +152,19 @@ def test_invalid_input_exits_with_2_and_an_actionable_message(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_engines_that_share_a_gpu_are_compared_with_one_engine_alone(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--workload", str(trace_file), "--concurrency", "6", "--fleet", "speculative=1,greedy=1"]
+    assert main([*arguments, "--one-gpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["choice"]["policy"] in ("AlwaysSpeculative", "AlwaysGreedy")
+    alone = {each["name"]: each for each in result["alternatives"]}
+    assert [alone["greedy only"][pool] for pool in ("speculative", "greedy")] == [0, 1]
+    assert [alone["always speculative"][pool] for pool in ("speculative", "greedy")] == [1, 0]
+    assert result["verdict"].startswith("Two pools gain little")
 
 
 @pytest.mark.parametrize("search", [[], ["--exhaustive"]], ids=["pruned", "exhaustive"])

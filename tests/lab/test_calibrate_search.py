@@ -113,7 +113,7 @@ def test_search_refines_the_threshold_between_coarse_values() -> None:
 
 def conclusion(cost: Callable[[Setup], float], goal: Goal = Goal()) -> Calibration:  # noqa: B008
     search = search_with(cost, goal)
-    return conclude(search, goal, search.run([0, 1, 2], 2))
+    return conclude(search, goal, search.run([0, 1, 2], 2), alone=2)
 
 
 def test_two_pools_are_called_the_wrong_answer_if_one_pool_is_better() -> None:

@@ -39,7 +39,8 @@ def arguments(of: Router) -> dict[str, str]:
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     command, *options = container["args"]
     assert command == "calibrate"
-    return dict(zip(options[::2], options[1::2], strict=True))
+    pairs = [option for each in options for option in ((each, "") if each == "--one-gpu" else (each,))]
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def test_the_cron_job_calibrates_the_fleet_on_the_logs_of_all_gateways() -> None:
@@ -94,6 +95,12 @@ def test_the_simulated_fleet_is_that_of_the_spec(spec: dict[str, Any], expected:
     found = arguments(calibrated({}, **{"engine": {"version": "0.5.23"}, **spec}))
     assert {name: found[name] for name in expected} == expected
     assert ("--fleet" in found) != ("--budget" in found)
+
+
+def test_engines_that_share_a_gpu_share_it_in_the_simulation() -> None:
+    found = arguments(calibrated({}, placement="SharedGPU"))
+    assert (found["--fleet"], found["--one-gpu"]) == ("speculative=1,greedy=1", "")
+    assert "--one-gpu" not in arguments(calibrated({}))
 
 
 def test_suspended_engines_are_not_calibrated() -> None:

@@ -112,6 +112,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N",
         help="number of engines that move between the pools, as with spec.gpuBudget of a DPSRouter",
     )
+    parser.add_argument("--one-gpu", action="store_true", help="the engines of --fleet share one GPU")
     parser.add_argument(
         "--cooldown",
         type=positive_float,
@@ -224,7 +225,7 @@ def _calibrate(
             "--objective, and remove --max-tpot"
         )
     splits, engines = _splits(options)
-    fleet = fleet_of(options, dict.fromkeys(Pool, 1))
+    fleet = replace(fleet_of(options, dict.fromkeys(Pool, 1)), one_gpu=options.one_gpu)
     if measured is not None:
         fleet = measured_fleet(fleet, measured, options.acceptance_length)
     conditions = Conditions(sessions, load, fleet, options.replicas)
@@ -237,7 +238,7 @@ def _calibrate(
         if options.exhaustive
         else search.run(splits, engines)
     )
-    result = conclude(search, goal, finalists)
+    result = conclude(search, goal, finalists, alone=1 if options.one_gpu else engines)
     if options.budget is None:
         return result, search, None
     moving = replace(conditions, sessions=sample(workload, BUDGET_SESSIONS, load, options.seed))
@@ -269,6 +270,10 @@ def _splits(options: argparse.Namespace) -> tuple[list[int], int]:
                 "adaptive engines are not searched; compare fleets that have them with dps simulate"
             )
         return [engines[Pool.SPECULATIVE]], sum(engines.values())
+    if options.one_gpu:
+        raise ValueError(
+            "--one-gpu requires the engines that share the GPU; add --fleet speculative=1,greedy=1"
+        )
     if options.budget is not None:
         return list(range(1, options.budget)), options.budget
     each = HARDWARE[options.hardware].tensor_parallel

@@ -101,11 +101,11 @@ class Calibration:
         return min(found, key=lambda each: self.goal.score(each.figures), default=None)
 
 
-def conclude(search: Search, goal: Goal, finalists: dict[Setup, Measurement]) -> Calibration:
-    """Choose the best finalist, and compare it with the alternatives."""
+def conclude(search: Search, goal: Goal, finalists: dict[Setup, Measurement], alone: int) -> Calibration:
+    """Choose the best finalist, and compare it with the alternatives. alone: the engines of a fleet with one pool."""
     choice, figures = next(iter(finalists.items()))
     alternatives = []
-    for name, setup in _alternatives(choice, search, goal):
+    for name, setup in _alternatives(choice, search, goal, alone):
         measured = search.mean(setup)
         loss = goal.value(measured) / goal.value(figures) - 1
         alternatives.append(Alternative(name, setup, measured, loss))
@@ -120,11 +120,11 @@ def conclude(search: Search, goal: Goal, finalists: dict[Setup, Measurement]) ->
     )
 
 
-def _alternatives(choice: Setup, search: Search, goal: Goal) -> Iterator[tuple[str, Setup]]:
+def _alternatives(choice: Setup, search: Search, goal: Goal, alone: int) -> Iterator[tuple[str, Setup]]:
     engines = choice.speculative + choice.greedy
     named = [
-        ("greedy only", Setup(0, engines, "AlwaysGreedy")),
-        ("always speculative", Setup(engines, 0, "AlwaysSpeculative")),
+        ("greedy only", Setup(0, alone, "AlwaysGreedy")),
+        ("always speculative", Setup(alone, 0, "AlwaysSpeculative")),
     ]
     if engines > 1:
         split = choice.speculative if choice.two_pools else engines - engines // 2

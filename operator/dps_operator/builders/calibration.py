@@ -97,4 +97,5 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
         "objective": calibration.objective,
         "recommendation": RESULT,
     }
-    return [argument for name, value in options.items() for argument in (f"--{name}", value)]
+    one_gpu = ["--one-gpu"] if spec.placement == "SharedGPU" else []
+    return [argument for name, value in options.items() for argument in (f"--{name}", value)] + one_gpu
