@@ -107,14 +107,14 @@ def model(folder: Path, name: str, weights: bytes) -> Path:
 def mooncake_store(host: Any, model: Path, hook: Any = tagged, **arguments: Any) -> Any:
     """A store without a master, whose `config_prefix` precedes the names of an engine's pages in Mooncake.
 
-    The operator's tag is `router`. hook: wraps the constructor.
+    Its bandwidth cannot be measured. The operator's tag is `router`. hook: wraps the constructor.
     """
 
     def init(store: Any, config: HiCacheStorageConfig, _pool: Any) -> None:
         assert config.extra_config is not None
         store.config_prefix = config.extra_config["extra_backend_tag"]
 
-    store = SimpleNamespace()
+    store = SimpleNamespace(store=SimpleNamespace(register_buffer=lambda *_: -1))
     with engine_arguments(model_path=str(model), **arguments):
         hook(init, store, storage_config({"extra_backend_tag": "router"}), host)
     return store

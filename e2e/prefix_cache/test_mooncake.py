@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from dps_operator.prefix_cache.engines import engine_sample
+from dps_sglang.metrics import PAGES
+from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.alternation import (
@@ -33,6 +37,7 @@ pytestmark = [
     pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or ""),
 ]
 ALGORITHMS = ("STANDALONE", "NGRAM")
+KINDS = ("greedy", *ALGORITHMS)
 FAULT_SECONDS = 0.3
 """After this time the requests of a turn are being served."""
 
@@ -144,8 +149,37 @@ async def test_engine_does_not_clear_the_store(shared: Shared) -> None:
     await check_not_cleared(shared.servers["greedy"].url, shared.servers["NGRAM"].url, shared.unmoved)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_engines_report_the_outcomes_of_pages_and_the_bandwidth_at_start(
+    shared: Shared, kind: str
+) -> None:
+    """The operator understands what they report."""
+    server = shared.servers[kind]
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.get(f"{server.url}/metrics") as answer,
+    ):
+        counters = engine_sample(await answer.text()).counters
+    assert {name for name, value in counters.items() if value > 0} >= {
+        *("read", "stored", "bandwidth", "fetches")
+    }
+    assert {"read_error", "write_error", "full"}.isdisjoint(counters)
+    assert "dps prefix cache: the storage reads" in server.child.log.read_text()
+
+
+async def failed_pages(shared: Shared) -> float:
+    """The pages that engines could not read or write."""
+    return sum(
+        [
+            await metric(server.url, f"{PAGES}_total", outcome=outcome)
+            for server in shared.servers.values()
+            for outcome in ("read_error", "write_error")
+        ]
+    )
+
+
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:
-    """Both are killed while requests are served. Afterwards, pages are shared again."""
+    """Both are killed while requests are served, which the engines count. Afterwards, pages are shared again."""
     moved = sessions("faulty")
     url = f"{shared.gateways['STANDALONE'].url}/v1"
     capacity = await shared.master.capacity()
@@ -159,6 +193,7 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
             if fault is not None:
                 fault()
             await turn
+    assert await failed_pages(shared) > 0
     await shared.master.restart(capacity)
 
     check_answers(moved, shared.unmoved)

@@ -26,6 +26,11 @@ SERVER_INFO = "sglang.srt.server_args.ServerArgs.resolved_dict"
 MOONCAKE_STORE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 MOONCAKE_INIT = f"{MOONCAKE_STORE}.__init__"
 MOONCAKE_CLEAR = f"{MOONCAKE_STORE}.clear"
+MOONCAKE_READ = f"{MOONCAKE_STORE}.batch_get_v1"
+MOONCAKE_WRITE = f"{MOONCAKE_STORE}.batch_set_v1"
+MOONCAKE_STATS = f"{MOONCAKE_STORE}.get_stats"
+MOONCAKE_GET = f"{MOONCAKE_STORE}._get_batch_zero_copy_impl"
+MOONCAKE_PUT = f"{MOONCAKE_STORE}._put_batch_zero_copy_impl"
 
 WEIGHT_UPDATES = tuple(
     f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
@@ -89,9 +94,14 @@ MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **SHARING_SIGNATURES,
     MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
     MOONCAKE_CLEAR: ("self",),
+    MOONCAKE_READ: ("self", "keys", "host_indices", "extra_info"),
+    MOONCAKE_WRITE: ("self", "keys", "host_indices", "extra_info"),
+    MOONCAKE_STATS: ("self",),
+    MOONCAKE_GET: ("self", "key_strs", "buffer_ptrs", "buffer_sizes"),
+    MOONCAKE_PUT: ("self", "key_strs", "buffer_ptrs", "buffer_sizes", "group_ids", "session_ids"),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
 }
-"""The functions that `mooncake` wraps and calls."""
+"""The functions that `mooncake` and `mooncake_metrics` wrap and call."""
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     GENERATE: ("self", "obj", "request"),
     SERVER_INFO: ("self",),

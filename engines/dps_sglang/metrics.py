@@ -22,9 +22,7 @@ class PageMetrics:
 
     def export(self, counts: Mapping[str, int]) -> None:
         """Add what is new since the last call. counts: pages by outcome since the start."""
-        for outcome, total in counts.items():
-            if new := total - self._exported.get(outcome, 0):
-                _pages().labels(outcome).inc(new)
+        count_pages({outcome: total - self._exported.get(outcome, 0) for outcome, total in counts.items()})
         self._exported = dict(counts)
 
 
@@ -46,6 +44,13 @@ class SharingMetric:
             _sharing().labels(*self._exported).set(0)
         self._exported = pages, problem
         _sharing().labels(*self._exported).set(1)
+
+
+def count_pages(new: Mapping[str, int]) -> None:
+    """Add pages by outcome."""
+    for outcome, pages in new.items():
+        if pages:
+            _pages().labels(outcome).inc(pages)
 
 
 def count_refill(*, completed: bool) -> None:

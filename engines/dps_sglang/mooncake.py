@@ -12,6 +12,7 @@ from typing import Any
 
 from dps_sglang.host_pages import TorchPages
 from dps_sglang.identity import engine_geometry, speculates_with_draft_model
+from dps_sglang.mooncake_metrics import measure_in_background
 from dps_sglang.sharing import SHARING, TAG, NotShareable, refuse_to_clear, unique_name
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def tagged_without_refill(reason: str) -> Callable[..., Any]:
 def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_pool: Any) -> Any:
     """Wraps `MooncakeStore.__init__`: engines whose pages differ use different names."""
     settings = storage_config.extra_config or {}
+    page_bytes = 0
     try:
         if getattr(mem_pool, "kv_buffer", None) is None:
             raise NotShareable("the model has state other than attention KV")
@@ -48,7 +50,10 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
         suffix = unique_name()
         SHARING.refuse(str(error))
     tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
-    return original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
+    made = original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
+    if page_bytes:
+        measure_in_background(self, page_bytes, mem_pool.page_size)
+    return made
 
 
 def not_cleared(original: Callable[..., Any], self: Any) -> None:

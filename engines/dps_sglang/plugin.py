@@ -23,10 +23,16 @@ def register() -> None:
     without_mooncake = _objection("not shared through Mooncake", compatibility.MOONCAKE_SIGNATURES)
     if without_mooncake is None:
         from dps_sglang.mooncake import not_cleared, tagged, tagged_without_refill
+        from dps_sglang.mooncake_metrics import corrected, counted_reads, counted_writes, noted
 
         named = tagged if without_refill is None else tagged_without_refill(without_refill)
         _wrap(compatibility.MOONCAKE_INIT, named)
         _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
+        _wrap(compatibility.MOONCAKE_READ, counted_reads)
+        _wrap(compatibility.MOONCAKE_WRITE, counted_writes)
+        _wrap(compatibility.MOONCAKE_STATS, corrected)
+        _wrap(compatibility.MOONCAKE_GET, noted)
+        _wrap(compatibility.MOONCAKE_PUT, noted)
     elif compatibility.exists(compatibility.MOONCAKE_INIT):
         _wrap(compatibility.MOONCAKE_INIT, not_shared(without_mooncake))
     if _objection("not shared", compatibility.SHARING_SIGNATURES) is None:
