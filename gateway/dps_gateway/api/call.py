@@ -12,6 +12,7 @@ from opentelemetry.trace import Span
 
 from dps_gateway.api.errors import DeadlineExceeded, GatewayFull, error_response, errors_of
 from dps_gateway.api.request import TIMEOUT_HEADER, read_body, request_id_of, timeout_seconds_of
+from dps_gateway.api.sse import EventRelay
 from dps_gateway.auth import Key
 from dps_gateway.engine.dialect import ErrorFormat, Usage
 from dps_gateway.runtime import Runtime
@@ -25,6 +26,9 @@ CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
 
 T = TypeVar("T")
+
+_MAY_HAVE_USED_TOKENS: Final = frozenset({200, CLIENT_CLOSED_REQUEST, 504})
+"""The statuses of requests that an engine has begun to answer, or may have begun if it has received them."""
 
 MIN_WRITE_SECONDS: Final = 1.0
 """Time for one write after timeouts.totalSeconds, so that the error event of a timeout reaches the client."""
@@ -51,6 +55,8 @@ class Call:
     """The time that the client allows for the whole request, in seconds, or None."""
     usage: Usage | None = None
     """The usage that the engine reported, if any."""
+    events: EventRelay | None = None
+    """The events of a streamed answer."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
     _buffered: int = 0
@@ -111,12 +117,16 @@ class Call:
     def _tokens(self) -> int:
         """The tokens that the request has used: those of its prompt and its answer, as reported by the engine.
 
-        If an answer ended without such a report, for example because the client disconnected, only the prompt counts.
+        Without such a report, for example because the client has disconnected or its time is over, the prompt counts if
+        an engine has received it, and one token for each event of the answer.
         """
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
-        answered = self.response is not None and self.response.status == 200
-        return int(self.headers.get("x-dps-prompt-tokens", 0)) if answered else 0
+        status = self.response.status if self.response is not None else self.status
+        if status not in _MAY_HAVE_USED_TOKENS or "x-dps-pool" not in self.headers:
+            return 0
+        events = self.events.count if self.events is not None else 0
+        return int(self.headers.get("x-dps-prompt-tokens", 0)) + events
 
     @property
     def errors(self) -> ErrorFormat:

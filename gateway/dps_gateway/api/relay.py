@@ -74,7 +74,7 @@ class Relay:
         """Forward events as they arrive; the closing one waits for the commit."""
         call = self._call
         response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
-        events = EventRelay(self._routed.route.answers, self._requested)
+        call.events = events = EventRelay(self._routed.route.answers, self._requested)
         await call.start(response)
         ready, closing = events.feed(self._answer.first)
         await self._register(events)

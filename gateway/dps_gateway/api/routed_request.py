@@ -66,8 +66,8 @@ class RoutedRequest:
 async def prepare(call: Call, route: Route) -> RoutedRequest:
     """Authenticate and parse the request, measure its turn, and decide where to send it.
 
-    Raises Unauthorized, Forbidden, KeyBusy, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, and the
-    exceptions of `Call.body`.
+    Raises Unauthorized, Forbidden, KeyBusy, KeyExhausted, ModelNotFound, ResponseNotFound, PoolEmpty, BadRequest, and
+    the exceptions of `Call.body`.
     """
     runtime = call.runtime
     call.authenticate()

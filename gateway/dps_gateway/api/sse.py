@@ -37,6 +37,8 @@ class EventRelay:
         self._sources = b""
         self._first_usage = b""
         self._last_usage = b""
+        self.count = 0
+        """The number of complete events so far."""
 
     @property
     def usage(self) -> Usage | None:
@@ -59,6 +61,7 @@ class EventRelay:
         if end < len(separator):
             end = len(data) if len(data) > MAX_HELD_BYTES else 0
         events, self._held = data[:end], data[end:]
+        self.count += events.count(separator)
         if self._format.usage_marker.search(events):
             events = self._take_usage(events, separator)
         done = max(_last_line_with(events, closing) for closing in self._format.closing)

@@ -6,8 +6,18 @@ import json
 import pytest
 from aiohttp import web
 
+from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.auth import Key, Keys, digest_of
-from dps_testkit.in_process_gateway import CHAT, USAGE, InProcessGateway, ScriptedEngine, chat, complete
+from dps_testkit.in_process_gateway import (
+    CHAT,
+    CHUNK,
+    USAGE,
+    InProcessGateway,
+    ScriptedEngine,
+    chat,
+    complete,
+)
+from dps_testkit.waiting import wait_until
 
 
 async def test_key_may_use_only_its_models(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
@@ -62,5 +72,62 @@ async def test_tokens_of_a_key_per_minute_are_limited(
     engine.respond(body=json.dumps({"choices": [], "usage": usage}), content_type="application/json")
     headers = {"Authorization": "Bearer sk"}
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
+    response, content = await gateway.post(json=chat(), headers=headers)
+    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["complete", "streamed"])
+@pytest.mark.parametrize("header", [{}, {TIMEOUT_HEADER: "500"}], ids=["client", "time limit"])
+async def test_prompt_of_an_abandoned_request_counts_for_its_key(
+    gateway: InProcessGateway, engine: ScriptedEngine, stream: bool, header: dict[str, str]
+) -> None:
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=1)])
+    received = asyncio.Event()
+
+    async def never(request: web.Request) -> web.StreamResponse:
+        received.set()
+        await asyncio.sleep(30)
+        return await complete(request)
+
+    engine.answer = never
+    headers = {"Authorization": "Bearer sk"}
+    abandoned = asyncio.create_task(gateway.post(json=chat(stream=stream), headers=headers | header))
+    await received.wait()
+    if header:
+        assert (await abandoned)[0].status == 504
+    else:
+        abandoned.cancel()
+
+        async def noticed() -> bool:
+            return gateway.requests(499) == 1
+
+        await wait_until(noticed, "the gateway notices that the client has disconnected")
+    response, content = await gateway.post(json=chat(), headers=headers)
+    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_answer_that_the_client_does_not_read_to_its_end_counts_for_its_key(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    limit = 1000
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=limit)])
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(CHUNK * limit)
+        await asyncio.sleep(30)
+        return response
+
+    engine.answer = endless
+    headers = {"Authorization": "Bearer sk"}
+    async with gateway.client.post(gateway.url + CHAT, json=chat(stream=True), headers=headers) as stream:
+        await stream.content.readexactly(len(CHUNK) * limit)
+        stream.close()
+
+    async def noticed() -> bool:
+        return gateway.requests(499) == 1
+
+    await wait_until(noticed, "the gateway notices that the client has disconnected")
     response, content = await gateway.post(json=chat(), headers=headers)
     assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
