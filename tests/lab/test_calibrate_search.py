@@ -120,9 +120,9 @@ def test_two_pools_are_called_the_wrong_answer_if_one_pool_is_better() -> None:
     result = conclusion(lambda setup: 2.0 if setup.two_pools else 1.0 + setup.greedy / 10)
     assert result.choice == Setup(2, 0, "AlwaysSpeculative")
     assert result.verdict().startswith(
-        "Two pools are not worthwhile for this workload and load: with the best"
+        "Two pools are not worthwhile for this workload and load: compared with speculative=2,greedy=0, the median"
     )
-    assert result.verdict().endswith("is 100.0% higher than with speculative=2,greedy=0.")
+    assert result.verdict().endswith("is 100.0% higher.")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,34 @@ def test_two_pools_are_called_the_wrong_answer_if_one_pool_is_better() -> None:
 )
 def test_verdict_depends_on_the_gain_of_two_pools(cost: Callable[[Setup], float], start: str) -> None:
     assert conclusion(cost).verdict().startswith(start)
+
+
+def test_verdict_does_not_report_equal_figures_as_higher() -> None:
+    assert conclusion(lambda setup: 1.0).verdict().endswith(", DeltaPrefill, τ = 128, is the same.")
+
+
+@pytest.mark.parametrize(
+    ("within_limit", "verdict"),
+    [
+        (
+            True,
+            "Two pools are worthwhile for this workload and load: no fleet with one pool meets the limits.",
+        ),
+        (
+            False,
+            "Two pools are not worthwhile for this workload and load: no set-up of two pools meets the limits.",
+        ),
+    ],
+)
+def test_verdict_does_not_recommend_what_exceeds_the_limits(within_limit: bool, verdict: str) -> None:
+    """The set-ups that exceed the limit have the lower latency."""
+
+    def cost(setup: Setup) -> float:
+        return 2.0 if setup.two_pools is within_limit else 1.0
+
+    result = conclusion(cost, Goal("session", (("ttft-p95", 0.7),)))
+    assert result.choice.two_pools is within_limit
+    assert result.verdict() == verdict
 
 
 def test_alternatives_are_reported_with_their_loss() -> None:

@@ -74,25 +74,34 @@ class Calibration:
     def verdict(self) -> str:
         """A sentence on whether two pools are worthwhile."""
         name = OBJECTIVE_NAMES[self.goal.objective]
+        where = "for this workload and load"
         single = self._best(two_pools=False)
         mixed = self._best(two_pools=True)
         if single is None or mixed is None:
             return "Two pools were not compared, because they need two engines."
         if mixed.setup != self.choice:
+            if self._exceeds_limits(mixed):
+                return f"Two pools are not worthwhile {where}: no set-up of two pools meets the limits."
             opinion = "gain nothing" if mixed.loss < FLAT else "are not worthwhile"
             return (
-                f"Two pools {opinion} for this workload and load: with the best set-up of two pools, {mixed.setup}, "
-                f"the {name} is {_percent(mixed.loss)} than with {self.choice.fleet}."
+                f"Two pools {opinion} {where}: compared with {self.choice.fleet}, the {name} of "
+                f"the best set-up of two pools, {mixed.setup}, is {_percent(mixed.loss)}."
             )
+        if self._exceeds_limits(single):
+            return f"Two pools are worthwhile {where}: no fleet with one pool meets the limits."
         if single.loss < FLAT:
             return (
-                f"Two pools gain little for this workload and load: with {single.setup.fleet}, which is simpler, "
+                f"Two pools gain little {where}: with {single.setup.fleet}, which is simpler, "
                 f"the {name} is {_percent(single.loss)}."
             )
         return (
-            f"Two pools are worthwhile for this workload and load: with {single.setup.fleet}, the better of "
+            f"Two pools are worthwhile {where}: with {single.setup.fleet}, the better of "
             f"the fleets with one pool, the {name} is {_percent(single.loss)}."
         )
+
+    def _exceeds_limits(self, other: Alternative) -> bool:
+        """Whether another set-up does not meet the limits, although the choice does."""
+        return self.excess == 0 and self.goal.excess(other.figures) > 0
 
     def _best(self, *, two_pools: bool) -> Alternative | None:
         """The best set-up of this kind, the choice included."""
@@ -166,4 +175,5 @@ def _reach(family: Sequence[tuple[int, float]], limit: float) -> int:
 
 
 def _percent(loss: float) -> str:
-    return f"{abs(loss):.1%} {'higher' if loss >= 0 else 'lower'}"
+    share = f"{abs(loss):.1%}"
+    return "the same" if share == "0.0%" else f"{share} {'higher' if loss > 0 else 'lower'}"
