@@ -1,5 +1,6 @@
 """The admin port: the entries that a peer may write to the mirror, and the token that protects sessions."""
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -107,7 +108,7 @@ async def test_sessions_are_protected_by_the_token(runtime: Runtime, sent: dict[
 async def test_peer_must_sign_the_whole_request_with_the_token(runtime: Runtime) -> None:
     runtime.admin_token = "token"
     body = json.dumps({RECORD_KEY: RECORD}).encode()
-    signed = {"Authorization": SignedRequest("token", "PUT", PATH, body).authorization}
+    signed = {"Authorization": SignedRequest.of("token", "PUT", PATH, body).authorization}
     async with TestServer(admin_app(runtime)) as server, aiohttp.ClientSession() as client:
 
         async def status(method: str, data: bytes, headers: dict[str, str]) -> int:
@@ -116,11 +117,29 @@ async def test_peer_must_sign_the_whole_request_with_the_token(runtime: Runtime)
 
         assert await status("DELETE", body, signed) == 401
         assert await status("PUT", body + b" ", signed) == 401
-        for authorization in ("DPS-Peer", "DPS-Peer a", "DPS-Peer a b c", "DPS-Peer a \xe9"):
+        for authorization in (
+            "DPS-Peer",
+            "DPS-Peer a",
+            "DPS-Peer a b c",
+            "DPS-Peer a b c d",
+            "DPS-Peer a \xe9",
+        ):
             assert await status("PUT", body, {"Authorization": authorization}) == 401
         assert len(runtime.mirror) == 0
         assert await status("PUT", body, signed) == 204
         assert runtime.mirror.get(RECORD_KEY) == RECORD.encode()
+
+
+async def test_unsigned_request_is_refused_before_its_body_arrives(runtime: Runtime) -> None:
+    runtime.admin_token = "token"
+    signed = SignedRequest.of("other", "PUT", PATH, b"[]").authorization
+    async with TestServer(admin_app(runtime)) as server:
+        for header in ("", f"Authorization: {signed}\r\n"):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(f"PUT {PATH} HTTP/1.1\r\nHost: x\r\n{header}Content-Length: 2\r\n\r\n".encode())
+            async with asyncio.timeout(5):
+                assert b" 401 " in await reader.readline()
+            writer.close()
 
 
 def own_address() -> str:

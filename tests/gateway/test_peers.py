@@ -131,7 +131,7 @@ async def test_process_at_the_address_of_a_peer_neither_receives_the_token_nor_c
     peers.set_endpoints([peer.url])
     peers.set_token("token")
     peer.body = json.dumps(VALID).encode()
-    overheard = SignedRequest("token", "POST", "/mirror", json.dumps(list(VALUES)).encode())
+    overheard = SignedRequest.of("token", "POST", "/mirror", json.dumps(list(VALUES)).encode())
     for signature in ({}, {SIGNATURE: "0" * 64}, {SIGNATURE: overheard.answer_signature(peer.body)}):
         peer.headers = signature
         assert await peers.values(list(VALUES)) == [{}]

@@ -40,8 +40,8 @@ def for_peers(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Hand
         if token is None:
             return await _if_local(request, handler)
         authorization = request.headers.get("Authorization", "")
-        signed = signed_request(token, authorization, request.method, request.path, await request.read())
-        if signed is None:
+        signed = signed_request(token, authorization, request.method, request.path)
+        if signed is None or not signed.contains(await request.read()):
             return _unauthorized("only replicas with the token in listen.adminTokenFile may use this")
         response = await handler(request)
         content = response.body

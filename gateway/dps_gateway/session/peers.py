@@ -190,7 +190,7 @@ def _signed(token: str | None, method: str, body: bytes) -> tuple[SignedRequest 
     """The request as signed with the token, and its headers. Without a token, it is not signed."""
     if token is None:
         return None, {}
-    signed = SignedRequest(token, method, PATH, body)
+    signed = SignedRequest.of(token, method, PATH, body)
     return signed, {"Authorization": signed.authorization}
 
 
