@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -71,14 +71,20 @@ class Fleet:
             played += await self.play(sessions(f"{salt} {len(played)}", persistent=True))
         return played
 
-    async def recover(self, fault: str, played: Sequence[Session], error_events: int = 0) -> None:
-        """Play sessions until the pools share pages, and print a row of the table in docs/faults.md.
+    async def recover(
+        self,
+        fault: str,
+        played: Sequence[Session],
+        error_events: int = 0,
+        kinds: Callable[[str], Sequence[Session]] = fewer_sessions,
+    ) -> None:
+        """Play sessions of these kinds until the pools share pages, and print a row of the table in docs/faults.md.
 
         played: the sessions during the fault. error_events: streams that ended with one. Fails if a request fails or
         an answer is wrong in any round.
         """
         for attempt in range(ATTEMPTS):
-            after = fewer_sessions(f"after {fault} {attempt}")
+            after = kinds(f"after {fault} {attempt}")
             await play(after, self.gateway, self.engines)
             check_answers(after, self.unmoved)
             if lacking(after, self.unmoved) <= PAGE_TOKENS + FETCH_THRESHOLD:
@@ -159,11 +165,8 @@ async def running(node: Cluster, kube: Kube, folder: Path, pair: Pair) -> AsyncI
 
 
 def _delete(kube: Kube) -> None:
-    """Delete the DPSRouter, and wait until the memory of its pods is free. No request is left that they could drain."""
+    """Delete the DPSRouter, and wait until the memory of its pods is free."""
     kube.kubectl("delete", "dpsrouter", ROUTER)
-    kube.kubectl(
-        "delete", "pod", "--selector", PODS, "--grace-period=1", "--ignore-not-found", "--wait=false"
-    )
     kube.kubectl("wait", "--for=delete", "pod", "--selector", PODS, "--timeout=100s")
 
 

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
@@ -24,9 +25,10 @@ from e2e.node import halting, sglang_router, storage_faults
 from e2e.node.containers import kill
 from e2e.node.mounts import LOAD_SECONDS
 from e2e.node.sessions import alternating, turns
-from e2e.node.sglang_fleet import QUESTIONS, Fleet, running
+from e2e.node.sglang_fleet import ATTEMPTS, QUESTIONS, Fleet, running
 from e2e.node.sglang_router import PORT, ROUTER, Pair
 from e2e.node.streams import LongStream
+from e2e.prefix_cache.acceptance import Urls, after_a_fetch, are_fetched, check_accepted
 from e2e.prefix_cache.alternation import (
     LONG,
     SHORT,
@@ -71,7 +73,16 @@ async def test_turns_are_routed_to_engines_started_by_the_operator(fleet: Fleet)
 async def test_pools_share_pages(fleet: Fleet) -> None:
     played = await fleet.play(sessions("undisturbed"))
     assert cached_share(played, fleet.unmoved) >= UNDISTURBED
-    await fleet.recover("none", played)
+    await fleet.recover("none", played, kinds=sessions)
+
+
+async def test_acceptance_after_a_fetch_equals_that_of_a_cold_engine(fleet: Fleet) -> None:
+    urls = Urls(fleet.gateway, fleet.engines["greedy"], fleet.engines["speculative"])
+    for attempt in range(ATTEMPTS):
+        fetched, cold = await after_a_fetch(urls, fleet.pair.algorithm, PAGE_TOKENS, salt=str(attempt))
+        if are_fetched(fetched, PAGE_TOKENS):
+            break
+    check_accepted(fetched, cold, PAGE_TOKENS)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -68,6 +68,11 @@ async def after_a_fetch(
     )
 
 
+def are_fetched(answers: Sequence[Answer], page_tokens: int) -> bool:
+    """Whether exactly the complete pages of each prefix were cached."""
+    return _cached(answers) == [_in_pages(page_tokens)] * PROMPTS
+
+
 def check_accepted(
     fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int, *, more_cached: bool = False
 ) -> None:
@@ -85,7 +90,7 @@ def check_accepted(
 def check_fewer_accepted(fetched: Sequence[Answer], cold: Sequence[Answer], page_tokens: int) -> None:
     """Assert that the prefixes were fetched, and that fewer drafts were accepted than without cached tokens."""
     assert _cached(cold) == [0] * PROMPTS
-    assert _cached(fetched) == [_in_pages(page_tokens)] * PROMPTS
+    assert are_fetched(fetched, page_tokens)
     assert [tokens for tokens, _ in _accepted(fetched)] == [tokens for tokens, _ in _accepted(cold)]
     assert sum(steps for _, steps in _accepted(fetched)) > sum(steps for _, steps in _accepted(cold))
 
