@@ -165,8 +165,11 @@ async def running(node: Cluster, kube: Kube, folder: Path, pair: Pair) -> AsyncI
 
 
 def _delete(kube: Kube) -> None:
-    """Delete the DPSRouter, and wait until the memory of its pods is free."""
+    """Delete the DPSRouter, and wait until the memory of its pods is free. No request is left that they could drain."""
     kube.kubectl("delete", "dpsrouter", ROUTER)
+    kube.kubectl(
+        "delete", "pod", "--selector", PODS, "--grace-period=1", "--ignore-not-found", "--wait=false"
+    )
     kube.kubectl("wait", "--for=delete", "pod", "--selector", PODS, "--timeout=100s")
 
 
