@@ -14,6 +14,7 @@ from dps_operator.prefix_cache.engines import engine_sample
 from dps_sglang.metrics import PAGES
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
+from dps_testkit.waiting import wait_until
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.alternation import (
     answers,
@@ -167,17 +168,6 @@ async def test_engines_report_the_outcomes_of_pages_and_the_bandwidth_at_start(
     assert "dps prefix cache: the storage reads" in server.child.log.read_text()
 
 
-async def failed_pages(shared: Shared) -> float:
-    """The pages that engines could not read or write."""
-    return sum(
-        [
-            await metric(server.url, f"{PAGES}_total", outcome=outcome)
-            for server in shared.servers.values()
-            for outcome in ("read_error", "write_error")
-        ]
-    )
-
-
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:
     """Both are killed while requests are served, which the engines count. Afterwards, pages are shared again."""
     moved = sessions("faulty")
@@ -193,7 +183,17 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
             if fault is not None:
                 fault()
             await turn
-    assert await failed_pages(shared) > 0
+
+    async def failed() -> bool:
+        """An attempt to reach the master may take time."""
+        pages = [
+            await metric(server.url, f"{PAGES}_total", outcome=outcome)
+            for server in shared.servers.values()
+            for outcome in ("read_error", "write_error")
+        ]
+        return sum(pages) > 0
+
+    await wait_until(failed, "an engine has counted pages that it could not read or write")
     await shared.master.restart(capacity)
 
     check_answers(moved, shared.unmoved)
