@@ -326,6 +326,8 @@ def test_a_fleet_is_parsed_into_the_number_of_engines_per_kind() -> None:
         ("greedy", "the number of engines must be a whole number"),
         ("greedy=-1", "the number of engines must be a whole number"),
         ("greedy=1,greedy=2", "greedy occurs twice"),
+        ("speculative=600,greedy=401", "a fleet may have at most 1000 engines"),
+        pytest.param(f"greedy={'9' * 5000}", "a whole number from 0 to 1000", id="number of 5,000 digits"),
         ("greedy=0,speculative=0", "the fleet has no engine"),
     ],
 )

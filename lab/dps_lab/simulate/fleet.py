@@ -1,5 +1,6 @@
 """A simulated fleet: which engines there are, which GPUs they run on, and which caches they share."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -75,6 +76,9 @@ ADAPTIVE: Final = "adaptive"
 
 KINDS: Final = "speculative=N,greedy=M,adaptive=K"
 
+MAX_ENGINES: Final = 1000
+"""More would take minutes to create, and are most likely a mistake."""
+
 
 def parse_fleet(text: str) -> tuple[dict[Pool, int], int]:
     """The number of engines of each pool, and how many of the speculative ones adapt. Raises FleetError.
@@ -88,9 +92,13 @@ def parse_fleet(text: str) -> tuple[dict[Pool, int], int]:
             raise FleetError(f"'{name}' is not a kind of engine; write {KINDS}")
         if name in counts:
             raise FleetError(f"{name} occurs twice; write {KINDS}")
-        if not (count.isascii() and count.isdigit()):
-            raise FleetError(f"{name}={count}: the number of engines must be a whole number, at least 0")
+        if re.fullmatch("[0-9]{1,4}", count) is None:
+            raise FleetError(
+                f"{name}={count[:9]}: the number of engines must be a whole number from 0 to {MAX_ENGINES}"
+            )
         counts[name] = int(count)
+    if sum(counts.values()) > MAX_ENGINES:
+        raise FleetError(f"a fleet may have at most {MAX_ENGINES} engines")
     if not any(counts.values()):
         raise FleetError(f"the fleet has no engine; write {KINDS} with N + M + K above 0")
     adaptive = counts.get(ADAPTIVE, 0)
