@@ -1,5 +1,6 @@
 """Gateways with the objects that the API server holds for DPSRouters with an external session store."""
 
+import asyncio
 from pathlib import Path
 from typing import Final, Literal
 
@@ -83,20 +84,22 @@ async def test_routers_that_share_a_store_keep_separate_sessions_when_its_passwo
         store = await set_password(server, "old")
         kube.apply(store_secret(store), *(router(name, **store.spec) for name in ROUTERS))
         for name in ROUTERS:
-            kube.until(name, Ready="True", SessionStoreReady="External")
+            kube.until(name, SpecValid="Accepted", SessionStoreReady="External")
         pods = {name: gateway_pod(kube, name) for name in ROUTERS}
         speculative, greedy = await processes.start_engines("speculative", "greedy")
         engines = {"speculative": speculative, "greedy": greedy}
-        gateways = {name: await pod.start(processes, tmp_path / name, engines) for name, pod in pods.items()}
+        started = [pod.start(processes, tmp_path / name, engines) for name, pod in pods.items()]
+        gateways = dict(zip(pods, await asyncio.gather(*started), strict=True))
         for turn, history in ((1, "new"), (2, "grown")):
             for gateway in gateways.values():
                 assert await histories(gateway, turn) == [(history, "redis")] * len(RECOGNISED_BY)
 
         kube.apply(store_secret(await set_password(server, "new", "old")))
-        for name, gateway in gateways.items():
+        for name in ROUTERS:
             changed = gateway_pod(kube, name)
             assert changed.deployment["spec"] == pods[name].deployment["spec"], "no restart"
             mount(changed, tmp_path / name)
+        for gateway in gateways.values():
 
             async def reloaded(gateway: Gateway = gateway) -> bool:
                 return await gateway.metric("dps_config_reloads_total", outcome="applied") == 1
