@@ -2,10 +2,12 @@
 
 They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
 STANDALONE with pages of 64 tokens in a directory is tested in test_sglang_pods.py, and NGRAM with Mooncake in
-e2e/prefix_cache/test_mooncake.py.
+e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the disk is also full, and what the engines find
+of each prompt is compared with the recording that is the contract of the emulated engine.
 """
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,11 +16,15 @@ from dps_engines.launch import Algorithm
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
+from dps_testkit.engine_contract import storage as contract
+from dps_testkit.engine_contract.storage import Step
+from e2e.node import storage_faults
 from e2e.node.sglang_fleet import Fleet, running
 from e2e.node.sglang_router import WAIT_FOR_FETCHES, Pair
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
-from e2e.prefix_cache.alternation import check, sessions
+from e2e.prefix_cache.alternation import check, fewer_sessions, sessions
+from e2e.prefix_cache.contract import answer_when_stored, check_recorded
 from e2e.prefix_cache.sessions import play
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -31,8 +37,9 @@ def _in_directory(algorithm: Algorithm, page_tokens: int) -> Pair:
     return Pair(algorithm, page_tokens, ("--page-size", str(page_tokens), *WAIT_FOR_FETCHES))
 
 
+NGRAM = _in_directory("Ngram", PAGE_TOKENS)
 PAIRS = [
-    _in_directory("Ngram", PAGE_TOKENS),
+    NGRAM,
     _in_directory("Standalone", 1),
     _in_directory("Ngram", 1),
     pytest.param(Pair("Standalone", flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE),
@@ -60,3 +67,24 @@ async def test_acceptance_after_a_fetch_equals_that_of_a_cold_engine(fleet: Flee
     fetched, cold = await after_a_fetch(urls, fleet.pair.algorithm, fleet.pair.page_tokens)
 
     check_accepted(fetched, cold, fleet.pair.page_tokens)
+
+
+@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+async def test_engines_find_of_each_prompt_what_was_recorded(fleet: Fleet) -> None:
+    page_tokens = fleet.pair.page_tokens
+
+    async def request(step: Step) -> dict[str, Any]:
+        return await answer_when_stored(fleet.engines[step.engine], step, page_tokens)
+
+    check_recorded(await contract.play(request), fleet.pair.algorithm, page_tokens)
+
+
+@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+async def test_full_disk_causes_no_wrong_answer(fleet: Fleet) -> None:
+    fault = "disk full, with NGRAM"
+    before = await fleet.pages_by_outcome()
+    with storage_faults.full(fleet.pages):
+        played = await fleet.play(fewer_sessions(fault))
+
+    await fleet.recover(fault, played)
+    assert (await fleet.pages_by_outcome() - before)["evicted"] > 0

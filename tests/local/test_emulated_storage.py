@@ -33,7 +33,7 @@ from dps_testkit.engine_contract.storage import (
 Client = TestClient[Any, Any]
 Start = Callable[..., Awaitable[Client]]
 
-RECORDED = [("STANDALONE", 64)]
+RECORDED = [("STANDALONE", 64), ("NGRAM", 64)]
 """The algorithms and the page sizes of which there are recordings."""
 PROMPT = list(range(2000))
 LONGER = list(range(3000))
