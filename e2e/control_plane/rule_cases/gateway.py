@@ -27,6 +27,10 @@ REFUSED: Refused = {
         {"gateway": {"limits": {"maxInFlightPerReplica": 0}}},
         "should be greater than or equal to 1",
     ),
+    "fewer connections than workers": (
+        {"gateway": {"limits": {"maxConnections": 1}, "workers": 2}},
+        "gateway.limits.maxConnections must be at least gateway.workers",
+    ),
     "timeout of the session store of zero": (
         {"sessionStore": {"timeoutSeconds": 0}},
         "sessionStore.timeoutSeconds must be greater than 0",
@@ -50,7 +54,7 @@ ACCEPTED: Accepted = {
     "timeout of the session store": {"sessionStore": {"timeoutSeconds": 1}},
     "gateway limits and timeouts": {
         "gateway": {
-            "limits": {"maxQueued": 0},
+            "limits": {"maxQueued": 0, "maxConnections": 2},
             "timeouts": {"queueSeconds": 2.5, "totalSeconds": 60},
             "workers": 2,
             "drainSeconds": 30,

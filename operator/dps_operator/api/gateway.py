@@ -78,7 +78,10 @@ class GatewayLimits(APIObject):
         description="Maximum number of requests that wait in one gateway pod for a free engine of either pool.",
     )
     max_connections: int | None = Field(
-        default=None, ge=1, le=1000000, description="Maximum number of client connections to one gateway pod."
+        default=None,
+        ge=1,
+        le=1000000,
+        description="Maximum number of client connections to one gateway pod; at least the number of workers.",
     )
 
 
@@ -251,10 +254,17 @@ class GatewayHTTPRoute(APIObject):
     )
 
 
+CONNECTIONS_OF_WORKERS = (
+    "!has(self.limits) || !has(self.limits.maxConnections) || !has(self.workers)"
+    " || self.limits.maxConnections >= self.workers",
+    "gateway.limits.maxConnections must be at least gateway.workers, which divide it",
+)
+
+
 class Gateway(APIObject):
     """The gateway pods and how clients reach them."""
 
-    model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING))
+    model_config = ConfigDict(json_schema_extra=rules(REPLICAS_OR_AUTOSCALING, CONNECTIONS_OF_WORKERS))
 
     replicas: int | None = Field(
         default=None,
