@@ -10,7 +10,7 @@ a length differs or the header is missing.
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,6 +22,9 @@ from e2e.real_sglang.lengths import reported_prompt_tokens
 from e2e.real_sglang.prompts import CHAT, MODEL, PromptCase, continuations, prompt_cases
 
 HEADER = "x-dps-prompt-tokens"
+CORRECT = {"equal", "rejected"}
+"""The verdicts that are no errors."""
+CONCURRENT_REQUESTS = 16
 BFCL_SESSIONS = 12
 """Three to four turns each, about forty in total."""
 
@@ -58,26 +61,34 @@ def bfcl_cases() -> Iterator[PromptCase]:
                 yield PromptCase(f"bfcl ({answers}): {session.id} turn {number}", CHAT, body)
 
 
-async def check(session: aiohttp.ClientSession, case: PromptCase) -> Check:
-    """Send one request and read both lengths."""
-    async with session.post(case.path, json=case.body) as answer:
-        body = await answer.read()
+async def check(session: aiohttp.ClientSession, case: PromptCase, model: str | None = None) -> Check:
+    """Send one request and read both lengths. `model` replaces the name of the model."""
+    body = dict(case.body) if model is None else {**case.body, "model": model}
+    async with session.post(case.path, json=body) as answer:
+        content = await answer.read()
     header = answer.headers.get(HEADER)
-    engine = reported_prompt_tokens(body, continuations(case.body)) if answer.status == 200 else None
+    engine = reported_prompt_tokens(content, continuations(body)) if answer.status == 200 else None
     return Check(case.name, answer.status, None if header is None else int(header), engine)
+
+
+async def check_all(url: str, cases: Iterable[PromptCase], model: str | None = None) -> list[Check]:
+    """Send the requests to the gateway at `url`, several at the same time. `model` is described at `check`."""
+    connector = aiohttp.TCPConnector(limit=CONCURRENT_REQUESTS)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
+        return await asyncio.gather(*(check(session, case, model) for case in cases))
 
 
 async def main(url: str) -> int:
     """Check every request against the gateway at `url`; returns the exit status."""
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
-        checks = [await check(session, case) for case in (*prompt_cases(), *bfcl_cases())]
+    checks = await check_all(url, (*prompt_cases(), *bfcl_cases()))
     for result in checks:
         print(
             f"{result.verdict:10} gateway {result.gateway or '-':>6} engine {result.engine or '-':>6}  {result.name}"
         )
     verdicts = Counter(result.verdict for result in checks)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
-    return 0 if verdicts.keys() <= {"equal", "rejected"} else 1
+    return 0 if verdicts.keys() <= CORRECT else 1
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,11 +27,15 @@ from dps_gateway.pool import Pool
 from dps_lab.calibrate.live import measure_engines
 from dps_lab.calibrate.measure import Plan
 from dps_local.processes import free_ports
+from dps_testkit.api_checkers import COMPATCANARY, FORMATS, comply, scan
 from dps_testkit.http import metric
 from e2e.prefix_cache import hicache
 from e2e.prefix_cache.sessions import stored_tokens, until_stored
 from e2e.real_sglang.chat_turns import Turn, send
+from e2e.real_sglang.check_lengths import CORRECT, check_all
 from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
+from e2e.real_sglang.prompts import prompt_cases
+from e2e.real_sglang.short_answers import short_answers
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
@@ -60,6 +66,10 @@ class Up:
         found = re.search(rf"\b{label}:? ((?:http|/)[^\s)]+)", self.output.read_text())
         assert found is not None, self.output.read_text()
         return found[1]
+
+    def server(self, label: str) -> str:
+        """The base URL of a server, without /v1."""
+        return self.printed(label).removesuffix("/v1")
 
     def folder_exists(self) -> bool:
         """Whether the folder that `dps up` created still exists."""
@@ -195,7 +205,7 @@ async def test_only_the_speculative_engine_verifies_drafts(up: Up) -> None:
 async def test_anthropic_conversation_grows_by_the_tokens_that_sglang_counts(up: Up) -> None:
     conversation: list[MessageParam] = [{"role": "user", "content": LONG}]
     headers, lengths = [], []
-    async with AsyncAnthropic(base_url=up.printed("gateway").removesuffix("/v1"), api_key="none") as client:
+    async with AsyncAnthropic(base_url=up.server("gateway"), api_key="none") as client:
         for question in (SHORT, LONG):
             async with client.messages.stream(
                 model="default", messages=conversation, system="Be terse.", max_tokens=ANSWER_TOKENS
@@ -294,6 +304,38 @@ async def test_turns_of_an_agent_grow_by_the_tokens_that_sglang_counts(up: Up, t
         (item["x-dps-history"], int(item["x-dps-prompt-tokens"]), int(item["x-dps-delta-tokens"]))
         for item in headers
     ] == [("new", lengths[0], lengths[0]), ("grown", lengths[1], lengths[1] - lengths[0])]
+
+
+async def test_prompt_lengths_of_every_kind_of_request_equal_those_of_sglang(up: Up) -> None:
+    checks = await check_all(up.server("gateway"), prompt_cases(), str(tiny_model()))
+    assert [each for each in checks if each.verdict not in CORRECT] == []
+    assert Counter(each.verdict for each in checks)["equal"] > 250
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_llm_comply_fails_no_check_only_because_of_the_gateway(up: Up, form: str) -> None:
+    results = []
+    for name in ("greedy engine", "gateway"):
+        async with short_answers(up.server(name)) as url:
+            results.append(await comply(url, str(tiny_model()), form))
+    direct, routed = results
+    passed = {name for name, status in direct.items() if status == "passed"}
+    assert passed
+    assert {name for name in passed if routed[name] != "passed"} == set()
+
+
+@pytest.mark.skipif(shutil.which("npx") is None, reason="npx is needed to run CompatCanary")
+async def test_compatcanary_fails_no_check_only_because_of_the_gateway(up: Up, tmp_path: Path) -> None:
+    results = []
+    for name in ("greedy engine", "gateway"):
+        async with short_answers(up.server(name)) as url:
+            results.append(await scan(url, str(tiny_model()), tmp_path))
+    direct, routed = results
+    if direct is None or routed is None:
+        pytest.skip(f"npx cannot run {COMPATCANARY}")
+    passed = {name for name, status in direct.items() if status == "PASS"}
+    assert passed
+    assert {name for name in passed if routed[name] == "FAIL"} == set()
 
 
 async def test_calibration_measures_both_engines(up: Up) -> None:
