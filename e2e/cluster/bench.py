@@ -1,15 +1,17 @@
 """Benchmark one operator with many DPSRouters: python -m e2e.cluster.bench [COUNT].
 
 Prints the time until all children exist and all DPSRouters are ready, the operator's memory and CPU time, API calls per
-DPSRouter, the CPU time of the next full listing, which reconciles every DPSRouter, and the API writes and CPU use of
-the idle operator in the minute after it.
+DPSRouter, the CPU time of the next full listing, which reconciles every DPSRouter, the peak memory including it, and
+the API writes and CPU use of the idle operator in the minute after it.
 """
 
+import os
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from dps_operator.kinds import CHILDREN
@@ -25,6 +27,7 @@ IDLE_SECONDS = 60
 LIMIT_SECONDS = 1800
 LISTING_SECONDS = 600
 """The operator's default interval of full listings."""
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 KINDS = len(CHILDREN)
 """More calls than the operator makes between listings, to check for kinds that are not installed."""
 BATCH = 100
@@ -41,12 +44,22 @@ def calls(operator: Operator) -> Counter[str]:
     return found
 
 
-def resource_usage(operator: Operator) -> tuple[float, float]:
-    """Resident memory in MiB and CPU time in seconds of the operator process."""
-    status = Path(f"/proc/{operator.pid}/status").read_text()
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    fields = Path(f"/proc/{operator.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(resident.group(1)) / 1024 if resident else 0.0, (int(fields[11]) + int(fields[12])) / 100
+@dataclass(frozen=True)
+class Usage:
+    """Resident memory in MiB, now and at most so far, and CPU time in seconds of the operator process."""
+
+    memory: float
+    peak_memory: float
+    cpu: float
+
+    @classmethod
+    def of(cls, operator: Operator) -> "Usage":
+        """What the process uses now."""
+        status = Path(f"/proc/{operator.pid}/status").read_text()
+        kilobytes = {name: int(size) for name, size in re.findall(r"(Vm\w+):\s+(\d+) kB", status)}
+        fields = Path(f"/proc/{operator.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return cls(kilobytes["VmRSS"] / 1024, kilobytes["VmHWM"] / 1024, ticks / TICKS_PER_SECOND)
 
 
 def count(kube: Kube, path: str, expected: str) -> int:
@@ -88,21 +101,21 @@ def _measure(operator: Operator, kube: Kube, routers: int) -> None:
     print(f"  all are ready                {reached(ready, 'True'):8.1f}")
     reached(settled, "Settled")
     eventually(lambda: _idle(operator), 120)
-    before, (memory, cpu) = calls(operator), resource_usage(operator)
-    print(f"  operator memory, MiB         {memory:8.0f}")
-    print(f"  operator CPU time, s         {cpu:8.1f}")
+    before, settled_usage = calls(operator), Usage.of(operator)
+    print(f"  operator memory, MiB         {settled_usage.memory:8.0f}")
+    print(f"  operator CPU time, s         {settled_usage.cpu:8.1f}")
     for verb, number in sorted(before.items()):
         print(f"  {verb:<6} calls per DPSRouter    {number / routers:8.1f}")
     eventually(lambda: _listing(operator, before), LISTING_SECONDS + 60)
     eventually(lambda: _idle(operator), 120)
-    listed = resource_usage(operator)[1]
-    print(f"  CPU time of a listing, s     {listed - cpu:8.1f}")
+    listed = Usage.of(operator)
+    print(f"  CPU time of a listing, s     {listed.cpu - settled_usage.cpu:8.1f}")
+    print(f"  peak memory so far, MiB      {listed.peak_memory:8.0f}")
     time.sleep(IDLE_SECONDS)
     written = sum(number for verb, number in (calls(operator) - before).items() if verb != "GET")
     print(f"  writes when settled          {written:8}")
-    print(
-        f"  CPU when idle, percent       {(resource_usage(operator)[1] - listed) / IDLE_SECONDS * 100:8.1f}"
-    )
+    idle = Usage.of(operator).cpu - listed.cpu
+    print(f"  CPU when idle, percent       {idle / IDLE_SECONDS * 100:8.1f}")
 
 
 def _idle(operator: Operator) -> None:
