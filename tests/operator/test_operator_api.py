@@ -25,6 +25,12 @@ SPEC = dict(fields(object_schema()["properties"]["spec"]))
 STATUS = dict(fields(object_schema()["properties"]["status"]))
 
 
+def test_api_server_adds_no_field_to_a_status_that_the_operator_has_not_written() -> None:
+    """Otherwise the status would always differ from the operator's, which would write it in every reconcile."""
+    written = {".gpuBudget.rule"}
+    assert {path for path, schema in STATUS.items() if "default" in schema} == written
+
+
 def test_every_field_has_a_description_and_a_type() -> None:
     for path, field in {**SPEC, **STATUS}.items():
         assert field.get("description"), path

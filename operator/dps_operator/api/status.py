@@ -74,8 +74,8 @@ class PoolStatus(APIObject):
         default=None,
         description="True if the pool keeps the pod template of another operator release; see engine.upgradePolicy.",
     )
-    revisions: list[PoolRevision] = Field(
-        default=[],
+    revisions: list[PoolRevision] | None = Field(
+        default=None,
         max_length=REVISIONS,
         description="The pod template in use, followed by the previous ones, newest first.",
     )
@@ -198,8 +198,8 @@ class Status(APIObject):
     gpu_budget: GPUBudgetStatus | None = Field(
         default=None, description="How the pools share spec.gpuBudget; unset without one."
     )
-    models: list[ModelSize] = Field(
-        default=[],
+    models: list[ModelSize] | None = Field(
+        default=None,
         max_length=2,
         description="Models whose sizes the operator has read, to compute the memory of the engines.",
     )

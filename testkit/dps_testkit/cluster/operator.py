@@ -52,9 +52,17 @@ class Operator:
 
     def writes(self) -> int:
         """The number of write calls to the API server so far."""
+        return self._sum("dps_operator_api_requests_total", 'verb="GET"')
+
+    def reconciles(self) -> int:
+        """The number of reconciles that have ended so far."""
+        return self._sum("dps_operator_reconcile_total")
+
+    def _sum(self, counter: str, without: str = "\n") -> int:
+        """The sum of a counter's series, except those that contain `without`."""
         lines = self.get("/metrics").splitlines()
-        counted = [line for line in lines if line.startswith("dps_operator_api_requests_total{")]
-        return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted if 'verb="GET"' not in line)
+        counted = [line for line in lines if line.startswith(f"{counter}{{") and without not in line]
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in counted)
 
     def kill(self) -> None:
         """Send SIGKILL."""
