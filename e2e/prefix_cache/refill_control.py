@@ -1,8 +1,8 @@
 """An SGLang plugin that skips or halts refills by the draft model of a STANDALONE engine, on request.
 
 The environment variable REFILL_CONTROL names a folder. While it contains the file SKIP, draft models do not prefill
-what was fetched. While it contains the file HALT, a refill halts after its first chunk until the engine has been told
-to abort the request.
+what was fetched. While it contains the file HALT, a refill halts after its first chunk until the engine has
+received an abort of the request.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ METADATA = "Metadata-Version: 2.1\nName: refill-control\nVersion: 0\n"
 ENTRY_POINTS = "[sglang.srt.plugins]\nrefill_control = refill_control:register\n"
 SKIP, HALT = "skip", "halt"
 ABORTED, HALTED = ".aborted", ".halted"
-"""Suffixes of files that are named after a request: the engine was told to abort it, and its refill halted before."""
+"""Suffixes of files that are named after a request: the engine has received its abort; its refill has halted before."""
 ABORT = "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request"
 POLL_SECONDS = 0.01
 HALT_SECONDS = 60.0
@@ -65,7 +65,7 @@ async def leave_during_a_refill(folder: Path, answers: Awaitable[object]) -> lis
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sending
-        await wait_until(aborted, "the engine was told to abort the request")
+        await wait_until(aborted, "the engine has received the abort of the request")
     return _halted(folder)
 
 

@@ -142,7 +142,7 @@ async def test_acceptance_after_aborted_requests_equals_that_of_a_cold_server(sh
 async def test_acceptance_after_a_request_was_aborted_during_its_refill_equals_that_of_a_cold_server(
     shared: Shared,
 ) -> None:
-    """All processes halt between two chunks of the refill until the engine has been told that the client has left."""
+    """All processes halt between two chunks of the refill until the engine has received the abort."""
 
     async def refills(outcome: str) -> float:
         return await metric(shared.urls.speculative, f"{REFILLS}_total", outcome=outcome)

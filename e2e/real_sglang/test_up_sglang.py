@@ -6,10 +6,11 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -36,6 +37,8 @@ from e2e.real_sglang.check_lengths import CORRECT, check_all
 from e2e.real_sglang.local_sglang import PYTHON, install, tiny_model
 from e2e.real_sglang.prompts import prompt_cases
 from e2e.real_sglang.short_answers import short_answers
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
 
@@ -312,13 +315,18 @@ async def test_prompt_lengths_of_every_kind_of_request_equal_those_of_sglang(up:
     assert Counter(each.verdict for each in checks)["equal"] > 250
 
 
-@pytest.mark.parametrize("form", FORMATS)
-async def test_llm_comply_fails_no_check_only_because_of_the_gateway(up: Up, form: str) -> None:
+async def directly_and_routed(up: Up, check: Callable[[str], Awaitable[T]]) -> list[T]:
+    """The results of a check of the greedy engine and of the gateway. Their answers are short."""
     results = []
     for name in ("greedy engine", "gateway"):
         async with short_answers(up.server(name)) as url:
-            results.append(await comply(url, str(tiny_model()), form))
-    direct, routed = results
+            results.append(await check(url))
+    return results
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_llm_comply_fails_no_check_only_because_of_the_gateway(up: Up, form: str) -> None:
+    direct, routed = await directly_and_routed(up, lambda url: comply(url, str(tiny_model()), form))
     passed = {name for name, status in direct.items() if status == "passed"}
     assert passed
     assert {name for name in passed if routed[name] != "passed"} == set()
@@ -326,11 +334,7 @@ async def test_llm_comply_fails_no_check_only_because_of_the_gateway(up: Up, for
 
 @pytest.mark.skipif(shutil.which("npx") is None, reason="npx is needed to run CompatCanary")
 async def test_compatcanary_fails_no_check_only_because_of_the_gateway(up: Up, tmp_path: Path) -> None:
-    results = []
-    for name in ("greedy engine", "gateway"):
-        async with short_answers(up.server(name)) as url:
-            results.append(await scan(url, str(tiny_model()), tmp_path))
-    direct, routed = results
+    direct, routed = await directly_and_routed(up, lambda url: scan(url, str(tiny_model()), tmp_path))
     if direct is None or routed is None:
         pytest.skip(f"npx cannot run {COMPATCANARY}")
     passed = {name for name, status in direct.items() if status == "PASS"}

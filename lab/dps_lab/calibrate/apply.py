@@ -35,7 +35,7 @@ def apply(setup: Setup, path: Path) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise ConfigError if `routing` in a configuration file cannot be changed. The file stays as it is."""
+    """Raise ConfigError if `routing` in a configuration file cannot be changed. Does not modify the file."""
     with_routing(_valid(path), {"policy": "DeltaPrefill", "thresholdTokens": 128})
 
 

@@ -64,6 +64,21 @@ async def test_requests_of_a_key_per_minute_are_limited(gateway: InProcessGatewa
         assert 0 < int(response.headers["Retry-After"]) <= 90
 
 
+async def check_exhausted(gateway: InProcessGateway, headers: dict[str, str]) -> None:
+    """A further request of the key is refused."""
+    response, content = await gateway.post(json=chat(), headers=headers)
+    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def client_has_left(gateway: InProcessGateway) -> None:
+    """Wait until the gateway has noticed that a client has disconnected."""
+
+    async def noticed() -> bool:
+        return gateway.requests(499) == 1
+
+    await wait_until(noticed, "the gateway notices that the client has disconnected")
+
+
 @pytest.mark.parametrize("usage", [USAGE, None], ids=["reported", "not reported"])
 async def test_tokens_of_a_key_per_minute_are_limited(
     gateway: InProcessGateway, engine: ScriptedEngine, usage: dict[str, int] | None
@@ -72,8 +87,7 @@ async def test_tokens_of_a_key_per_minute_are_limited(
     engine.respond(body=json.dumps({"choices": [], "usage": usage}), content_type="application/json")
     headers = {"Authorization": "Bearer sk"}
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
-    response, content = await gateway.post(json=chat(), headers=headers)
-    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+    await check_exhausted(gateway, headers)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["complete", "streamed"])
@@ -97,13 +111,8 @@ async def test_prompt_of_an_abandoned_request_counts_for_its_key(
         assert (await abandoned)[0].status == 504
     else:
         abandoned.cancel()
-
-        async def noticed() -> bool:
-            return gateway.requests(499) == 1
-
-        await wait_until(noticed, "the gateway notices that the client has disconnected")
-    response, content = await gateway.post(json=chat(), headers=headers)
-    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+        await client_has_left(gateway)
+    await check_exhausted(gateway, headers)
 
 
 async def test_answer_that_the_client_does_not_read_to_its_end_counts_for_its_key(
@@ -124,10 +133,5 @@ async def test_answer_that_the_client_does_not_read_to_its_end_counts_for_its_ke
     async with gateway.client.post(gateway.url + CHAT, json=chat(stream=True), headers=headers) as stream:
         await stream.content.readexactly(len(CHUNK) * limit)
         stream.close()
-
-    async def noticed() -> bool:
-        return gateway.requests(499) == 1
-
-    await wait_until(noticed, "the gateway notices that the client has disconnected")
-    response, content = await gateway.post(json=chat(), headers=headers)
-    assert (response.status, json.loads(content)["error"]["code"]) == (429, "rate_limit_exceeded")
+    await client_has_left(gateway)
+    await check_exhausted(gateway, headers)
