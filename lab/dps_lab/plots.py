@@ -109,7 +109,7 @@ def _headline(rows: Sequence[tuple[Fleet, Summary]]) -> str:
         kind: ", ".join(fleet.name for fleet in fleets if fleet.caches == kind)
         for kind in dict.fromkeys(fleet.caches for fleet in fleets)
     }
-    return "Fastest on two GPUs: " + "; ".join(f"{names} ({kind})" for kind, names in caches.items())
+    return "Fastest on two engines: " + "; ".join(f"{names} ({kind})" for kind, names in caches.items())
 
 
 def _bars(
