@@ -9,19 +9,30 @@ from typing import Final
 from multidict import CIMultiDict
 
 from dps_gateway.api.call import Call
-from dps_gateway.api.errors import Suspended, TenantsNotSeparated
+from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
 from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
 from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.exchange import Answer, OutOfFiles, UpstreamBroken, UpstreamFailed
 from dps_gateway.upstream.replica import Replica
 from dps_gateway.upstream.retries import Retries
 from dps_gateway.upstream.unanswered import ReplicaLost
 
 ATTEMPTS_PER_POOL: Final = 3
+
+DISPATCH_ERRORS: Final = (
+    DeadlineExceeded,
+    OutOfFiles,
+    PoolEmpty,
+    PoolFull,
+    Suspended,
+    TenantsNotSeparated,
+    UpstreamFailed,
+)
+"""The exceptions of `Dispatch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +98,65 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
 
 
 async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
-    """Send the request to one replica after another until one begins to answer.
-
-    Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the other
-    pool. One deadline bounds all attempts together. Raises DeadlineExceeded if the client's time is over, Suspended if
-    the engines are stopped, else the last failure: PoolFull, PoolEmpty, TenantsNotSeparated or UpstreamFailed.
-    """
-    runtime = call.runtime
-    if runtime.config.routing.suspended:
-        raise _suspended()
-    if not runtime.pools[decision.pool].ready:
-        runtime.metrics.pool_unavailable.labels(decision.pool.value).inc()
-    total_seconds = runtime.upstream.timeouts.total_seconds
-    deadline = Deadline.of(total_seconds, call.timeout_seconds, time.perf_counter() - call.started)
-    if deadline.passed_for_client:
-        raise call.deadline_exceeded()
-    try:
-        return await _Dispatch(call, decision, outbound, deadline).run()
-    except (PoolEmpty, PoolFull, UpstreamFailed) as error:
-        if deadline.passed_for_client:
-            raise call.deadline_exceeded() from error
-        raise
+    """Send the request to one replica after another until one begins to answer. Raises as `Dispatch.first` does."""
+    return await Dispatch(call, decision, outbound).first()
 
 
-class _Dispatch:
-    """The attempts to have one request answered."""
+class Dispatch:
+    """The attempts to have one request answered. One deadline bounds all of them together."""
 
-    def __init__(self, call: Call, decision: Decision, outbound: Outbound, deadline: Deadline) -> None:
+    def __init__(self, call: Call, decision: Decision, outbound: Outbound) -> None:
         self._call = call
         self._runtime = call.runtime
         self._decision = decision
         self._outbound = outbound
-        self._deadline = deadline
+        total_seconds = self._runtime.upstream.timeouts.total_seconds
+        self._deadline = Deadline.of(total_seconds, call.timeout_seconds, time.perf_counter() - call.started)
         self._retries = Retries(call.runtime.retry_budget, streamed=outbound.streamed)
         self._attempts: Counter[Pool] = Counter()
         self._failure: Exception | None = None
         """The last failed attempt."""
 
-    async def run(self) -> Placed:
+    async def first(self) -> Placed:
+        """Send the request to one replica after another until one begins to answer.
+
+        Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
+        other pool. Raises DeadlineExceeded if the client's time is over, Suspended if the engines are stopped, else the
+        last failure: PoolFull, PoolEmpty, TenantsNotSeparated, OutOfFiles or UpstreamFailed.
+        """
+        if self._runtime.config.routing.suspended:
+            raise _suspended()
+        decided = self._decision.pool
+        if not self._runtime.pools[decided].ready:
+            self._runtime.metrics.pool_unavailable.labels(decided.value).inc()
+        return await self._next()
+
+    async def again(self, placed: Placed, error: UpstreamBroken) -> Placed:
+        """Send the request to another replica after one has begun to stream its answer, and failed.
+
+        Closes `placed`. Raises as `first` does; UpstreamFailed also if the request must not be sent again.
+        """
+        failure = error.as_failure()
+        placed.close()
+        if self._deadline.passed:
+            raise failure
+        self._record(placed.pool, placed.replica, failure)
+        if not self._retries.allowed_after_start(failure):
+            raise failure
+        return await self._next()
+
+    async def _next(self) -> Placed:
+        """The next answer. Raises as `first` does."""
+        if self._deadline.passed_for_client:
+            raise self._call.deadline_exceeded()
+        try:
+            return await self._try_replicas()
+        except (PoolEmpty, PoolFull, UpstreamFailed) as error:
+            if self._deadline.passed_for_client:
+                raise self._call.deadline_exceeded() from error
+            raise
+
+    async def _try_replicas(self) -> Placed:
         """Try one replica after another. Raises Suspended, PoolEmpty, PoolFull or UpstreamFailed."""
         while choices := self._choices():
             slot = await self._slot(choices)
@@ -224,7 +256,8 @@ class _Dispatch:
         try:
             answer, content = await self._send(pool, replica)
         except UpstreamFailed as error:
-            self._record_failure(pool, replica, error)
+            self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
+            self._record(pool, replica, error)
             pool.release(replica)
             if self._deadline.passed or not self._retries.allowed_after(error):
                 raise
@@ -246,9 +279,9 @@ class _Dispatch:
         tried = self._attempts[decided] > 0
         return Reason.FAILOVER if tried or not self._runtime.pools[decided].ready else Reason.OVERLOAD
 
-    def _record_failure(self, pool: EnginePool, replica: Replica, error: UpstreamFailed) -> None:
+    def _record(self, pool: EnginePool, replica: Replica, error: UpstreamFailed) -> None:
+        """Record a failed attempt for later attempts, and in the replica's state."""
         self._failure = error
-        self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
         down = self._retries.record(pool.name, replica.url, error)
         if self._deadline.passed_for_client:
             # The failure may be due to the client's short deadline, and not to the replica.

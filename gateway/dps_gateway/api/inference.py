@@ -1,12 +1,14 @@
 """Serving the routed endpoints: decide, dispatch to a replica, relay its answer."""
 
+from contextlib import closing
+
 from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from dps_gateway.api import spans
 from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, Handler, handler
-from dps_gateway.api.dispatch import Outbound, Placed, dispatch
+from dps_gateway.api.dispatch import Dispatch, Outbound
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.api.long_bodies import off_loop
 from dps_gateway.api.relay import Relay
@@ -52,17 +54,12 @@ async def _answer(routed: RoutedRequest) -> web.StreamResponse:
         salt_header=SALT_HEADER if SALT_HEADER in routed.headers and runtime.separates_tenants else None,
         replica=routed.stored.url if routed.stored is not None else None,
     )
-    placed: Placed | None = None
+    dispatch = Dispatch(call, routed.decision, outbound)
     try:
-        placed = await dispatch(call, routed.decision, outbound)
-        spans.describe_placement(
-            span, placed.replica.url, placed.pool.name, placed.reason, placed.answer.status
-        )
-        return await Relay(routed, placed, span, requested).run()
+        with closing(Relay(routed, dispatch, await dispatch.first(), span, requested)) as relay:
+            return await relay.run()
     except Exception as error:
         fail_span(span, error)
         raise
     finally:
-        if placed is not None:
-            placed.close()
         span.end()

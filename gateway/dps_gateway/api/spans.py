@@ -110,6 +110,11 @@ def describe_placement(span: Span, url: str, pool: Pool, reason: Reason, status:
         span.set_status(Status(StatusCode.ERROR))
 
 
+def describe_continuation(span: Span, failed: str, outcome: str) -> None:
+    """Record that the replica with the base URL `failed` broke off a stream, and whether another continued it."""
+    span.add_event("dps.continuation", {"dps.failed": urlsplit(failed).netloc, "dps.outcome": outcome})
+
+
 def describe_usage(
     span: Span, usage: Usage, first_chunk_seconds: float | None, sources: PromptSources | None
 ) -> None:

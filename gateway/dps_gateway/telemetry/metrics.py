@@ -135,6 +135,11 @@ class Metrics:
         self.upstream_failures = counter(
             "dps_upstream_failures", "Upstream attempts that failed, by kind", "pool", "kind"
         )
+        self.continuations = counter(
+            "dps_stream_continuations",
+            "Deterministic streams whose engine failed, by whether another engine continued them",
+            "outcome",
+        )
         self.state_degraded = self._plain_gauge(
             "dps_state_degraded", "1 while session state is not being written to Redis", "livemax"
         )

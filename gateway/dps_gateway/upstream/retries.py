@@ -92,6 +92,14 @@ class Retries:
             self._timed_out += 1
         return failure.kind in ("connect", "disconnect", "broken")
 
+    def allowed_after_start(self, failure: UpstreamFailed) -> bool:
+        """Whether a streaming request may be sent again after the failure recorded last, which ended its answer.
+
+        Unlike other retries, those after a closed connection are not limited by the retry budget: an engine that
+        crashes ends all its streams at once, and no longer generates them.
+        """
+        return len(self._fatal) < MAX_FATAL if failure.kind == "broken" else self.allowed_after(failure)
+
     def allowed_after(self, failure: UpstreamFailed) -> bool:
         """Whether the request may be sent again after the failure recorded last."""
         if failure.rejected:

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from dps_gateway.api.endpoints.route import Route, refuse_empty
 from dps_gateway.engine.openai import OPENAI_ANSWERS
+from dps_gateway.engine.stream_content import CHAT_STREAMS
 from dps_gateway.prompt.accounting import Accountant, Prompt
 
 
@@ -14,4 +15,4 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
     return [accountant.chat(body)]
 
 
-ROUTE: Final = Route("/v1/chat/completions", "chat", OPENAI_ANSWERS, _prompts)
+ROUTE: Final = Route("/v1/chat/completions", "chat", OPENAI_ANSWERS, _prompts, stream_content=CHAT_STREAMS)

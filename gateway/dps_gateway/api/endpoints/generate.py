@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from dps_gateway.api.endpoints.route import Route, text_prompts
 from dps_gateway.engine.sglang import GENERATE_ANSWERS
+from dps_gateway.engine.stream_content import GENERATE_STREAMS
 from dps_gateway.prompt.accounting import Accountant, Prompt
 
 
@@ -14,5 +15,10 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
 
 # In SGLang 0.5.8, /generate ignores cache_salt, but has extra_key, which separates caches as well.
 ROUTE: Final = Route(
-    "/generate", "text_completion", GENERATE_ANSWERS, _prompts, salted=("cache_salt", "extra_key")
+    "/generate",
+    "text_completion",
+    GENERATE_ANSWERS,
+    _prompts,
+    salted=("cache_salt", "extra_key"),
+    stream_content=GENERATE_STREAMS,
 )

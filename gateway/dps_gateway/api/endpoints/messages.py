@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from dps_gateway.api.endpoints.route import Route
 from dps_gateway.engine.anthropic import ANTHROPIC_ANSWERS
+from dps_gateway.engine.stream_content import MESSAGE_STREAMS
 from dps_gateway.prompt.accounting import Accountant, Prompt
 
 
@@ -12,4 +13,6 @@ def _prompts(accountant: Accountant, body: dict[str, Any]) -> list[Prompt]:
 
 
 # SGLang 0.5.23 has neither cache_salt nor extra_key in these requests.
-ROUTE: Final = Route("/v1/messages", "chat", ANTHROPIC_ANSWERS, _prompts, salted=())
+ROUTE: Final = Route(
+    "/v1/messages", "chat", ANTHROPIC_ANSWERS, _prompts, salted=(), stream_content=MESSAGE_STREAMS
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from dps_gateway.api.errors import BadRequest
 from dps_gateway.engine.dialect import AnswerFormat
+from dps_gateway.engine.stream_content import StreamContent
 from dps_gateway.prompt.accounting import Accountant, Prompt
 
 
@@ -25,6 +26,9 @@ class Route:
     salted: tuple[str, ...] = ("cache_salt",)
     """The request fields that receive the tenant's cache salt. If the endpoint has no such field, it is sent in the
     header `x-dps-cache-salt`, which engines with this project's plugin use and others ignore."""
+    stream_content: StreamContent | None = None
+    """How to compare the streams of deterministic requests, so that another engine can continue a stream whose engine
+    has failed. None if they cannot be compared."""
     stores: bool = False
     """Whether engines store the answers, so that later requests can refer to them by `previous_response_id`."""
 
