@@ -65,23 +65,22 @@ class Fleet:
         return played
 
     async def play_until(self, ended: asyncio.Event, salt: str) -> Sequence[Session]:
-        """Play sessions of all kinds again and again until the event is set. They continue after an error event."""
+        """Play sessions of all kinds again and again until the event is set."""
         played: list[Session] = []
         while not ended.is_set():
-            played += await self.play(sessions(f"{salt} {len(played)}", persistent=True))
+            played += await self.play(sessions(f"{salt} {len(played)}"))
         return played
 
     async def recover(
         self,
         fault: str,
         played: Sequence[Session],
-        error_events: int = 0,
         kinds: Callable[[str], Sequence[Session]] = fewer_sessions,
     ) -> None:
         """Play sessions of these kinds until the pools share pages, and print a row of the table in docs/faults.md.
 
-        played: the sessions during the fault. error_events: streams that ended with one. Fails if a request fails or
-        an answer is wrong in any round.
+        played: the sessions during the fault. Fails if a request fails, a stream ends with an error event, or an answer
+        is wrong in any round.
         """
         for attempt in range(ATTEMPTS):
             after = kinds(f"after {fault} {attempt}")
@@ -92,7 +91,7 @@ class Fleet:
         check(after, self.unmoved)
         during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
         number = sum(len(session.turns) for session in (*played, *after))
-        print(f"| {fault} | {number} | 0 | 0 | {error_events} | {during} | {afterwards} | {attempt + 1} |")
+        print(f"| {fault} | {number} | 0 | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
 
     async def pages_by_outcome(self) -> Counter[str]:
         """The plugin's metric of the pages that the engines read and wrote."""

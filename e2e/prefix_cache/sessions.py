@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai import APIError, AsyncOpenAI
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
@@ -36,10 +36,6 @@ WORDS = (
 )
 
 
-class Interrupted(Exception):
-    """A stream that had begun ended with an error event; the message is the text before it."""
-
-
 @dataclass(frozen=True)
 class Turn:
     """An answer, the pool that served it (empty without a gateway), and the engine's token counts."""
@@ -57,23 +53,17 @@ class Turn:
 
 @dataclass
 class Session:
-    """A chat that asks questions of these lengths in words. Sessions with different salts share no pages.
-
-    persistent: a turn whose stream ends with an error event is asked again. Otherwise it fails.
-    """
+    """A chat that asks questions of these lengths in words. Sessions with different salts share no pages."""
 
     number: int
     salt: str
     stream: bool
     lengths: Sequence[int]
-    persistent: bool = False
     turns: list[Turn] = field(default_factory=list)
-    interrupted: list[tuple[int, str]] = field(default_factory=list)
-    """The index of the turn, and the text of each stream that ended with an error event."""
     _history: list[ChatCompletionMessageParam] = field(default_factory=list)
 
     async def ask(self, client: AsyncOpenAI) -> None:
-        """Play the next turn. Raises Interrupted, and the errors of the OpenAI client."""
+        """Play the next turn. Raises the errors of the OpenAI client, which include error events of streams."""
         self._history.append(self._question())
         turn = await self._answer(client, self._request(self._history))
         self.turns.append(turn)
@@ -101,13 +91,7 @@ class Session:
         }
 
     async def _answer(self, client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
-        while True:
-            try:
-                return await (_streamed if self.stream else _whole)(client, request)
-            except Interrupted as interrupted:
-                if not self.persistent:
-                    raise
-                self.interrupted.append((len(self.turns), str(interrupted)))
+        return await (_streamed if self.stream else _whole)(client, request)
 
 
 async def _whole(client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
@@ -120,16 +104,10 @@ async def _streamed(client: AsyncOpenAI, request: Mapping[str, Any]) -> Turn:
     response = await client.chat.completions.with_raw_response.create(
         **request, stream=True, stream_options={"include_usage": True}
     )
-    text, usage, begun = "", None, False
-    try:
-        async for chunk in response.parse():
-            begun = True
-            text += "".join(choice.delta.content or "" for choice in chunk.choices)
-            usage = chunk.usage or usage
-    except APIError as error:
-        if not begun:
-            raise
-        raise Interrupted(text) from error
+    text, usage = "", None
+    async for chunk in response.parse():
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usage = chunk.usage or usage
     return _turn(text, response.headers, usage)
 
 

@@ -333,7 +333,8 @@ def test_longest_stream_that_is_continued(monkeypatch: pytest.MonkeyPatch) -> No
     assert received.continuation() is not None
     received.add(chunk({"content": "x"}))
     assert received.continuation() is None
-    assert received._texts == received._unread == []
+    assert received._texts == []
+    assert received._unread == []
 
 
 GREEDY = {"temperature": 0}
@@ -373,8 +374,28 @@ def test_responses_are_not_continued() -> None:
 
 
 names = st.sampled_from(
-    "choices index delta content tool_calls function name arguments finish_reason type text output_ids meta_info "
-    "completion_tokens content_block stop_reason id text_delta content_block_delta message_delta".split()
+    [
+        "choices",
+        "index",
+        "delta",
+        "content",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+        "finish_reason",
+        "type",
+        "text",
+        "output_ids",
+        "meta_info",
+        "completion_tokens",
+        "content_block",
+        "stop_reason",
+        "id",
+        "text_delta",
+        "content_block_delta",
+        "message_delta",
+    ]
 )
 values = st.recursive(
     names | st.integers(0, 1) | st.none() | st.floats(allow_nan=False),

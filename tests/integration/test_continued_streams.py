@@ -23,6 +23,7 @@ from dps_testkit.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 TOKENS = 100
+EVENTS_BEFORE_FAILURE = 8
 IDLE_SECONDS = 2
 SPECULATION = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -86,9 +87,7 @@ class TwoEngines:
     speculative: Engine
     greedy: Engine
 
-    async def stream(
-        self, body: dict[str, Any], fail: Failure, path: str = CHAT, after: int = 8, **headers: str
-    ) -> Stream:
+    async def stream(self, body: dict[str, Any], fail: Failure, path: str = CHAT, **headers: str) -> Stream:
         """The stream of an answer, during which `fail` is called after some events."""
         events: list[dict[str, Any]] = []
         async with posted(self.gateway.url + path, body | {"stream": True}, **headers) as response:
@@ -96,7 +95,7 @@ class TwoEngines:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     events.append(json.loads(line.removeprefix(b"data: ")))
-                    if len(events) == after:
+                    if len(events) == EVENTS_BEFORE_FAILURE:
                         await fail()
         return Stream(events)
 
