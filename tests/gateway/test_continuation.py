@@ -158,7 +158,7 @@ formats = st.sampled_from(sorted(FORMATS))
 
 
 @given(
-    formats, answers, cuts, cuts, st.integers(0, 80), st.integers(1, 500), st.sampled_from([0, 300, 65536])
+    formats, answers, cuts, cuts, st.integers(0, 80), st.integers(1, 500), st.sampled_from([0, 300, 131072])
 )
 def test_client_receives_the_answer_once_however_it_is_divided(
     name: str, answer: Answer, first: list[int], other: list[int], broken: int, size: int, unread: int

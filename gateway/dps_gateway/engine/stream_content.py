@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import setitem
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class Different(Exception):
     """Two answers differ, or have events that cannot be compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of what an event contains."""
 
     field: str
@@ -84,10 +83,12 @@ def _whole(field: str, value: Any) -> Iterator[Part]:
 
 def _choice(event: dict[str, Any]) -> dict[str, Any] | None:
     """The only choice of an event; None if it has none."""
-    match event.get("choices"):
-        case []:
-            return None
-        case [dict(choice)] if choice.get("index") == 0:
+    choices = event.get("choices")
+    if choices == []:
+        return None
+    if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict):
+        choice: dict[str, Any] = choices[0]
+        if choice.get("index") == 0:
             return choice
     raise Different("an event has other choices than the first")
 
