@@ -34,12 +34,17 @@ def crds(kube: Kube) -> Iterator[None]:
         eventually(lambda: _established(kube))
         yield
     finally:
-        kube.kubectl("delete", "--filename", str(CRDS), "--ignore-not-found", "--timeout", "60s")
+        # The API server of a busy machine may need more than a minute to delete CRDs.
+        eventually(lambda: _delete(kube), seconds=300)
 
 
 def _established(kube: Kube) -> None:
     # kubectl fails as long as a CRD has no status.
     kube.kubectl("wait", "--for=condition=Established", "--filename", str(CRDS), "--timeout", "60s")
+
+
+def _delete(kube: Kube) -> None:
+    kube.kubectl("delete", "--filename", str(CRDS), "--ignore-not-found", "--timeout", "60s")
 
 
 @pytest.fixture
