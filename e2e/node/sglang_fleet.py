@@ -91,7 +91,8 @@ class Fleet:
         check(after, self.unmoved)
         during, afterwards = (f"{cached_share(each, self.unmoved):.0%}" for each in (played, after))
         number = sum(len(session.turns) for session in (*played, *after))
-        print(f"| {fault} | {number} | 0 | 0 | 0 | {during} | {afterwards} | {attempt + 1} |")
+        row = (self.pair.algorithm, fault, number, 0, 0, 0, during, afterwards, attempt + 1)
+        print(f"| {' | '.join(map(str, row))} |")
 
     async def pages_by_outcome(self) -> Counter[str]:
         """The plugin's metric of the pages that the engines read and wrote."""

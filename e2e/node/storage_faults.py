@@ -1,13 +1,22 @@
-"""Damages the directory of a common prefix cache while engines use it."""
+"""Damages the directory of a common prefix cache, or kills an engine, while sessions change pools on every turn."""
 
+import asyncio
 import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+
+from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
+from e2e.node import halting
+from e2e.node.containers import kill
+from e2e.node.sglang_fleet import Fleet
+from e2e.node.streams import LongStream
+from e2e.prefix_cache.alternation import LONG, SHORT, fewer_sessions
 
 PAUSE_SECONDS = 0.1
 SHARE = 0.1
@@ -70,3 +79,56 @@ def full(pages: Path) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
+
+
+DIRECTORY: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
+    "pages truncated": partial(repeatedly, truncate),
+    "pages corrupted": partial(repeatedly, corrupt),
+    "directory deleted": partial(repeatedly, delete),
+    "disk full": full,
+}
+"""The faults of the directory."""
+REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "disk full": ["evicted"]}
+"""The outcomes by which the engines' metric of pages shows a fault."""
+
+
+async def check_directory_fault(fleet: Fleet, fault: str) -> None:
+    """Assert that one of the faults in DIRECTORY causes no failed request and no wrong answer, and is reported."""
+    before = await fleet.pages_by_outcome()
+    with DIRECTORY[fault](fleet.pages):
+        played = await fleet.play(fewer_sessions(fault))
+
+    await fleet.recover(fault, played)
+    new = await fleet.pages_by_outcome() - before
+    assert [outcome for outcome in REPORTED.get(fault, []) if not new[outcome]] == []
+
+
+async def check_killed_engine(fleet: Fleet, pool: str) -> None:
+    """Assert that no answer is wrong and no request fails if an engine is killed in the middle of a write and of a fetch.
+
+    The other engine continues its streams.
+    """
+    pod, requests = fleet.engine_pod(pool), fleet.requests[pool]
+    killed = asyncio.Event()
+    stream = LongStream(f"stream of the {pool} engine", LONG if pool == "greedy" else SHORT)
+
+    async def halted() -> bool:
+        return all((requests / f"{moment}{halting.HALTED}").exists() for moment in halting.MOMENTS)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stream.continued(fleet.gateway, killed))
+        await asyncio.wait_for(stream.begun.wait(), PATIENCE_SECONDS)
+        assert stream.pool == pool
+        for moment in halting.MOMENTS:
+            (requests / moment).touch()
+        playing = group.create_task(fleet.play_until(killed, f"{pool} killed"))
+        await wait_until(halted, f"the {pool} engine has halted during a write and a fetch")
+        assert list(fleet.pages.glob("*/*/*.tmp"))
+        await asyncio.to_thread(kill, fleet.node, pod)
+        killed.set()
+    for moment in halting.MOMENTS:
+        (requests / f"{moment}{halting.HALTED}").unlink()
+
+    await asyncio.to_thread(fleet.restarted, pod, pool)
+    await fleet.recover(f"{pool} engine killed during a write and a fetch", playing.result())
+    await stream.check(fleet.engines["greedy"])

@@ -2,8 +2,8 @@
 
 They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
 STANDALONE with pages of 64 tokens in a directory is tested in test_sglang_pods.py, and NGRAM with Mooncake in
-e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the disk is also full, and what the engines find
-of each prompt is compared with the recording that is the contract of the emulated engine.
+e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the directory also fails and an engine is killed.
+What the engines find of each prompt is compared with the recordings that are the contract of the emulated engine.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from e2e.node.sglang_fleet import Fleet, running
 from e2e.node.sglang_router import WAIT_FOR_FETCHES, Pair
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
-from e2e.prefix_cache.alternation import check, fewer_sessions, sessions
+from e2e.prefix_cache.alternation import check, sessions
 from e2e.prefix_cache.contract import answer_when_stored, check_recorded
 from e2e.prefix_cache.sessions import play
 
@@ -38,10 +38,11 @@ def _in_directory(algorithm: Algorithm, page_tokens: int) -> Pair:
 
 
 NGRAM = _in_directory("Ngram", PAGE_TOKENS)
+RECORDED = [NGRAM, _in_directory("Standalone", 1), _in_directory("Ngram", 1)]
+"""What the engines of these pairs find of each prompt is recorded. The recording of STANDALONE with pages of 64 tokens
+is compared in e2e/prefix_cache/test_alternating_sessions.py."""
 PAIRS = [
-    NGRAM,
-    _in_directory("Standalone", 1),
-    _in_directory("Ngram", 1),
+    *RECORDED,
     pytest.param(Pair("Standalone", flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE),
 ]
 
@@ -69,7 +70,7 @@ async def test_acceptance_after_a_fetch_equals_that_of_a_cold_engine(fleet: Flee
     check_accepted(fetched, cold, fleet.pair.page_tokens)
 
 
-@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+@pytest.mark.parametrize("fleet", RECORDED, ids=str, indirect=True)
 async def test_engines_find_of_each_prompt_what_was_recorded(fleet: Fleet) -> None:
     page_tokens = fleet.pair.page_tokens
 
@@ -80,11 +81,15 @@ async def test_engines_find_of_each_prompt_what_was_recorded(fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
-async def test_full_disk_causes_no_wrong_answer(fleet: Fleet) -> None:
-    fault = "disk full, with NGRAM"
-    before = await fleet.pages_by_outcome()
-    with storage_faults.full(fleet.pages):
-        played = await fleet.play(fewer_sessions(fault))
+@pytest.mark.parametrize("fault", storage_faults.DIRECTORY)
+async def test_faults_of_the_directory_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
+    await storage_faults.check_directory_fault(fleet, fault)
 
-    await fleet.recover(fault, played)
-    assert (await fleet.pages_by_outcome() - before)["evicted"] > 0
+
+@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet: Fleet) -> None:
+    """It speculates, and is killed in the middle of a write and of a fetch, while it sends a stream.
+
+    The greedy one continues the stream. Greedy engines are killed in test_sglang_pods.py.
+    """
+    await storage_faults.check_killed_engine(fleet, "speculative")

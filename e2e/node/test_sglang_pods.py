@@ -5,11 +5,8 @@ fault the pools share pages again. If an engine is killed, the other one continu
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import AsyncIterator
 from itertools import pairwise
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -20,18 +17,14 @@ from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
 from dps_testkit.http import status_of
-from dps_testkit.waiting import PATIENCE_SECONDS, eventually_async, wait_until
-from e2e.node import halting, sglang_router, storage_faults
-from e2e.node.containers import kill
+from dps_testkit.waiting import PATIENCE_SECONDS, eventually_async
+from e2e.node import sglang_router, storage_faults
 from e2e.node.mounts import LOAD_SECONDS
 from e2e.node.sessions import alternating, turns
 from e2e.node.sglang_fleet import ATTEMPTS, QUESTIONS, Fleet, running
 from e2e.node.sglang_router import PORT, ROUTER, Pair
-from e2e.node.streams import LongStream
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, are_fetched, check_accepted
 from e2e.prefix_cache.alternation import (
-    LONG,
-    SHORT,
     answers,
     cached_at_first,
     cached_share,
@@ -129,53 +122,12 @@ async def test_an_engine_of_another_geometry_reads_and_damages_no_page(
 @pytest.mark.parametrize("pool", QUESTIONS)
 async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet: Fleet, pool: str) -> None:
     """It is killed in the middle of a write and of a fetch, while it sends a stream, which the other one continues."""
-    pod, requests = fleet.engine_pod(pool), fleet.requests[pool]
-    killed = asyncio.Event()
-    stream = LongStream(f"stream of the {pool} engine", LONG if pool == "greedy" else SHORT)
-
-    async def halted() -> bool:
-        return all((requests / f"{moment}{halting.HALTED}").exists() for moment in halting.MOMENTS)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(stream.continued(fleet.gateway, killed))
-        await asyncio.wait_for(stream.begun.wait(), PATIENCE_SECONDS)
-        assert stream.pool == pool
-        for moment in halting.MOMENTS:
-            (requests / moment).touch()
-        playing = group.create_task(fleet.play_until(killed, f"{pool} killed"))
-        await wait_until(halted, f"the {pool} engine has halted during a write and a fetch")
-        assert list(fleet.pages.glob("*/*/*.tmp"))
-        await asyncio.to_thread(kill, fleet.node, pod)
-        killed.set()
-    for moment in halting.MOMENTS:
-        (requests / f"{moment}{halting.HALTED}").unlink()
-
-    await asyncio.to_thread(fleet.restarted, pod, pool)
-    await fleet.recover(f"{pool} engine killed during a write and a fetch", playing.result())
-    await stream.check(fleet.engines["greedy"])
+    await storage_faults.check_killed_engine(fleet, pool)
 
 
-STORAGE: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
-    "pages truncated": partial(storage_faults.repeatedly, storage_faults.truncate),
-    "pages corrupted": partial(storage_faults.repeatedly, storage_faults.corrupt),
-    "directory deleted": partial(storage_faults.repeatedly, storage_faults.delete),
-    "disk full": storage_faults.full,
-}
-
-
-REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "disk full": ["evicted"]}
-"""The outcomes by which the engines' metric of pages shows a fault."""
-
-
-@pytest.mark.parametrize("fault", STORAGE)
-async def test_faults_of_the_storage_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
-    before = await fleet.pages_by_outcome()
-    with STORAGE[fault](fleet.pages):
-        played = await fleet.play(fewer_sessions(fault))
-
-    await fleet.recover(fault, played)
-    new = await fleet.pages_by_outcome() - before
-    assert [outcome for outcome in REPORTED.get(fault, []) if not new[outcome]] == []
+@pytest.mark.parametrize("fault", storage_faults.DIRECTORY)
+async def test_faults_of_the_directory_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
+    await storage_faults.check_directory_fault(fleet, fault)
 
 
 async def test_engine_whose_weights_are_replaced_is_reported_to_share_no_pages(fleet: Fleet) -> None:

@@ -22,10 +22,16 @@ async def answer_to(url: str, step: Step) -> dict[str, Any]:
 
 
 async def answer_when_stored(url: str, step: Step, page_tokens: int) -> dict[str, Any]:
-    """`answer_to`, when all pages of the prompt are stored."""
+    """`answer_to`, when all pages of the prompt are stored.
+
+    An engine always computes the last token. If it had all others in memory, it also had the page of the last one, and
+    stores none.
+    """
     before = await stored_tokens(url)
     meta = await answer_to(url, step)
-    await until_stored(url, before + step.tokens // page_tokens * page_tokens - meta["cached_tokens"])
+    in_memory = (meta["cached_tokens_details"] or {}).get("device", 0)
+    if in_memory < step.tokens - 1:
+        await until_stored(url, before + step.tokens // page_tokens * page_tokens - meta["cached_tokens"])
     return meta
 
 

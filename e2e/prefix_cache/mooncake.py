@@ -105,15 +105,30 @@ async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
 @asynccontextmanager
 async def store_client(master: Master) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that contributes a segment in which the servers' pages are stored, too."""
+    async with _client(master, "write", "written") as process:
+        yield process
+
+
+@asynccontextmanager
+async def full_store(master: Master) -> AsyncIterator[None]:
+    """There is no space for another page in the segments of the servers until the block exits."""
+    async with _client(master, "fill", "full") as process:
+        yield
+        await asyncio.wait_for(process.communicate(), STOP_SECONDS)
+
+
+@asynccontextmanager
+async def _client(master: Master, action: str, answer: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that has printed an answer after an action of `store_client.py`."""
     process = await asyncio.create_subprocess_exec(
-        *(VENV / "bin/python", STORE_CLIENT, "write", "key", arguments(master.cache)[-1]),
+        *(VENV / "bin/python", STORE_CLIENT, action, action, arguments(master.cache)[-1]),
         env={**os.environ, **ENVIRONMENT},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
-        assert await process.stdout.readline() == b"written\n"
+        assert await process.stdout.readline() == f"{answer}\n".encode()
         yield process
     finally:
         if process.returncode is None:

@@ -168,6 +168,33 @@ async def test_engines_report_the_outcomes_of_pages_and_the_bandwidth_at_start(
     assert "dps prefix cache: the storage reads" in server.child.log.read_text()
 
 
+async def test_full_store_changes_no_answer_and_is_reported(shared: Shared) -> None:
+    """Mooncake finds no space for the pages of a turn, and can evict none. Afterwards, pages are shared again."""
+
+    async def pages(outcome: str) -> float:
+        return sum(
+            [
+                await metric(server.url, f"{PAGES}_total", outcome=outcome)
+                for server in shared.servers.values()
+            ]
+        )
+
+    outcomes = ("full", "write_error", "stored")
+    before = [await pages(outcome) for outcome in outcomes]
+    moved = sessions("full")
+    async with mooncake.full_store(shared.master):
+        await play(moved, shared.gateways["STANDALONE"].url, {})
+
+        async def counted() -> bool:
+            return await pages("full") > before[0]
+
+        await wait_until(counted, "an engine has counted pages for which there was no space")
+        assert [await pages(outcome) for outcome in outcomes[1:]] == before[1:]
+
+    check_answers(moved, shared.unmoved)
+    check(await shared.play("after the store was full", "STANDALONE"), shared.unmoved)
+
+
 async def test_killed_client_and_restarted_master_change_no_answer(shared: Shared) -> None:
     """Both are killed while requests are served, which the engines count. Afterwards, pages are shared again."""
     moved = sessions("faulty")

@@ -33,7 +33,7 @@ from dps_testkit.engine_contract.storage import (
 Client = TestClient[Any, Any]
 Start = Callable[..., Awaitable[Client]]
 
-RECORDED = [("STANDALONE", 64), ("NGRAM", 64)]
+RECORDED = [("STANDALONE", 64), ("NGRAM", 64), ("STANDALONE", 1), ("NGRAM", 1)]
 """The algorithms and the page sizes of which there are recordings."""
 PROMPT = list(range(2000))
 LONGER = list(range(3000))
@@ -194,6 +194,17 @@ async def test_failures_of_the_storage_are_misses_and_counted_by_the_plugins_met
     await engines[2].post("/emulate", json={"storage_failure": failure})
     assert await cached(engines[2], LONGER) == (1984 if "read" in read else 0)
     assert pages_by_outcome(engines[2]) == read
+
+
+@pytest.mark.parametrize("page", [1, 64])
+async def test_prompt_that_the_engine_has_in_memory_is_not_written_again(
+    start: Start, extra_config: dict[str, Any], page: int
+) -> None:
+    """The last token of a prompt, and with it the last page, is always computed."""
+    engine = await start(*plugin(extra_config), "--page-size", str(page))
+    for _ in range(2):
+        await generate(engine, PROMPT[: 10 * 64])
+        assert pages_by_outcome(engine) == {"stored": 10 * 64 // page}
 
 
 async def test_session_that_alternates_between_engines_finds_its_history_as_measured(start: Start) -> None:

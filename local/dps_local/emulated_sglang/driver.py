@@ -181,8 +181,9 @@ class Engine:
             await self._clock.sleep(step.seconds)
             for sequence in self.scheduler.complete(step, self._clock.now()):
                 if self.storage and (step.kind is StepKind.PREFILL or sequence.finished is not None):
-                    attempted = max(sequence.written, sequence.cached_tokens)
-                    sequence.written = self.storage.write(sequence.computed, sequence.namespace, attempted)
+                    sequence.written = self.storage.write(
+                        sequence.computed, sequence.namespace, sequence.written
+                    )
                 self._publish(sequence, aborted=False)
             tokens = sum(sequence.generated for sequence in step.sequences) - sum(before)
             self.metrics.step_done(step, tokens, self.scheduler)

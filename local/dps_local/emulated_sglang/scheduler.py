@@ -38,7 +38,7 @@ class Sequence:
     """The tokens that were cached before others were fetched from the storage; None if none were fetched."""
     fetch_seconds: float = 0.0
     written: int = 0
-    """The tokens whose pages the engine has written to the storage, or tried to write."""
+    """The tokens whose pages the engine has found, written to the storage, or tried to write."""
     generated: int = 0
     verify_steps: int = 0
     accepted: list[int] = field(default_factory=list)
@@ -210,6 +210,8 @@ class Scheduler:
             self._running[sequence.rid] = sequence
             sequence.node, sequence.reserved = match.node, needed
             sequence.cached_tokens = self._whole_pages(match.length)
+            whole = self.cache.match(sequence.prompt, sequence.namespace)
+            sequence.written = self._whole_pages(whole.length)
             sequence.admitted = now
             self._reserved += needed
             uncached += len(sequence.prompt) - sequence.cached_tokens
