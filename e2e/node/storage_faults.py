@@ -104,7 +104,7 @@ async def check_directory_fault(fleet: Fleet, fault: str) -> None:
 
 
 async def check_killed_engine(fleet: Fleet, pool: str) -> None:
-    """Assert that no answer is wrong and no request fails if an engine is killed in the middle of a write and of a fetch.
+    """Assert that no answer is wrong and no request fails if an engine is killed in the middle of a write and a fetch.
 
     The other engine continues its streams.
     """

@@ -7,6 +7,7 @@ fault the pools share pages again. If an engine is killed, the other one continu
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,9 +17,11 @@ from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.stack import MODEL as SERVED_NAME
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.providers import Cluster
+from dps_testkit.engine_contract import storage as contract
+from dps_testkit.engine_contract.storage import Step
 from dps_testkit.http import status_of
 from dps_testkit.waiting import PATIENCE_SECONDS, eventually_async
-from e2e.node import sglang_router, storage_faults
+from e2e.node import halting, sglang_router, storage_faults
 from e2e.node.mounts import LOAD_SECONDS
 from e2e.node.sessions import alternating, turns
 from e2e.node.sglang_fleet import ATTEMPTS, QUESTIONS, Fleet, running
@@ -32,6 +35,7 @@ from e2e.prefix_cache.alternation import (
     fewer_sessions,
     sessions,
 )
+from e2e.prefix_cache.contract import answer_when_stored, answer_while, check_recorded
 from e2e.prefix_cache.sessions import play
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
@@ -128,6 +132,20 @@ async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet:
 @pytest.mark.parametrize("fault", storage_faults.DIRECTORY)
 async def test_faults_of_the_directory_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
     await storage_faults.check_directory_fault(fleet, fault)
+
+
+async def test_engines_find_what_was_recorded_while_pages_cannot_be_read_or_arrive_late(fleet: Fleet) -> None:
+    """The recording is the contract of the emulated engine."""
+
+    async def request(step: Step) -> dict[str, Any]:
+        url = fleet.engines[step.engine]
+        if not step.failure:
+            return await answer_when_stored(url, step, PAGE_TOKENS)
+        failing = halting.requested(step.failure, fleet.requests[step.engine])
+        return await answer_while(failing, url, step, PAGE_TOKENS)
+
+    found = await contract.play(request, contract.TRANSFERS)
+    check_recorded(found, fleet.pair.algorithm, PAGE_TOKENS, "-transfers")
 
 
 async def test_engine_whose_weights_are_replaced_is_reported_to_share_no_pages(fleet: Fleet) -> None:

@@ -114,7 +114,7 @@ async def full_store(master: Master) -> AsyncIterator[None]:
     """There is no space for another page in the segments of the servers until the block exits."""
     async with _client(master, "fill", "full") as process:
         yield
-        await asyncio.wait_for(process.communicate(), STOP_SECONDS)
+        await asyncio.wait_for(process.communicate(b""), STOP_SECONDS)
 
 
 @asynccontextmanager

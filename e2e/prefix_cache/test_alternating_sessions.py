@@ -22,7 +22,7 @@ from openai import AsyncOpenAI
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
-from dps_sglang.metrics import PAGES, REFILLS
+from dps_sglang.metrics import REFILLS
 from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
@@ -43,7 +43,7 @@ from e2e.prefix_cache.alternation import (
     pools,
     sessions,
 )
-from e2e.prefix_cache.contract import answer_to, answer_when_stored, check_recorded
+from e2e.prefix_cache.contract import answer_when_stored, answer_while, check_recorded
 from e2e.prefix_cache.sessions import Session, play, stored_tokens, until_stored
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import (
@@ -241,22 +241,10 @@ async def test_servers_find_of_each_prompt_what_was_recorded(shared: Shared) -> 
     urls = {contract.GREEDY: shared.urls.greedy, contract.SPECULATIVE: shared.urls.speculative}
 
     async def request(step: Step) -> dict[str, Any]:
-        """A failed page is counted by each of the server's processes."""
         url = urls[step.engine]
         if not step.failure:
             return await answer_when_stored(url, step, PAGE_TOKENS)
-        before = await metric(url, f"{PAGES}_total", outcome=step.failure)
-        with FAILURES[step.failure](shared.pages):
-            meta = await answer_to(url, step)
-
-            async def failed() -> int:
-                return round(await metric(url, f"{PAGES}_total", outcome=step.failure) - before) // RANKS
-
-            async def all_failed() -> bool:
-                return await failed() >= step.tokens // PAGE_TOKENS
-
-            await wait_until(all_failed, f"all pages are counted as {step.failure}")
-        return meta | {"failed_pages": await failed()}
+        return await answer_while(FAILURES[step.failure](shared.pages), url, step, PAGE_TOKENS, RANKS)
 
     check_recorded(
         await contract.play(request, (*contract.STEPS, *contract.FAILURES)), "STANDALONE", PAGE_TOKENS

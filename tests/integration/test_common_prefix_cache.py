@@ -115,7 +115,10 @@ async def test_client_that_asks_for_the_sources_receives_them(gateway: Gateway, 
 async def test_failures_of_the_storage_cause_prefills_instead_of_failed_requests(
     sharing: Sharing, pool: str, failure: str | None
 ) -> None:
-    """The greedy engine writes a prompt's pages, and the speculative one reads them. One of them has the fault."""
+    """The greedy engine writes a prompt's pages, and the speculative one reads them. One of them has the fault.
+
+    If the storage is slow, the pages arrive after the time limit of the engine's prefetch policy.
+    """
     gateway, engine = sharing.gateway, sharing.engines[pool]
     before = await tokens_by_source(gateway, "speculative")
     failed = await metric(engine.url, "dps_prefix_cache_pages_total", outcome=failure or "read")
@@ -132,11 +135,6 @@ async def test_failures_of_the_storage_cause_prefills_instead_of_failed_requests
     prompt_tokens = usage[0]["prompt_tokens"]
     after = await tokens_by_source(gateway, "speculative")
     new = {source: after[source] - before[source] for source in after}
-    pages = prompt_tokens // PAGE_TOKENS
-    if failure is None:  # the time limit of the engine's prefetch policy ends the fetch
-        pages = int(new["fetched"]) // PAGE_TOKENS
-        assert 0 < pages < prompt_tokens // PAGE_TOKENS
-    fetched = 0 if failure else pages * PAGE_TOKENS
-    assert new == {"held": 0, "fetched": fetched, "computed": prompt_tokens - fetched}
+    assert new == {"held": 0, "fetched": 0, "computed": prompt_tokens}
     counted = await metric(engine.url, "dps_prefix_cache_pages_total", outcome=failure or "read")
-    assert counted - failed == pages
+    assert counted - failed == prompt_tokens // PAGE_TOKENS

@@ -23,8 +23,10 @@ from dps_testkit.clock import VirtualClock
 from dps_testkit.engine_contract.storage import (
     FAILURES,
     GREEDY,
+    SLOW,
     SPECULATIVE,
     STEPS,
+    TRANSFERS,
     Step,
     play,
     recording,
@@ -33,8 +35,11 @@ from dps_testkit.engine_contract.storage import (
 Client = TestClient[Any, Any]
 Start = Callable[..., Awaitable[Client]]
 
-RECORDED = [("STANDALONE", 64), ("NGRAM", 64), ("STANDALONE", 1), ("NGRAM", 1)]
-"""The algorithms and the page sizes of which there are recordings."""
+RECORDED = [
+    *(("STANDALONE", 64, ""), ("NGRAM", 64, ""), ("STANDALONE", 1, ""), ("NGRAM", 1, "")),
+    ("STANDALONE", 64, "-transfers"),
+]
+"""The algorithms, the page sizes and the kinds of the recordings."""
 PROMPT = list(range(2000))
 LONGER = list(range(3000))
 HIERARCHICAL = (
@@ -145,24 +150,26 @@ async def test_standalone_engine_with_the_plugin_reads_all_pages(
     assert await cached(await start(*flags, *ALGORITHMS["STANDALONE"]), PROMPT[:1500]) == 1499
 
 
-@pytest.mark.parametrize(("algorithm", "page"), RECORDED)
+@pytest.mark.parametrize(("algorithm", "page", "kind"), RECORDED)
 async def test_each_prompt_is_found_as_recorded_from_sglang(
-    start: Start, extra_config: dict[str, Any], algorithm: str, page: int
+    start: Start, extra_config: dict[str, Any], algorithm: str, page: int, kind: str
 ) -> None:
     """e2e/prefix_cache and e2e/node compare the recordings with real servers."""
-    recorded = json.loads(recording(algorithm, page).read_text())
+    recorded = json.loads(recording(algorithm, page, kind).read_text())
     flags = (*plugin(extra_config), "--page-size", str(page))
     engines = {GREEDY: await start(*flags), SPECULATIVE: await start(*flags, *ALGORITHMS[algorithm])}
 
     async def request(step: Step) -> dict[str, Any]:
-        engine = engines[step.engine]
+        engine, slow = engines[step.engine], step.failure == SLOW
+        failing = {"storage_tokens_per_second": 1} if slow else {"storage_failure": step.failure or None}
         before = pages_by_outcome(engine)
-        await engine.post("/emulate", json={"storage_failure": step.failure or None})
+        await engine.post("/emulate", json=failing)
         answer = await (await engine.post("/generate", json=step.body)).json()
         info: dict[str, Any] = answer["meta_info"]
-        return info | {"failed_pages": (pages_by_outcome(engine) - before)[step.failure]}
+        outcome = "read" if slow else step.failure
+        return info | {"failed_pages": (pages_by_outcome(engine) - before)[outcome]}
 
-    steps = (*STEPS, *FAILURES)[: len(recorded)]
+    steps = TRANSFERS if kind else (*STEPS, *FAILURES)[: len(recorded)]
     assert await play(request, steps) == recorded
 
 
@@ -290,16 +297,39 @@ async def test_file_in_the_place_of_the_directory_means_misses(
     assert (await generate(first, PROMPT))["meta_info"]["cached_tokens_details"]["device"] == 1999
 
 
-async def test_slow_storage_delivers_what_arrives_before_the_timeout(start: Start) -> None:
-    slow = (*FILE, "--page-size", "64", "--emulate-storage-tokens-per-second", "500")
+@pytest.mark.parametrize(
+    ("page", "length", "rate", "found", "read"),
+    [
+        pytest.param(64, 1000, 512, 0, 960, id="one batch"),
+        pytest.param(1, 1000, 250, 256, 384, id="several batches"),
+        pytest.param(1, 2000, 250, 256, 384, id="a longer prompt"),
+        pytest.param(1, 2000, 150, 128, 256, id="a slower storage"),
+    ],
+)
+async def test_slow_storage_delivers_the_batches_that_arrive_before_the_timeout_as_measured(
+    start: Start, extra_config: dict[str, Any], page: int, length: int, rate: int, found: int, read: int
+) -> None:
+    """Eight threads of a real server each took 1, 0.03, 0.03 or 0.05 seconds per page. It also read the next batch."""
+    slow = (
+        *plugin(extra_config),
+        *("--page-size", str(page)),
+        *("--emulate-storage-tokens-per-second", str(rate)),
+    )
+    await generate(await start(*slow), PROMPT[:length])
+    reader = await start(*slow)
+    assert await cached(reader, PROMPT[:length]) == found
+    assert pages_by_outcome(reader)["read"] == read // page
+
+
+async def test_slow_storage_delivers_according_to_the_prefetch_policy(start: Start) -> None:
+    slow = (*FILE, "--emulate-storage-tokens-per-second", "500")
     await generate(await start(*slow), PROMPT)
     limited, patient, hasty = [
         await start(*slow, "--hicache-storage-prefetch-policy", policy)
         for policy in ("timeout", "wait_complete", "best_effort")
     ]
-    seconds = 1 + 0.25 * 1984 / 1024
-    assert await cached(limited, PROMPT) == int(500 * seconds) // 64 * 64
-    assert await cached(patient, PROMPT) == 1984
+    assert await cached(limited, PROMPT) == 640
+    assert await cached(patient, PROMPT) == 1999
     assert await cached(hasty, PROMPT) == 0
 
 

@@ -27,7 +27,8 @@ FETCH_THRESHOLD_TOKENS = 256
 TOKENS_PER_SECOND = 350_000.0
 """20 GB/s, as in `dps simulate`, for the 56 KiB of KV that a token of Qwen2.5-7B has."""
 BATCH_PAGES = 128
-"""SGLang reads and writes this many pages at once, and stops after a batch of which a page failed."""
+"""SGLang reads and writes this many pages at once, and stops after a batch of which a page failed. If a batch is not
+complete when the time limit of a fetch ends, none of its pages is used."""
 DRAFT_SUFFIX = ".draft"
 PLUGIN_BACKEND = "SharedPrefixCache"
 """The backend of the plugin dps_sglang, as SGLang reports it."""
@@ -110,13 +111,16 @@ class Storage:
             names = islice(self._names(prompt, namespace), cached // size, stored // size)
             missing = self._fail_to_read(list(islice(names, BATCH_PAGES)))
             return Fetch(cached, missing / self.tokens_per_second)
-        seconds = missing / self.tokens_per_second
+        found, seconds = missing, missing / self.tokens_per_second
         if options.policy == "timeout":
-            limit = options.timeout_seconds + options.timeout_seconds_per_1024_tokens * missing / 1024
+            requested = (len(prompt) - cached) // size * size
+            limit = options.timeout_seconds + options.timeout_seconds_per_1024_tokens * requested / 1024
             if seconds > limit:
-                missing = int(missing * limit / seconds) // size * size
+                batch = BATCH_PAGES * size
+                missing = int(limit * self.tokens_per_second) // batch * batch
+                found = min(found, missing + batch)  # the engine also reads the batch in progress, in vain
                 seconds = limit
-        self._count("read", missing // size)
+        self._count("read", found // size)
         return Fetch(cached + missing, seconds)
 
     def _write(self, name: str) -> str:

@@ -18,7 +18,8 @@ SOURCES = ("device", "host", "storage")
 class Step:
     """A request. Prompts with the same text begin with the same tokens.
 
-    engine: GREEDY or SPECULATIVE. failure: the plugin's name for what happens to all pages that are written or read.
+    engine: GREEDY or SPECULATIVE. failure: the plugin's name for what happens to all pages that are written or read, or
+    SLOW.
     """
 
     meaning: str
@@ -37,6 +38,8 @@ class Step:
 
 
 GREEDY, SPECULATIVE = "greedy", "speculative"
+SLOW = "slow"
+"""All pages of the prompt are read, but not before the engine stops waiting for them."""
 
 STEPS: Sequence[Step] = (
     Step("nothing is cached", GREEDY, "a", 1000),
@@ -71,11 +74,24 @@ FAILURES: Sequence[Step] = (
     Step("undamaged pages", GREEDY, "k", 1000),
 )
 """Steps while writing or reading fails, and afterwards."""
+TRANSFERS: Sequence[Step] = (
+    Step("nothing is cached", GREEDY, "l", 1000),
+    Step("no page can be read", SPECULATIVE, "l", 1000, failure="read_error"),
+    Step("nothing is cached", GREEDY, "m", 1000),
+    Step("no page arrives before the time limit", SPECULATIVE, "m", 1000, failure=SLOW),
+    Step("the engine has computed them", SPECULATIVE, "m", 1000),
+    Step("nothing is cached", GREEDY, "n", 1000),
+    Step("pages that arrive", SPECULATIVE, "n", 1000),
+)
+"""Steps while reading fails or is slow, and afterwards, with the prefetch policy `timeout`."""
 
 
-def recording(algorithm: str, page_tokens: int) -> Path:
-    """The recording of a greedy engine and one with this algorithm, as SGLang spells it, with pages of this size."""
-    name = f"sglang-0.5.23-storage-{algorithm.lower()}-{page_tokens}.json"
+def recording(algorithm: str, page_tokens: int, kind: str = "") -> Path:
+    """The recording of a greedy engine and one with this algorithm, as SGLang spells it, with pages of this size.
+
+    kind: "-transfers" for TRANSFERS.
+    """
+    name = f"sglang-0.5.23-storage-{algorithm.lower()}-{page_tokens}{kind}.json"
     return ROOT / "tests/local/contract" / name
 
 
@@ -85,7 +101,7 @@ async def play(
     """For each step, the tokens of its prompt that the engine found, by source, and the pages that failed.
 
     request: sends a step's request, and returns the answer's `meta_info` when the prompt's pages are stored or have
-    failed. The latter are in the key `failed_pages` if the step has a failure.
+    failed. The key `failed_pages` has the number of the latter, or of the pages that were read if the failure is SLOW.
     """
     found = []
     for step in steps:
