@@ -14,9 +14,10 @@ from threading import Event, Thread
 from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
 from e2e.node import halting
 from e2e.node.containers import kill
-from e2e.node.sglang_fleet import Fleet
+from e2e.node.sglang_fleet import ATTEMPTS, Fleet
 from e2e.node.streams import LongStream
 from e2e.prefix_cache.alternation import LONG, SHORT, fewer_sessions
+from e2e.prefix_cache.sessions import Session
 
 PAUSE_SECONDS = 0.1
 SHARE = 0.1
@@ -93,14 +94,22 @@ REPORTED = {"pages truncated": ["rejected"], "pages corrupted": ["rejected"], "d
 
 
 async def check_directory_fault(fleet: Fleet, fault: str) -> None:
-    """Assert that one of the faults in DIRECTORY causes no failed request and no wrong answer, and is reported."""
-    before = await fleet.pages_by_outcome()
-    with DIRECTORY[fault](fleet.pages):
-        played = await fleet.play(fewer_sessions(fault))
+    """Assert that one of the faults in DIRECTORY causes no failed request and no wrong answer, and is reported.
 
-    await fleet.recover(fault, played)
-    new = await fleet.pages_by_outcome() - before
+    Sessions are played until it is reported. If the other pool's pages are not written yet when a turn begins, the
+    engine reads none of them, neither damaged nor undamaged ones.
+    """
+    before = await fleet.pages_by_outcome()
+    played: list[Session] = []
+    with DIRECTORY[fault](fleet.pages):
+        for attempt in range(ATTEMPTS):
+            played += await fleet.play(fewer_sessions(f"{fault} {attempt}"))
+            new = await fleet.pages_by_outcome() - before
+            if all(new[outcome] for outcome in REPORTED.get(fault, [])):
+                break
+
     assert [outcome for outcome in REPORTED.get(fault, []) if not new[outcome]] == []
+    await fleet.recover(fault, played)
 
 
 async def check_killed_engine(fleet: Fleet, pool: str) -> None:
