@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -39,6 +39,20 @@ async def broken_off(request: web.Request) -> web.StreamResponse:
     return response
 
 
+async def send_stream(
+    request: web.Request, pieces: Iterable[bytes], *, status: int = 200, abort: bool = False
+) -> web.StreamResponse:
+    """Send a stream of these pieces, then end it or break the connection."""
+    response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+    if abort and request.transport is not None:
+        await asyncio.sleep(0.05)
+        request.transport.abort()
+    return response
+
+
 class ScriptedEngine:
     """An engine that answers every request with `answer` and records what it received."""
 
@@ -55,14 +69,7 @@ class ScriptedEngine:
         """Answer with a stream of these pieces, then end it or break the connection."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            for piece in pieces:
-                await response.write(piece)
-            if abort and request.transport is not None:
-                await asyncio.sleep(0.05)
-                request.transport.abort()
-            return response
+            return await send_stream(request, pieces, abort=abort)
 
         self.answer = answer
 

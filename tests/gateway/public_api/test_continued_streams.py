@@ -13,7 +13,7 @@ from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.in_process_gateway import DONE, USAGE, InProcessGateway, ScriptedEngine, chat
+from dps_testkit.in_process_gateway import DONE, USAGE, InProcessGateway, ScriptedEngine, chat, send_stream
 
 GREEDY = chat(stream=True, temperature=0)
 
@@ -42,16 +42,7 @@ def answers(engine: ScriptedEngine, *streams: Sequence[bytes], status: int = 200
     async def answer(request: web.Request) -> web.StreamResponse:
         pieces = left.pop(0)
         breaks = len(left) == len(streams) - 1
-        response = web.StreamResponse(
-            status=200 if breaks else status, headers={"Content-Type": "text/event-stream"}
-        )
-        await response.prepare(request)
-        for piece in pieces:
-            await response.write(piece)
-        if breaks and request.transport is not None:
-            await asyncio.sleep(0.05)
-            request.transport.abort()
-        return response
+        return await send_stream(request, pieces, status=200 if breaks else status, abort=breaks)
 
     engine.answer = answer
 
