@@ -18,8 +18,10 @@ BUFFER_BYTES = 16 * 2**20
 VALUE = bytes(range(256)) * 4096
 SIZES = (2**20, 2**16, 2**12)
 """Of the values with which a store is filled. The smallest is less than a page of an engine."""
+LEASE_SECONDS = 10.0
+"""The master does not evict what was read in this time, by default."""
 EVICTED_SECONDS = 1.0
-"""When a value does not fit, the master evicts others soon afterwards, except those that were read just before."""
+"""When a value does not fit, the master evicts others in this time."""
 RETRY_SECONDS = 0.1
 NO_SPACE = -200
 
@@ -29,8 +31,9 @@ def fill(store: Any, name: str) -> Iterator[str]:
     kept = ReplicateConfig()
     kept.with_hard_pin = True
     number = 0
+    leased = time.monotonic() + LEASE_SECONDS
     for size in SIZES:
-        ends = time.monotonic() + EVICTED_SECONDS
+        ends = max(leased, time.monotonic()) + EVICTED_SECONDS
         while time.monotonic() < ends:
             failed = store.put(f"{name}-{number}", VALUE[:size], kept)
             if failed == NO_SPACE:
@@ -40,7 +43,7 @@ def fill(store: Any, name: str) -> Iterator[str]:
             else:
                 yield f"{name}-{number}"
                 number += 1
-                ends = time.monotonic() + EVICTED_SECONDS
+                ends = max(leased, time.monotonic()) + EVICTED_SECONDS
 
 
 def main(action: str, key: str, settings: str) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ SPEC = {
 }
 ADDRESS = f"qwen-mooncake.serving.svc:{MASTER_PORT}"
 """The address of the master's Service, which does not exist here."""
+LEASE_SECONDS = 10.0
+"""Mooncake does not evict what was read in this time, by default."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,9 @@ def master(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             process.wait(PATIENCE_SECONDS)
 
 
-def client(commands: Path, action: str, settings: str) -> subprocess.Popen[str]:
-    """A process that writes or reads a page."""
-    arguments = [str(commands / "python"), str(HERE / "store_client.py"), action, "page_0_k", settings]
+def client(commands: Path, action: str, settings: str, key: str = "page_0_k") -> subprocess.Popen[str]:
+    """A process that writes or reads a page, or fills the store."""
+    arguments = [str(commands / "python"), str(HERE / "store_client.py"), action, key, settings]
     return subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -128,6 +131,30 @@ def test_page_that_one_engine_writes_is_read_by_others_of_the_same_geometry(
                 with client(commands, "read", mine) as reader:
                     assert reader.communicate(timeout=PATIENCE_SECONDS)[0] == expected
             writer.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            writer.kill()
+
+
+def test_full_store_has_no_space_when_pages_that_were_just_read_could_be_evicted(
+    commands: Path, master: Master
+) -> None:
+    """Mooncake does not evict them at once. The store counts as full when they were evicted as well."""
+    settings = master.engine_settings()
+    without_segment = json.dumps(json.loads(settings) | {"global_segment_size": 0})
+    with client(commands, "write", settings) as writer:
+        assert writer.stdout is not None
+        try:
+            assert writer.stdout.readline() == "written\n"
+            with client(commands, "read", without_segment) as reader:
+                assert reader.communicate(timeout=PATIENCE_SECONDS)[0] == "same\n"
+            with client(commands, "fill", settings, "fill") as filler:
+                assert filler.stdout is not None
+                assert filler.stdout.readline() == "full\n"
+                ends = time.monotonic() + LEASE_SECONDS
+                while time.monotonic() < ends:
+                    with client(commands, "write", without_segment, "late") as late:
+                        assert late.communicate("", timeout=PATIENCE_SECONDS)[0] == ""
+                filler.communicate(timeout=PATIENCE_SECONDS)
         finally:
             writer.kill()
 

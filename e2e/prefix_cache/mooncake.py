@@ -113,8 +113,10 @@ async def store_client(master: Master) -> AsyncIterator[asyncio.subprocess.Proce
 async def full_store(master: Master) -> AsyncIterator[None]:
     """There is no space for another page in the segments of the servers until the block exits."""
     async with _client(master, "fill", "full") as process:
-        yield
-        await asyncio.wait_for(process.communicate(b""), STOP_SECONDS)
+        try:
+            yield
+        finally:
+            await asyncio.wait_for(process.communicate(b""), STOP_SECONDS)
 
 
 @asynccontextmanager
