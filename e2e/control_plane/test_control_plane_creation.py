@@ -62,8 +62,11 @@ def test_routers_of_a_namespace_share_a_secret_that_is_deleted_with_the_last(kub
         kube.until(name, Ready="True")
 
     def secret() -> Manifest:
-        return kube.get("secret", "dps-router-credentials")
+        return kube.get("secret", "dps-router-credentials", "--show-managed-fields")
 
+    assert {entry["manager"] for entry in secret()["metadata"]["managedFields"]} == {"dps-operator"}, (
+        "the time of a server-side apply is proportional to the number of field managers"
+    )
     both = secret()["data"]
     assert {name.partition("-")[0] for name in both} == {"first", "second"}
     kube.kubectl("delete", "dps/first")

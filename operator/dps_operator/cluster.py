@@ -26,6 +26,7 @@ SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of API server 
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
+STRATEGIC_MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
 PAGE = 500
 RETRY_DELAYS = (0.1, 0.3, 0.9)
 """Seconds between the attempts of one call."""
@@ -60,6 +61,13 @@ class Cluster(Protocol):
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         """Merge patch: replaces lists entirely, including items of other field managers."""
+
+    async def strategic_merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """Strategic merge patch: merges lists with a key, and removes fields that are None.
+
+        Raises NotFoundError if the object does not exist, and ClusterError with status 409 if it has another UID than
+        `change`.
+        """
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete an object and its dependents; a no-op if it is gone or has been replaced (UID precondition)."""
@@ -224,6 +232,11 @@ class KubernetesCluster:
     async def merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
         """See Cluster."""
         await self._call("PATCH", kind, kind.path(namespace, name), {"fieldManager": REPAIR}, change, MERGE)
+
+    async def strategic_merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """See Cluster."""
+        query = {"fieldManager": MANAGED_BY}
+        await self._call("PATCH", kind, kind.path(namespace, name), query, change, STRATEGIC_MERGE)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See Cluster."""

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
+from dps_operator.api import API_VERSION, KIND
 from dps_operator.credentials import release
 from dps_operator.errors import ClusterError
+from dps_operator.kinds import SECRET
 from dps_testkit.operator.harness import KEY, OperatorHarness
 from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST
 
+OTHER = {"apiVersion": API_VERSION, "kind": KIND, "name": "other", "uid": "uid-other"}
+"""The owner reference of another DPSRouter in the same namespace."""
 ENTRIES = {"qwen-gateway.admin-token", "qwen-redis.password", "qwen-redis.auth.conf", "qwen-redis.url"}
 
 
@@ -96,24 +100,24 @@ async def test_deleted_router_removes_its_values_from_the_secret_that_others_use
     own = credentials(harness)
     await release(harness.cluster, ("serving", "qwen"))
     assert credentials(harness) == own, "the Secret is garbage-collected with its last owner"
-    metadata = {"name": "dps-router-credentials", "namespace": "serving"}
-    other = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata,
-        "data": {"other-redis.password": "eA=="},
-    }
-    harness.cluster.store(other, "dps-operator.other")
+    other = {"metadata": {"ownerReferences": [OTHER]}, "data": {"other-redis.password": "eA=="}}
+    await harness.cluster.strategic_merge(SECRET, "serving", "dps-router-credentials", other)
     del harness.cluster.objects["DPSRouter", *KEY]
     await harness.reconcile()
     assert credentials(harness) == other["data"]
+    assert harness.object("Secret", "dps-router-credentials")["metadata"]["ownerReferences"] == [OTHER]
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(409, nullcontext()), (500, pytest.raises(ClusterError))])
+DELETED = nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(404, DELETED), (409, DELETED), (500, pytest.raises(ClusterError))]
+)
 async def test_secret_that_is_deleted_meanwhile_needs_no_removal(
     harness: OperatorHarness, status: int, outcome: AbstractContextManager[Any]
 ) -> None:
     credentials(harness)["other-redis.password"] = "eA=="
-    harness.cluster.fail["apply", "Secret"] = ClusterError("conflict", status)
+    harness.cluster.fail["strategic_merge", "Secret"] = ClusterError("it has been deleted", status)
     with outcome:
         await release(harness.cluster, ("serving", "qwen"))

@@ -89,6 +89,24 @@ class FakeCluster:
         merged["metadata"]["resourceVersion"] = str(self._version)
         self.objects[kind.name, namespace, name] = merged
 
+    async def strategic_merge(self, kind: Kind, namespace: str, name: str, change: Manifest) -> None:
+        """A change of the owners and of the field `data`."""
+        self._called("strategic_merge", kind.name)
+        live = await self.get(kind, namespace, name)
+        metadata = live["metadata"]
+        if change["metadata"].get("uid", metadata["uid"]) != metadata["uid"]:
+            raise ClusterError("the object has another UID", 409)
+        owners = {owner["uid"]: owner for owner in metadata.get("ownerReferences", [])}
+        owners |= {owner["uid"]: owner for owner in change["metadata"]["ownerReferences"]}
+        kept = [owner for owner in owners.values() if "$patch" not in owner]
+        data = live.get("data", {}) | change["data"]
+        self._version += 1
+        self.objects[kind.name, namespace, name] = {
+            **live,
+            "metadata": {**metadata, "ownerReferences": kept, "resourceVersion": str(self._version)},
+            "data": {field: value for field, value in data.items() if value is not None},
+        }
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._called("delete", kind.name)
         self.objects.pop((kind.name, namespace, name), None)
