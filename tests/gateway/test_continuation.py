@@ -104,9 +104,15 @@ def message_stream(answer: Answer, cuts: Sequence[int], name: str) -> list[bytes
     ]
 
 
+def vllm_chat_stream(answer: Answer, cuts: Sequence[int], name: str) -> list[bytes]:
+    """vLLM's name for reasoning_content is `reasoning`."""
+    return [each.replace(b"reasoning_content", b"reasoning") for each in chat_stream(answer, cuts, name)]
+
+
 Stream = Callable[[Answer, Sequence[int], str], list[bytes]]
 FORMATS: dict[str, tuple[StreamContent, Stream]] = {
     "chat": (CHAT_STREAMS, chat_stream),
+    "chat of vLLM": (CHAT_STREAMS, vllm_chat_stream),
     "completions": (COMPLETION_STREAMS, completion_stream),
     "generate": (GENERATE_STREAMS, generate_stream),
     "messages": (MESSAGE_STREAMS, message_stream),
@@ -135,7 +141,8 @@ def read(events: bytes) -> list[tuple[str, str]]:
         if document.get("usage") and document.get("choices") == []:
             result.append(("usage", ""))
         for choice in document.get("choices", []):
-            add("reasoning", choice.get("delta", {}).get("reasoning_content") or "")
+            for field in ("reasoning_content", "reasoning"):
+                add(field, choice.get("delta", {}).get(field) or "")
             add("content", choice.get("delta", {}).get("content") or choice.get("text") or "")
             if choice["finish_reason"]:
                 result.append(("finish", choice["finish_reason"]))
@@ -241,6 +248,7 @@ def test_events_of_the_other_answer_get_the_id_and_the_time_of_the_first() -> No
         event({"error": {"message": "out of memory"}}),
         event({"choices": [{"index": 1, "delta": {"content": "Hel"}}]}),
         event({"choices": [{"index": 0, "delta": {"content": ["Hel"]}}]}),
+        chunk({"reasoning": "Hm", "reasoning_content": "Ha"}),
         b"data: {{{\n\n",
         b"data: [1]\n\n",
         b"\xff\xfe\n\ndata: \xff\n\n",
@@ -249,6 +257,22 @@ def test_events_of_the_other_answer_get_the_id_and_the_time_of_the_first() -> No
 def test_answer_that_differs_is_not_forwarded(other: bytes) -> None:
     with pytest.raises(Different):
         continued_with(other)
+
+
+def test_reasoning_in_two_fields_is_continued_in_both() -> None:
+    """As vLLM 0.12 sends it."""
+    first = chunk({"reasoning": "Hm", "reasoning_content": "Hm"})
+    other = chunk({"reasoning": "Hmm", "reasoning_content": "Hmm"})
+    assert documents(continued_with(other, received=first)) == documents(
+        chunk({"reasoning": "m", "reasoning_content": "m"})
+    )
+
+
+def test_events_after_the_answer_are_not_sent_twice() -> None:
+    after = [chunk({}, "stop"), event({"choices": [], "sglext": {"cached": 1}}), chunk()]
+    assert continued_with(HELLO, *after, received=HELLO + b"".join(after)) == b""
+    rest = continued_with(HELLO, *after, received=HELLO + after[0] + after[1])
+    assert documents(rest) == documents(after[2])
 
 
 def test_comments_are_neither_compared_nor_lost() -> None:
@@ -298,6 +322,10 @@ def test_different_tool_call_is_not_forwarded(other: bytes) -> None:
     [
         (CHAT_STREAMS, b"data: {{{\n\n"),
         (CHAT_STREAMS, event({"choices": [{"index": 1, "delta": {"content": "b"}}]})),
+        (CHAT_STREAMS, chunk({"hidden_states": [0.5]})),
+        # vLLM with return_token_ids
+        (CHAT_STREAMS, event({"choices": [{"index": 0, "delta": {"content": "b"}, "token_ids": [2]}]})),
+        (COMPLETION_STREAMS, event({"choices": [{"index": 0, "text": "b", "token_ids": [2]}]})),
         (
             MESSAGE_STREAMS,
             event({"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta"}}),

@@ -5,8 +5,6 @@ Only the answers of deterministic requests can be compared. This module performs
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from operator import setitem
 from typing import Any, Final, NamedTuple
 
 
@@ -66,19 +64,31 @@ def _unchanged(_rest: str) -> None:
     """The `cut` of a part that is not removed, because no later part of its event can follow it."""
 
 
-def _text(owner: dict[str, Any], name: str, field: str) -> Iterator[Part]:
-    """The text in a field of an event, if there is any."""
-    value = owner.get(name)
-    if value:
-        if not isinstance(value, str):
-            raise Different(f"{field} is not a string")
-        yield Part(field, value, partial(setitem, owner, name))
+def _text(owner: dict[str, Any], field: str, *names: str) -> Iterator[Part]:
+    """The text of an event, if there is any. Several of the fields `names` may have it, if it is the same in all."""
+    found = [name for name in names if owner.get(name)]
+    if not found:
+        return
+    text = owner[found[0]]
+    if not isinstance(text, str) or any(owner[name] != text for name in found):
+        raise Different(f"{field} is not one string")
+
+    def cut(rest: str) -> None:
+        owner.update(dict.fromkeys(found, rest))
+
+    yield Part(field, text, cut)
 
 
 def _whole(field: str, value: Any) -> Iterator[Part]:
     """A value that is sent once, if there is one."""
     if value is not None:
         yield Part(field, str(value), _unchanged, whole=True)
+
+
+_CHOICE_FIELDS: Final = frozenset({"index", "delta", "text", "finish_reason", "matched_stop", "stop_reason"})
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+"""The fields with the reasoning in a delta: SGLang's and vLLM's. vLLM 0.12 sends the same text in both."""
+_DELTA_FIELDS: Final = frozenset({"role", "content", "tool_calls", *_REASONING_FIELDS})
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -89,13 +99,22 @@ def _choice(event: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict):
         choice: dict[str, Any] = choices[0]
         if choice.get("index") == 0:
+            _refuse_others(choice, _CHOICE_FIELDS)
             return choice
     raise Different("an event has other choices than the first")
 
 
+def _refuse_others(owner: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise Different if a field with a value is not known, because its value would be lost or sent twice."""
+    for name, value in owner.items():
+        if value and name not in known:
+            raise Different(f"an event has the field {name}, which cannot be compared")
+
+
 def _without_choices(event: dict[str, Any]) -> Iterator[Part]:
-    """The part of an event after the answer: usage, or the sources of cached tokens."""
-    yield from _whole("last", ",".join(name for name in ("sglext", "usage") if event.get(name)) or None)
+    """The parts of an event after the answer: usage, or the sources of cached tokens."""
+    for name in ("sglext", "usage"):
+        yield from _whole(name, "sent" if event.get(name) else None)
 
 
 def _chat(event: dict[str, Any]) -> Iterator[Part]:
@@ -106,7 +125,8 @@ def _chat(event: dict[str, Any]) -> Iterator[Part]:
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         raise Different("an event has no delta")
-    yield from _text(delta, "reasoning_content", "reasoning_content")
+    _refuse_others(delta, _DELTA_FIELDS)
+    yield from _text(delta, "reasoning", *_REASONING_FIELDS)
     yield from _text(delta, "content", "content")
     calls = delta.get("tool_calls") or []
     if not isinstance(calls, list):
@@ -127,7 +147,7 @@ def _tool_call(call: Any) -> Iterator[Part]:
                     call["id"] = function["name"] = None
 
                 yield Part(f"name of tool call {index}", str(name), remove_name, whole=True)
-            yield from _text(function, "arguments", f"arguments of tool call {index}")
+            yield from _text(function, f"arguments of tool call {index}", "arguments")
         case _:
             raise Different("a tool call has no index or no function")
 
@@ -156,7 +176,7 @@ def _message(event: dict[str, Any]) -> Iterator[Part]:
         case {"type": "content_block_delta", "index": index, "delta": {"type": str(kind)} as delta} if (
             kind in _DELTAS
         ):
-            yield from _text(delta, _DELTAS[kind], f"{kind} of block {index}")
+            yield from _text(delta, f"{kind} of block {index}", _DELTAS[kind])
         case {"type": "content_block_stop", "index": index}:
             yield from _whole(f"stop of block {index}", "stop")
         case {"type": "message_delta", "delta": {"stop_reason": reason}}:
