@@ -137,11 +137,12 @@ class Dispatch:
         Closes `placed`. Raises as `first` does; UpstreamFailed also if the request must not be sent again.
         """
         failure = error.as_failure()
+        late = self._deadline.passed
+        if not late:
+            # Before its slot is released, so that the slot is not assigned to a queued request.
+            self._record(placed.pool, placed.replica, failure)
         placed.close()
-        if self._deadline.passed:
-            raise failure
-        self._record(placed.pool, placed.replica, failure)
-        if not self._retries.allowed_after_start(failure):
+        if late or not self._retries.allowed_after_start(failure):
             raise failure
         return await self._next()
 

@@ -13,7 +13,16 @@ from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.in_process_gateway import DONE, USAGE, InProcessGateway, ScriptedEngine, chat, send_stream
+from dps_testkit.in_process_gateway import (
+    CHAT,
+    DONE,
+    USAGE,
+    InProcessGateway,
+    ScriptedEngine,
+    chat,
+    send_stream,
+)
+from dps_testkit.waiting import wait_until
 
 GREEDY = chat(stream=True, temperature=0)
 
@@ -111,6 +120,38 @@ async def test_stream_is_not_continued_after_the_time_that_the_client_allows(
     assert b"the answer took longer than 0.5 s" in content
     assert len(engine.requests) == 1
     assert outcomes(gateway) == {"failed": 1}
+
+
+async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    config = gateway.runtime.config.model_dump(by_alias=True)
+    config["routing"]["policy"] = "AlwaysSpeculative"
+    config["limits"]["maxInFlightPerReplica"] = 1
+    gateway.runtime.apply(GatewayConfig.model_validate(config))
+    queued = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(engine.requests) > 1:
+            return await send_stream(request, [*OTHER, *WITH_USAGE])
+        response = await send_stream(request, BROKEN)
+        await queued.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def other_is_queued() -> bool:
+        return len(gateway.runtime.admission) == 1
+
+    engine.answer = answer
+    async with gateway.client.post(gateway.url + CHAT, json=GREEDY) as stream:
+        other = asyncio.create_task(gateway.post(json=GREEDY))
+        await wait_until(other_is_queued, "the other request is queued")
+        queued.set()
+        assert (await stream.read()).endswith(DONE)
+    assert (stream.headers["x-dps-pool"], outcomes(gateway)) == ("speculative", {"continued": 1})
+    assert (await other)[0].headers["x-dps-pool"] == "greedy"
+    assert [pool.in_flight for pool in gateway.runtime.pools.values()] == [0, 0]
 
 
 async def test_answer_is_paid_and_logged_once(
