@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from typing import Final
 
 from aiohttp import web
 from opentelemetry.trace import Span
@@ -23,6 +24,9 @@ from dps_gateway.telemetry.tracing import fail_span, span_reference
 from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
 
 log = logging.getLogger(__name__)
+
+MAX_ENDING_BYTES: Final = 1024 * 1024
+"""What an engine sends after the closing event of a stream is held in memory up to this size. The rest is dropped."""
 
 
 class Relay:
@@ -133,7 +137,7 @@ class Relay:
         """Forward all events but the closing one, which is returned.
 
         Raises UpstreamBroken if the stream ends without a closing event. If the engine closes the connection after
-        the closing event, the answer is complete.
+        the closing event, or does not stop sending, the answer is complete.
         """
         try:
             async for chunk in self._answer.rest():
@@ -141,6 +145,8 @@ class Relay:
                 ready, done = events.feed(chunk)
                 if closing:  # nothing may overtake the closing event, which waits for the commit
                     closing += ready + done
+                    if len(closing) > MAX_ENDING_BYTES:
+                        break
                 else:
                     closing = done
                     await self._register(events)

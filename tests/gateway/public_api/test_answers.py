@@ -227,6 +227,29 @@ async def test_answer_without_an_end_is_not_kept_in_memory(
     assert all(pool.ready for pool in gateway.runtime.pools.values())
 
 
+async def test_stream_that_continues_after_done_is_not_kept_in_memory(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(CHUNK + DONE)
+        while sent < 200_000_000:
+            await response.write(b": waiting\n\n" * 10_000)
+            sent += 110_000
+        return response
+
+    engine.answer = endless
+    _, content = await gateway.post(json=chat(stream=True))
+    assert content.startswith(CHUNK + DONE)
+    assert len(content) < 2_000_000
+    assert sent < 200_000_000
+    assert [pool.in_flight for pool in gateway.runtime.pools.values()] == [0, 0]
+
+
 async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_over(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
