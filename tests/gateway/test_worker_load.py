@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -196,6 +196,34 @@ async def test_queues_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad])
     assert not third.done()
     for task in (*queued, third):
         task.cancel()
+
+
+async def test_workers_that_queue_a_request_at_the_same_moment_do_not_exceed_the_limit(
+    loads: Sequence[WorkerLoad],
+) -> None:
+    one, other = (Worker(load, slots=1, max_queued=1) for load in loads)
+    one.take()
+    later = other.acquire()
+
+    class OtherActsFirst(WorkerLoad):
+        """Reads the other worker's queue just before the other one receives a request."""
+
+        @property
+        def queued_elsewhere(self) -> int:
+            queued = loads[0].queued_elsewhere
+            with suppress(PoolFull):
+                later.send(None)
+            return queued
+
+        def publish_queued(self, requests: int) -> None:
+            loads[0].publish_queued(requests)
+
+    one.admission._workers = OtherActsFirst()
+    with closing(later):
+        queued = asyncio.create_task(one.acquire())
+        await asyncio.sleep(0)
+        assert len(one.admission) + len(other.admission) == 1
+        queued.cancel()
 
 
 def test_bodies_of_all_workers_have_one_limit(loads: Sequence[WorkerLoad]) -> None:

@@ -134,8 +134,6 @@ class Admission:
         assignment = _take(request)
         if assignment is not None:
             return assignment
-        if len(self._waiting) + self._workers.queued_elsewhere >= self.max_queued:
-            self._make_room(request)
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
         entry = Entry(request.tenant, request.session, waiter, request.urgency)
         assignment = await self._wait(entry, timeout_seconds, wake_seconds, left_seconds)
@@ -181,7 +179,7 @@ class Admission:
     ) -> Assignment | None:
         request, assignment = entry.item.request, entry.item.assignment
         ends = time.monotonic() + left_seconds
-        self._join(entry)
+        self._join(entry)  # raises PoolFull
         try:
             if not _usable(request):
                 await asyncio.wait([assignment], timeout=wake_seconds)
@@ -204,19 +202,23 @@ class Admission:
         finally:
             self._leave(entry)
 
-    def _make_room(self, request: ReplicaRequest) -> None:
-        """Remove a request from the full queue in favour of a new one. Raises PoolFull for the new one."""
-        full = f"{_subject_and_verb(request)} full, and so is the queue"
-        displaced = self._waiting.displaced_by(request.tenant, request.urgency)
-        if displaced is None:
-            raise PoolFull(full)
-        self._leave(displaced)
-        if not displaced.item.assignment.done():
-            displaced.item.assignment.set_exception(PoolFull(full))
-
     def _join(self, entry: Entry[_Waiter]) -> None:
+        """Add a request to the queue. If the queue is full, remove another one in its favour, or raise PoolFull."""
+        request, displaced = entry.item.request, None
+        full = PoolFull(f"{_subject_and_verb(request)} full, and so is the queue")
+        # First, so that two workers cannot both take the last place.
+        self._workers.publish_queued(len(self._waiting) + 1)
+        if len(self._waiting) + self._workers.queued_elsewhere >= self.max_queued:
+            displaced = self._waiting.displaced_by(entry.tenant, entry.urgency)
+            if displaced is None:
+                self._workers.publish_queued(len(self._waiting))
+                raise full
         self._waiting.add(entry)
         self._count(entry, 1)
+        if displaced is not None:
+            self._leave(displaced)
+            if not displaced.item.assignment.done():
+                displaced.item.assignment.set_exception(full)
 
     def _leave(self, entry: Entry[_Waiter], *, served: bool = False) -> None:
         if self._waiting.serve(entry) if served else self._waiting.remove(entry):
