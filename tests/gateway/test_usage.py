@@ -209,6 +209,7 @@ def test_generate_stream_reports_usage_in_every_event() -> None:
         pytest.param(b'{"usage":{"prompt_tokens":"n/a"}}', None, id="a text instead of a count"),
         pytest.param(b'{"usage":{"prompt_tokens":-1}}', None, id="a negative count"),
         pytest.param(b'{"usage":{"prompt_tokens":true}}', None, id="a truth value instead of a count"),
+        pytest.param(b'{"usage":{"prompt_tokens":18446744073709551615}}', None, id="a count of 64 bits"),
     ],
 )
 def test_usage_is_read_from_a_complete_answer(document: bytes, expected: Usage | None) -> None:

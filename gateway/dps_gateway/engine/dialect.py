@@ -9,12 +9,15 @@ the OpenAI API: /generate, /model_info, /server_info and `input_ids`. Nothing el
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Configuration, Load
+
+MAX_TOKENS: Final = 2**40
+"""Larger counts are not valid. Sums of valid ones have less than 64 bits, as in spans and in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,9 @@ def read_usage(document: bytes, answer_format: AnswerFormat) -> Usage | None:
 
 
 def token_count(value: Any) -> int | None:
-    """`value` if it is a valid token count (a non-negative integer), else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """`value` if it is a valid token count (an integer from 0 to MAX_TOKENS), else None."""
+    valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
+    return value if valid else None
 
 
 def text_or_none(value: Any) -> str | None:
