@@ -94,6 +94,26 @@ def test_quota_that_allows_no_pods_is_reported(kube: Kube) -> None:
     assert "exceeded quota: none" in kube.condition("qwen", "SpeculativePoolReady")["message"]
 
 
+def test_quota_that_allows_no_additional_pod_is_reported_as_the_cause_of_a_delayed_rollout(
+    kube: Kube,
+) -> None:
+    ready(kube)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}}
+    kube.apply({**quota, "spec": {"hard": {"pods": str(len(kube.list("pod")))}}})
+    change: Manifest = {"pools": {"greedy": {"args": ["--log-level=debug"]}}}
+    kube.apply(router(**change))
+
+    def named() -> None:
+        progressing = kube.condition("qwen", "Progressing")
+        assert progressing["reason"] == "RollingOut"
+        assert "exceeded quota: full" in progressing["message"]
+
+    eventually(named)
+    assert kube.condition("qwen")["status"] == "True"
+    kube.kubectl("delete", "resourcequota", "full")
+    ready(kube, **change)
+
+
 def test_pool_without_a_node_for_each_replica_serves_and_is_rolled_out(kube: Kube) -> None:
     """Two nodes can run engines of this DPSRouter, which must not share one."""
     apart = {

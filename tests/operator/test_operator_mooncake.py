@@ -165,11 +165,11 @@ async def test_master_is_deleted_with_the_backend() -> None:
     assert "qwen-mooncake" not in harness.cluster.names("Deployment") | harness.cluster.names("Service")
 
 
-def observed(ready: int) -> Observed:
-    """Components that serve, with this number of ready masters."""
+def observed(ready: int, failure: str = "") -> Observed:
+    """Components that serve, with this number of ready masters. failure: why the master's pod cannot be created."""
     made = {name: workload(name, replicas()) for name in ("speculative", "greedy", "gateway", "redis")}
     made["redis"] = replace(made["redis"], kind="StatefulSet")
-    made["mooncake"] = workload("mooncake", replicas(ready))
+    made["mooncake"] = workload("mooncake", replicas(ready, failure=failure))
     return Observed({(one.kind, one.name): one for one in made.values()})
 
 
@@ -188,3 +188,10 @@ def test_master_that_is_not_ready_is_reported_and_does_not_affect_ready(
     assert (serving.status, serving.reason, progressing.status, progressing.reason) == expected
     assert found["PrefixCacheShared"].status == "Unknown"
     assert found["Ready"].status == "True"
+
+
+def test_master_whose_pod_is_forbidden_is_reported_with_the_cause() -> None:
+    found = {one.type: one for one in conditions(router(MOONCAKE), observed(0, "exceeded quota"))}
+    assert found["PrefixCacheServing"].message.endswith(
+        "is not ready: pods cannot be created: exceeded quota"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dps_engines.pools import POOLS
+from dps_operator.api.status import ConditionType
 from dps_operator.gpu_budget.allocation import Allocation
 from dps_operator.observe import Child, Finished, child
 from dps_operator.prefix_cache.engines import EngineReports
@@ -277,6 +278,42 @@ def test_rollout_is_reported_with_the_problem_of_its_pods() -> None:
         for item in conditions(router(SMALLEST), CASES["one of three replicas ready"][0])
     }
     assert found["Progressing"] == f"the speculative pool is rolling out: {CRASH.message}"
+
+
+def forbidden(**counts: Any) -> Observed:
+    """A quota forbids a pod of the speculative pool, of which other pods are ready."""
+    refused = replicas(1, failure="exceeded quota", **counts)
+    return Observed(family(speculative=workload("speculative", refused)))
+
+
+QUOTA = "pods cannot be created: exceeded quota"
+FORBIDDEN: dict[str, tuple[Observed, ConditionType, str]] = {
+    "replicas": (forbidden(desired=2), "SpeculativePoolReady", f"1 of 2 replicas are ready; {QUOTA}"),
+    "pods of a rollout": (
+        forbidden(settled=False),
+        "Progressing",
+        f"the speculative pool is rolling out: {QUOTA}",
+    ),
+    "pods of a rollout for which the other pool waits": (
+        replace(forbidden(settled=False), waiting_pool="greedy"),
+        "Progressing",
+        f"the rollout of the greedy pool starts after that of the speculative pool: {QUOTA}",
+    ),
+    "pods of a failed rollout": (
+        forbidden(settled=False, stalled="ReplicaSet has timed out progressing."),
+        "Ready",
+        f"requests are served by both pools; the rollout of the speculative pool has failed: {QUOTA}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "condition", "message"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
+def test_pods_that_are_forbidden_are_reported_although_requests_are_served(
+    seen: Observed, condition: ConditionType, message: str
+) -> None:
+    found = {item.type: item for item in conditions(router(SMALLEST), seen)}
+    assert found["Ready"].status == "True"
+    assert found[condition].message == message
 
 
 @pytest.mark.parametrize("scaled", [{"gpuBudget": {"gpus": 2}}, {"pools": SCALED_TO_ZERO}])

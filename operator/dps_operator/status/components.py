@@ -34,17 +34,16 @@ def _ready(router: Router, observed: Observed, component: Component, type: Condi
         return Condition(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
     if stopped := _stopped(router, observed, component, type, replicas.desired):
         return stopped
-    problem = observed.problem(component)
+    problem, cause = observed.problem(component), observed.cause(router, component)
     count = f"{replicas.ready} of {replicas.desired} replicas are ready"
     if replicas.ready >= replicas.desired:
         return Condition(type, "True", "AllReplicasReady", count)
     if replicas.ready > 0:
-        message = f"{count}; {problem.message}" if problem else count
-        return Condition(type, "True", "SomeReplicasReady", message)
+        return Condition(type, "True", "SomeReplicasReady", "; ".join(filter(None, [count, cause])))
     if problem:
         return Condition(type, "False", problem.reason, problem.message)
-    if replicas.failure:
-        return Condition(type, "False", "PodsForbidden", f"pods cannot be created: {replicas.failure}")
+    if cause:
+        return Condition(type, "False", "PodsForbidden", cause)
     return Condition(type, "False", "Starting", count)
 
 

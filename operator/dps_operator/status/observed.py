@@ -59,3 +59,13 @@ class Observed:
     def problem(self, component: Component) -> Problem | None:
         """The most severe problem of a component's pods; None if they are ready."""
         return most_severe([pod.problem for pod in self.pods if pod.component == component and pod.problem])
+
+    def cause(self, router: Router, component: Component) -> str:
+        """Why replicas of a component are not ready: the problem of a pod, or why pods cannot be created.
+
+        Empty if neither is known.
+        """
+        if problem := self.problem(component):
+            return problem.message
+        replicas = self.replicas(router, component)
+        return f"pods cannot be created: {replicas.failure}" if replicas and replicas.failure else ""

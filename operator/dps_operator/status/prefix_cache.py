@@ -51,10 +51,9 @@ def _master_not_ready(router: Router, observed: Observed) -> Condition | None:
     replicas = observed.replicas(router, "mooncake")
     if replicas is not None and replicas.ready > 0:
         return None
-    problem = observed.problem("mooncake")
-    cause = f": {problem.message}" if problem else ""
-    message = f"engines share no pages and cannot start, because the Mooncake master is not ready{cause}"
-    return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
+    message = "engines share no pages and cannot start, because the Mooncake master is not ready"
+    parts = filter(None, [message, observed.cause(router, "mooncake")])
+    return Condition("PrefixCacheServing", "False", "MasterNotReady", ": ".join(parts))
 
 
 def _serving(health: CacheHealth | None) -> Condition:

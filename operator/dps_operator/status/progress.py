@@ -15,8 +15,7 @@ def failed_rollouts(router: Router, observed: Observed) -> str:
     for component in (*POOLS, "gateway"):
         replicas = observed.replicas(router, component)
         if replicas is not None and replicas.stalled:
-            problem = observed.problem(component)
-            cause = problem.message if problem else replicas.stalled
+            cause = observed.cause(router, component) or replicas.stalled
             messages.append(f"the rollout of the {NOUNS[component]} has failed: {cause}")
     return "; ".join(messages)
 
@@ -37,18 +36,16 @@ def progressing(router: Router, observed: Observed) -> Condition:
 
 
 def _rollout(router: Router, observed: Observed) -> str:
-    """The rollout in progress, with the problem that delays it; empty if there is none."""
+    """The rollout in progress, with what delays it; empty if there is none."""
     if observed.waiting_pool:
         (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
-        problem = observed.problem(other)
-        return f"{message}: {problem.message}" if problem else message
+        return ": ".join(filter(None, [message, observed.cause(router, other)]))
     for component in _rolled_out(router):
         replicas = observed.replicas(router, component)
         if replicas is None or not replicas.settled:
             message = f"the {NOUNS[component]} is rolling out"
-            problem = observed.problem(component)
-            return f"{message}: {problem.message}" if problem else message
+            return ": ".join(filter(None, [message, observed.cause(router, component)]))
     return ""
 
 
