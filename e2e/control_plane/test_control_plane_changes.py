@@ -113,6 +113,13 @@ def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
     assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
 
 
+def test_redis_that_cannot_start_is_replaced_when_the_spec_is_corrected(kube: Kube) -> None:
+    nowhere = {"podTemplate": {"spec": {"nodeSelector": {"disk": "absent"}}}}
+    kube.apply(router(sessionStore={"managed": nowhere}))
+    kube.until("qwen", SessionStoreReady="Unschedulable", Ready="Unschedulable")
+    ready(kube)
+
+
 def test_enabling_autoscaling_keeps_the_current_replicas(kube: Kube) -> None:
     ready(kube, pools={"greedy": {"replicas": 3}})
     before = set(pods(kube, "greedy"))

@@ -76,6 +76,8 @@ class Child:
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
+    pod_management_policy: str = ""
+    """How a StatefulSet creates and replaces its pods; empty for other kinds."""
     scaling: Scaling | None = None
     """The state of a HorizontalPodAutoscaler; None for other kinds, or if it has not been evaluated yet."""
 
@@ -194,6 +196,9 @@ def child(body: Manifest) -> Child:
         spec_hash=annotations.get(SPEC_HASH, ""),
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
+        pod_management_policy=body["spec"].get("podManagementPolicy", "")
+        if body["kind"] == "StatefulSet"
+        else "",
         scaling=_scaling(body),
     )
 

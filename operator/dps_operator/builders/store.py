@@ -123,6 +123,8 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
         spec={
             "replicas": 1,
             "serviceName": child_name(router, "redis"),
+            # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
+            "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector(router, "redis")},
             # Session records expire within hours, so the volume is deleted with the store.
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
