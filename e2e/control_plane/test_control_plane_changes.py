@@ -12,6 +12,7 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.waiting import eventually, tls_connections_closed
 from e2e.cluster.routers import router
 from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
+from e2e.node.commands import run_documented
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 pytestmark = pytest.mark.usefixtures("shared_operator")
@@ -161,6 +162,24 @@ def test_suspended_router_frees_its_gpus_and_can_be_resumed(kube: Kube) -> None:
     assert len(pods(kube, "gateway")) == 2
     ready(kube, pools=scaled)
     assert len(pods(kube, "greedy")) >= 2
+
+
+def test_documented_commands_suspend_a_router_upgrade_its_engines_and_renew_its_password(kube: Kube) -> None:
+    ready(kube)
+
+    def password() -> str | None:
+        found: str | None = kube.get("secret", "dps-router-credentials")["data"].get("qwen-redis.password")
+        return found
+
+    before = password()
+    assert '"revisions"' in run_documented(Path(__file__), kube, 60.0)
+    kube.until("qwen", Ready="Suspended")
+    assert kube.get("dpsrouter", "qwen")["spec"]["engine"]["upgradePolicy"] == "Automatic"
+
+    def renewed() -> None:
+        assert password() not in (None, before)
+
+    eventually(renewed)
 
 
 def test_paused_router_is_changed_only_after_the_pause(kube: Kube) -> None:
