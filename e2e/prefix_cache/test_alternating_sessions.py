@@ -23,6 +23,7 @@ from dps_engines.sglang.prefix_cache import PAGE_TOKENS
 from dps_local.prefix_cache import shared_cache
 from dps_operator.prefix_cache.engines import engine_sample
 from dps_sglang.metrics import REFILLS
+from dps_sglang.sharing import REPLACED
 from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
@@ -284,7 +285,7 @@ async def test_server_does_not_clear_the_directory(shared: Shared) -> None:
 
 
 async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared: Shared) -> None:
-    """The last test, because it replaces them. The names of pages would identify the earlier weights."""
+    """The names of pages would identify the earlier weights. Later tests cannot share pages with it."""
     replaced, other = shared.servers["greedy"], shared.servers["STANDALONE"]
     written = fewer_sessions("before")
     await play(written, other.url, {"": other.url})
@@ -307,3 +308,15 @@ async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared
     assert cached_at_first(read) == 0
     check_answers(read, shared.unmoved)
     assert answers(read) != answers(new_prompts)
+
+
+async def test_server_whose_weights_are_reset_shares_no_pages_any_more(shared: Shared) -> None:
+    """The last test. An endpoint that compares weights can also replace them by random numbers."""
+    url = shared.servers["STANDALONE"].url
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        async with http.post(f"{url}/weights_checker", json={"action": "reset_tensors"}) as answer:
+            assert (await answer.json())["success"]
+        async with http.get(f"{url}/metrics") as answer:
+            found = engine_sample(await answer.text())
+
+    assert found.sharing == {("", REPLACED)}

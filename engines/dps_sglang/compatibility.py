@@ -32,20 +32,25 @@ MOONCAKE_STATS = f"{MOONCAKE_STORE}.get_stats"
 MOONCAKE_GET = f"{MOONCAKE_STORE}._get_batch_zero_copy_impl"
 MOONCAKE_PUT = f"{MOONCAKE_STORE}._put_batch_zero_copy_impl"
 
+WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 WEIGHT_UPDATES = tuple(
-    f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
+    f"{WEIGHT_UPDATER}.{name}"
     for name in (
         "update_weights_from_disk",
         "update_weights_from_distributed",
         "update_weights_from_tensor",
         "update_weights_from_ipc",
+        "begin_weight_update",
     )
 )
+"""After the last one, another process may write weights into the engine's memory without a further request."""
+WEIGHT_CHECK = f"{WEIGHT_UPDATER}.check_weights"
+MEMORY_RELEASE = f"{WEIGHT_UPDATER}.release_memory_occupation"
 
 ATTACH_STORAGE = "sglang.srt.managers.scheduler.Scheduler.attach_hicache_storage_wrapped"
 
 SHARING_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(
-    (*WEIGHT_UPDATES, ATTACH_STORAGE), ("self", "recv_req")
+    (*WEIGHT_UPDATES, WEIGHT_CHECK, MEMORY_RELEASE, ATTACH_STORAGE), ("self", "recv_req")
 )
 """The functions that `sharing` wraps. Without them, no pages are shared."""
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {

@@ -7,7 +7,13 @@ from importlib.metadata import version
 
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import announced, salted
-from dps_sglang.sharing import before_new_weights, not_shared, refuse_other_storage
+from dps_sglang.sharing import (
+    before_new_weights,
+    before_weights_are_released,
+    before_weights_are_reset,
+    not_shared,
+    refuse_other_storage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,8 @@ def register() -> None:
     if _objection("not shared", compatibility.SHARING_SIGNATURES) is None:
         for update in compatibility.WEIGHT_UPDATES:
             _wrap(update, before_new_weights)
+        _wrap(compatibility.WEIGHT_CHECK, before_weights_are_reset)
+        _wrap(compatibility.MEMORY_RELEASE, before_weights_are_released)
         _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 TAG = "extra_backend_tag"
 """The setting of SGLang's backend that precedes the name of every page."""
 
-REPLACED = "the weights were replaced while the engine was running; restart it with the new weights"
+REPLACED = "the weights were replaced or released while the engine was running; restart it"
 
 
 class NotShareable(Exception):
@@ -75,7 +75,7 @@ class Sharing:
                 self._metric.export(self._pages, problem)
 
     def end(self) -> None:
-        """End the sharing, because the weights are about to be replaced."""
+        """End the sharing, because the weights are about to be replaced or released."""
         self._replaced = True
         if self._ends:
             for end in self._ends:
@@ -124,6 +124,23 @@ def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kw
     """Wraps the methods of SGLang's scheduler that replace weights."""
     SHARING.end()
     return original(self, *args, **kwargs)
+
+
+def before_weights_are_reset(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Wraps the scheduler's `check_weights`, one of whose actions replaces the weights by random numbers."""
+    if recv_req.action == "reset_tensors":
+        SHARING.end()
+    return original(self, recv_req)
+
+
+def before_weights_are_released(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Wraps the scheduler's `release_memory_occupation`.
+
+    If it releases the weights, their memory may have any content when it is resumed.
+    """
+    if not recv_req.tags or "weights" in recv_req.tags:
+        SHARING.end()
+    return original(self, recv_req)
 
 
 def refuse_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:

@@ -1,7 +1,7 @@
 """The metrics by which an engine states what happened to the pages of the shared store, and whether it shares any."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,16 @@ from prometheus_client import REGISTRY
 from dps_sglang import metrics, sharing
 from dps_sglang.metrics import PAGES, SHARING, PageMetrics
 from dps_sglang.shared_cache import SharedCache
-from dps_sglang.sharing import REPLACED, TAG, NotShareable, Sharing, before_new_weights, not_shared
+from dps_sglang.sharing import (
+    REPLACED,
+    TAG,
+    NotShareable,
+    Sharing,
+    before_new_weights,
+    before_weights_are_released,
+    before_weights_are_reset,
+    not_shared,
+)
 from tests.plugin.pages import Memory, files, payload, read, store
 
 
@@ -111,6 +120,30 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
     assert states() == [("", REPLACED)]
     with pytest.raises(NotShareable, match="restart it"):
         shares.begin(cache.close)
+
+
+@pytest.mark.parametrize(
+    ("hook", "fields", "ends"),
+    [
+        (before_weights_are_reset, {"action": "reset_tensors"}, True),
+        (before_weights_are_reset, {"action": "checksum"}, False),
+        (before_weights_are_released, {"tags": None}, True),
+        (before_weights_are_released, {"tags": ["kv_cache", "weights"]}, True),
+        (before_weights_are_released, {"tags": ["kv_cache"]}, False),
+    ],
+    ids=str,
+)
+def test_engine_shares_no_pages_after_its_weights_are_reset_or_released(
+    shares: Sharing, hook: Callable[..., Any], fields: dict[str, Any], ends: bool
+) -> None:
+    """SGLang's endpoint `weights_checker` can replace them by random numbers; those in released memory are undefined."""
+    shares.begin(lambda: None)
+    shares.identify("folder")
+
+    request = SimpleNamespace(**fields)
+    assert hook(lambda _self, given: given, None, request) is request
+
+    assert states() == [("", REPLACED) if ends else ("folder", "")]
 
 
 def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -> None:
