@@ -29,6 +29,8 @@ class Sharing:
     def __init__(self) -> None:
         self.begun = False
         """Whether this process has shared pages. Then its storage has no pages of a draft model."""
+        self.configured = False
+        """Whether this process was started with a common prefix cache, even if it has shared no pages."""
         self._metric = SharingMetric()
         self._ends: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -46,7 +48,7 @@ class Sharing:
             if self._replaced:
                 raise NotShareable(REPLACED)
             self._ends.append(end)
-            self.begun = self._shares = True
+            self.begun = self.configured = self._shares = True
             self._pages = self._problem = ""
 
     def identify(self, pages: str) -> None:
@@ -63,6 +65,7 @@ class Sharing:
         """Report that this process shares no pages."""
         logger.warning("dps prefix cache: not shared: %s", problem)
         with self._lock:
+            self.configured = True
             self._shares = False
             self._metric.export("", problem)
 
@@ -147,12 +150,12 @@ def refuse_other_storage(original: Callable[..., Any], self: Any, recv_req: Any)
     """Wraps the scheduler's method with which a request to an admin endpoint attaches a storage.
 
     Through a storage with other settings, such as SGLang's `file` in the same directory, an engine could remove the
-    pages of other engines.
+    pages of other engines, even if it shares none itself.
     """
-    if not SHARING.begun:
+    if not SHARING.configured:
         return original(self, recv_req)
     from sglang.srt.managers.io_struct import AttachHiCacheStorageReqOutput
 
-    problem = "this engine has shared a prefix cache with others; restart it to use another storage"
+    problem = "this engine has a prefix cache in common with others; restart it to use another storage"
     logger.warning("dps prefix cache: a request to attach a storage was refused: %s", problem)
     return AttachHiCacheStorageReqOutput(success=False, message=problem)

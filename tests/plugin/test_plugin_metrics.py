@@ -1,10 +1,11 @@
 """The metrics by which an engine states what happened to the pages of the shared store, and whether it shares any."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from dps_sglang.sharing import (
     before_weights_are_released,
     before_weights_are_reset,
     not_shared,
+    refuse_other_storage,
 )
 from tests.plugin.pages import Memory, files, payload, read, store
 
@@ -136,7 +138,7 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
 def test_engine_shares_no_pages_after_its_weights_are_reset_or_released(
     shares: Sharing, hook: Callable[..., Any], fields: dict[str, Any], ends: bool
 ) -> None:
-    """SGLang's endpoint `weights_checker` can replace them by random numbers; those in released memory are undefined."""
+    """The endpoint `weights_checker` can replace them by random numbers. Those in released memory are undefined."""
     shares.begin(lambda: None)
     shares.identify("folder")
 
@@ -150,6 +152,34 @@ def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -
     before = states()
     assert before_new_weights(lambda _self, given: given, None, 1) == 1
     assert states() == before
+
+
+def attached(_engine: object, _request: object) -> SimpleNamespace:
+    """SGLang's method that attaches a storage, if it succeeds."""
+    return SimpleNamespace(success=True)
+
+
+@pytest.mark.parametrize("shareable", [True, False])
+def test_no_other_storage_is_attached_to_an_engine_with_a_common_prefix_cache(
+    shares: Sharing, monkeypatch: pytest.MonkeyPatch, shareable: bool
+) -> None:
+    """It has mounted the directory even if it shares no pages."""
+    io_struct: Any = ModuleType("io_struct")
+    io_struct.AttachHiCacheStorageReqOutput = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", io_struct)
+    if shareable:
+        shares.begin(lambda: None)
+    else:
+        shares.refuse("the weights cannot be identified")
+
+    answer = refuse_other_storage(attached, None, None)
+
+    assert not answer.success
+    assert "restart it" in answer.message
+
+
+def test_storage_is_attached_as_usual_to_an_engine_with_a_separate_prefix_cache(shares: Sharing) -> None:
+    assert refuse_other_storage(attached, None, None).success
 
 
 @dataclass(frozen=True)
