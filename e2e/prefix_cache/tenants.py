@@ -10,6 +10,7 @@ import yaml
 from dps_local.stack import MODEL
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
+from e2e.prefix_cache.sessions import stored_tokens, until_stored
 
 KEYS = {"alpha": "sk-alpha", "beta": "sk-beta", "gamma": "sk-gamma"}
 """Each tenant's API key."""
@@ -35,6 +36,22 @@ async def tenants_gateway(processes: LocalProcesses, folder: Path, engine: Engin
         "routing": {"commonPrefixCache": True},
     }
     return await processes.start_gateway([engine], [engine], settings)
+
+
+async def check_separated(path: str, writer: Gateway, reader: Gateway, writing: Engine) -> None:
+    """Assert that no tenant reads another's tokens, neither from memory nor from the storage that two engines share.
+
+    writer, reader: gateways with the tenants' keys in front of one engine each. writing: the engine of the first one,
+    which has a tenant's prompt in memory and in the storage, from which the other engine reads.
+    """
+    before = await stored_tokens(writing.url)
+    assert await cached_tokens(writer, path, "alpha") < TEMPLATE_TOKENS
+    await until_stored(writing.url, before + WORDS)
+
+    assert await cached_tokens(writer, path, "beta") < TEMPLATE_TOKENS
+    assert await cached_tokens(reader, path, "gamma") < TEMPLATE_TOKENS
+    assert await cached_tokens(reader, path, "alpha") >= WORDS
+    assert await cached_tokens(writer, path, "alpha") >= WORDS
 
 
 async def cached_tokens(gateway: Gateway, path: str, tenant: str) -> int:

@@ -29,6 +29,7 @@ from e2e.prefix_cache.alternation import (
 from e2e.prefix_cache.mooncake import Master
 from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import shared_servers
+from e2e.prefix_cache.tenants import check_separated, tenants_gateway
 from e2e.real_sglang.local_sglang import tiny_model
 
 OBSTACLE = mooncake.obstacle()
@@ -47,13 +48,15 @@ FAULT_SECONDS = 0.3
 class Shared:
     """Running servers by kind, gateways in front of the greedy server and one with each algorithm, and the master.
 
-    model: the link to the servers' model. unmoved: sessions that never changed pools.
+    model: the link to the servers' model. tenants: by kind of server, a gateway with API keys in front of that server
+    alone. unmoved: sessions that never changed pools.
     """
 
     master: Master
     model: Path
     servers: Mapping[str, Engine]
     gateways: Mapping[str, Gateway]
+    tenants: Mapping[str, Gateway]
     unmoved: list[Session]
 
     async def play(self, salt: str, algorithm: str) -> list[Session]:
@@ -79,9 +82,12 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         gateways = {
             algorithm: await gateway(processes, servers[algorithm], greedy) for algorithm in ALGORITHMS
         }
+        tenants = {
+            kind: await tenants_gateway(processes, folder, servers[kind]) for kind in ("greedy", "NGRAM")
+        }
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(master, model, servers, gateways, unmoved)
+        yield Shared(master, model, servers, gateways, tenants, unmoved)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -143,6 +149,15 @@ async def test_servers_with_other_weights_read_none_of_each_others_pages(
     await play(readable, control.url, {})
     assert cached_at_first(readable) > 0
     check_answers(readable, shared.unmoved)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_tenants_do_not_read_each_others_tokens_from_memory_or_the_store(
+    shared: Shared, path: str
+) -> None:
+    """The gateway sends the salt in a field of the one endpoint's requests, and in a header of the other's."""
+    writer, reader = shared.tenants["greedy"], shared.tenants["NGRAM"]
+    await check_separated(path, writer, reader, shared.servers["greedy"])
 
 
 async def test_engine_does_not_clear_the_store(shared: Shared) -> None:
