@@ -100,9 +100,12 @@ class Answer:
         self.first = first
         self.status = response.status
         self.streams = response.content_type == "text/event-stream"
-        if response.connection is not None and response.connection.protocol is not None:
-            # The timeout for the first byte includes queueing and prefill, so later pauses have a separate timeout.
-            response.connection.protocol.read_timeout = timeouts.idle_seconds
+        connection = response.connection
+        if connection is not None and connection.protocol is not None and not response.content.at_eof():
+            # The timeout for the first byte includes queueing and prefill, so later pauses have a separate timeout. Its
+            # timer is started here, because aiohttp would keep the previous one until the next chunk.
+            connection.protocol.read_timeout = timeouts.idle_seconds
+            connection.protocol.start_timeout()
 
     def headers(self) -> CIMultiDict[str]:
         """The headers to relay to the client."""

@@ -266,6 +266,51 @@ async def test_stalled_stream_ends_with_an_error_event_when_the_clients_time_is_
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the answer took longer than 4 s"
 
 
+STALL_SECONDS = 60
+
+
+def stall_after(gateway: InProcessGateway, engine: ScriptedEngine, first: bytes, kind: str) -> None:
+    """Let the engine send nothing after the first part of an answer, and the gateway wait for 0.5 s."""
+
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        await response.prepare(request)
+        await response.write(first)
+        await asyncio.sleep(STALL_SECONDS)
+        return response
+
+    engine.answer = stall
+    data = gateway.runtime.config.model_dump(by_alias=True)
+    data["timeouts"]["idleSeconds"] = 0.5
+    gateway.runtime.apply(GatewayConfig.model_validate(data))
+
+
+async def test_stream_that_stalls_after_its_first_event_ends_after_the_idle_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, CHUNK, "text/event-stream")
+    _, content = await gateway.post(json=chat(stream=True))
+    assert content.startswith(CHUNK)
+    assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine sent nothing for 0.5 s"
+
+
+async def test_answer_that_stalls_after_its_first_bytes_fails_after_the_idle_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, b"{", "application/json")
+    response, content = await gateway.post(json=chat())
+    assert (response.status, message_of(content)) == (502, "the engine sent nothing for 0.5 s")
+
+
+async def test_relayed_answer_that_stalls_after_its_first_bytes_is_broken_off_after_the_idle_timeout(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, b"{", "application/json")
+    async with asyncio.timeout(STALL_SECONDS / 2):
+        with pytest.raises(aiohttp.ClientError):
+            await gateway.post("/v1/embeddings", json=chat())
+
+
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1","object":"response",'
 CREATED_END = b'"status":"in_progress","usage":null}}\n\n'
 
