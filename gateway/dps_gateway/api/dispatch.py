@@ -146,6 +146,14 @@ class Dispatch:
             raise failure
         return await self._next()
 
+    def record_end(self, placed: Placed, error: UpstreamBroken) -> None:
+        """Record that a replica has begun to stream an answer that is not sent again, and failed.
+
+        Only a timeout counts: a connection may be closed because of the request.
+        """
+        if error.kind == "timeout" and not self._deadline.passed:
+            placed.pool.record_error(placed.replica)
+
     async def _next(self) -> Placed:
         """The next answer. Raises as `first` does."""
         if self._deadline.passed_for_client:

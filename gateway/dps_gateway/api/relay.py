@@ -178,6 +178,7 @@ class Relay:
         """
         continuation = self._received.continuation() if self._received is not None else None
         if continuation is None or self._answer.status != 200:
+            self._dispatch.record_end(self._placed, error)
             raise error
         failed, outcome = self._placed.replica.url, "abandoned"
         events = EventRelay(self._routed.route.answers, self._requested)

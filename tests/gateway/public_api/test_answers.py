@@ -11,6 +11,7 @@ from aiohttp import web
 from dps_gateway.api.request import TIMEOUT_HEADER
 from dps_gateway.config import GatewayConfig
 from dps_gateway.upstream import exchange
+from dps_gateway.upstream.replica import ERRORS_TO_EJECT
 from dps_testkit.in_process_gateway import (
     CHAT,
     CHUNK,
@@ -309,6 +310,15 @@ async def test_relayed_answer_that_stalls_after_its_first_bytes_is_broken_off_af
     async with asyncio.timeout(STALL_SECONDS / 2):
         with pytest.raises(aiohttp.ClientError):
             await gateway.post("/v1/embeddings", json=chat())
+
+
+async def test_replica_whose_streams_stall_is_ejected(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    stall_after(gateway, engine, CHUNK, "text/event-stream")
+    await asyncio.gather(*(gateway.post(json=chat(stream=True)) for _ in range(ERRORS_TO_EJECT)))
+    assert len(engine.requests) == ERRORS_TO_EJECT
+    assert [pool.ready for pool in gateway.runtime.pools.values()].count([]) == 1
 
 
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1","object":"response",'
