@@ -9,6 +9,7 @@ import yaml
 from dps_gateway.config import ConfigMapRef
 from dps_gateway.kubernetes_api import ApiServer, watch_config_map
 from dps_testkit.cluster.kube import Kube, Manifest
+from dps_testkit.operator.gateway_pod import decoded
 from dps_testkit.waiting import eventually, tls_connections_closed
 from e2e.cluster.routers import router
 from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
@@ -164,7 +165,9 @@ def test_suspended_router_frees_its_gpus_and_can_be_resumed(kube: Kube) -> None:
     assert len(pods(kube, "greedy")) >= 2
 
 
-def test_documented_commands_suspend_a_router_upgrade_its_engines_and_renew_its_password(kube: Kube) -> None:
+def test_documented_commands_change_a_router_its_api_keys_and_its_password(
+    kube: Kube, tmp_path: Path
+) -> None:
     ready(kube)
 
     def password() -> str | None:
@@ -172,7 +175,10 @@ def test_documented_commands_suspend_a_router_upgrade_its_engines_and_renew_its_
         return found
 
     before = password()
-    assert '"revisions"' in run_documented(Path(__file__), kube, 60.0)
+    assert '"revisions"' in run_documented(Path(__file__), kube, 60.0, tmp_path)
+    keys = decoded(kube.get("secret", "qwen-api-keys"))["keys"]
+    assert [line.split(":")[0] for line in keys.splitlines()] == ["team-a", "team-b"]
+    assert decoded(kube.get("secret", "sessions"))["url"].startswith("rediss://")
     kube.until("qwen", Ready="Suspended")
     assert kube.get("dpsrouter", "qwen")["spec"]["engine"]["upgradePolicy"] == "Automatic"
 

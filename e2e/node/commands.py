@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,21 +19,26 @@ kubectl config set-context --current --namespace "$NAMESPACE" >/dev/null
 """Ends background processes with the script, and selects the namespace."""
 
 
-def run_documented(test: Path, kube: Kube, seconds: float) -> str:
+def run_documented(test: Path, kube: Kube, seconds: float, folder: Path = ROOT) -> str:
     """Run, as one script, the commands that the documents mark as run by `test`; returns what they print.
 
-    seconds: time limit of the script. Fails if a command fails.
+    seconds: time limit of the script. folder: where it runs. Fails if a command fails.
     """
     script = PRELUDE + "".join(block.text for block in run_by(test))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **os.environ,
-            "KUBECONFIG": shutil.copy(kube.kubeconfig, folder),
+            "KUBECONFIG": shutil.copy(kube.kubeconfig, scratch),
             "NAMESPACE": kube.namespace,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(BIN), str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
