@@ -12,6 +12,9 @@ from dps_gateway.upstream.exchange import Answer
 MAX_ERROR_BYTES: Final = 1024 * 1024
 """Error bodies longer than this are relayed unchanged."""
 
+PART_BYTES: Final = 256 * 1024
+"""Longer bodies are sent in parts of this size, because the time for each write is limited."""
+
 
 def client_headers(answer: Answer) -> CIMultiDict[str]:
     """The headers of an answer for the client. In redirects, the engine's internal address is removed from Location."""
@@ -22,16 +25,30 @@ def client_headers(answer: Answer) -> CIMultiDict[str]:
     return headers
 
 
-async def send_complete(call: Call, answer: Answer, content: bytes) -> web.Response:
+async def send_complete(call: Call, answer: Answer, content: bytes) -> web.StreamResponse:
     """Send an answer whose body is complete. An engine's error becomes an error object of the endpoint.
 
-    Unlike those of a stream, the headers are sent together with the body.
+    Unlike those of a stream, the headers are sent together with the body, unless it is long.
     """
     headers = client_headers(answer)
     if answer.status >= 400 and len(content) <= MAX_ERROR_BYTES:
         content = call.errors.of_engine(answer.status, content)
         headers[hdrs.CONTENT_TYPE] = "application/json"
+    if len(content) > PART_BYTES:
+        return await _send_in_parts(call, answer.status, headers, content)
     response = web.Response(status=answer.status, headers=headers, body=content)
     await call.start(response)
+    await call.finish()
+    return response
+
+
+async def _send_in_parts(
+    call: Call, status: int, headers: CIMultiDict[str], content: bytes
+) -> web.StreamResponse:
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = len(content)
+    await call.start(response)
+    for start in range(0, len(content), PART_BYTES):
+        await call.write(content[start : start + PART_BYTES])
     await call.finish()
     return response

@@ -209,6 +209,23 @@ async def test_client_that_reads_a_complete_answer_slowly_occupies_no_slot(
     writer.transport.abort()
 
 
+async def test_client_that_reads_a_long_answer_slowly_receives_all_of_it(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    """It takes several times as long as the client may read nothing."""
+    data = gateway.runtime.config.model_dump(by_alias=True)
+    data["timeouts"]["idleSeconds"] = 1.0
+    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    text = "x" * 20_000_000
+    engine.respond(text=json.dumps({"choices": [text]}), content_type="application/json")
+    received = 0
+    async with gateway.client.post(gateway.url + CHAT, json=chat(), read_bufsize=1000) as response:
+        async for chunk in response.content.iter_chunked(1_000_000):
+            received += len(chunk)
+            await asyncio.sleep(0.01 + len(chunk) / 5_000_000)
+    assert received == len(text) + len('{"choices": [""]}') == response.content_length
+
+
 async def test_answer_without_an_end_is_not_kept_in_memory(
     gateway: InProcessGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
