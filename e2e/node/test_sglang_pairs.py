@@ -2,8 +2,9 @@
 
 They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
 STANDALONE with pages of 64 tokens in a directory is tested in test_sglang_pods.py, and NGRAM with Mooncake in
-e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the directory also fails and an engine is killed.
-What the engines find of each prompt is compared with the recordings that are the contract of the emulated engine.
+e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the directory also fails, and either engine is
+killed. What the engines find of each prompt is compared with the recordings that are the contract of the emulated
+engine.
 """
 
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from dps_testkit.cluster.providers import Cluster
 from dps_testkit.engine_contract import storage as contract
 from dps_testkit.engine_contract.storage import Step
 from e2e.node import storage_faults
-from e2e.node.sglang_fleet import Fleet, running
+from e2e.node.sglang_fleet import QUESTIONS, Fleet, running
 from e2e.node.sglang_router import WAIT_FOR_FETCHES, Pair
 from e2e.prefix_cache import mooncake
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted
@@ -87,9 +88,7 @@ async def test_faults_of_the_directory_cause_no_wrong_answer(fleet: Fleet, fault
 
 
 @pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
-async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet: Fleet) -> None:
-    """It speculates, and is killed in the middle of a write and of a fetch, while it sends a stream.
-
-    The greedy one continues the stream. Greedy engines are killed in test_sglang_pods.py.
-    """
-    await storage_faults.check_killed_engine(fleet, "speculative")
+@pytest.mark.parametrize("pool", QUESTIONS)
+async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet: Fleet, pool: str) -> None:
+    """It is killed in the middle of a write and of a fetch, while it sends a stream, which the other one continues."""
+    await storage_faults.check_killed_engine(fleet, pool)
