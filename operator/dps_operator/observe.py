@@ -78,6 +78,8 @@ class Child:
     """Image of a Deployment's first container."""
     pod_management_policy: str = ""
     """How a StatefulSet creates and replaces its pods; empty for other kinds."""
+    failed_run: str = ""
+    """The time (RFC 3339, UTC) of a CronJob's last scheduled run, if it has ended without success; otherwise empty."""
     scaling: Scaling | None = None
     """The state of a HorizontalPodAutoscaler; None for other kinds, or if it has not been evaluated yet."""
 
@@ -175,6 +177,15 @@ def _scaling(body: Manifest) -> Scaling | None:
     return Scaling(failures[0] if failures else "")
 
 
+def _failed_run(body: Manifest) -> str:
+    """See Child.failed_run. The times of one CronJob can be compared as text."""
+    status = body.get("status", {})
+    if body["kind"] != "CronJob" or status.get("active"):
+        return ""
+    scheduled: str = status.get("lastScheduleTime") or ""
+    return scheduled if scheduled > (status.get("lastSuccessfulTime") or "") else ""
+
+
 def child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
@@ -199,6 +210,7 @@ def child(body: Manifest) -> Child:
         pod_management_policy=body["spec"].get("podManagementPolicy", "")
         if body["kind"] == "StatefulSet"
         else "",
+        failed_run=_failed_run(body),
         scaling=_scaling(body),
     )
 

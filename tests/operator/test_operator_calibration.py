@@ -282,6 +282,44 @@ async def test_a_calibration_that_cannot_start_is_reported() -> None:
     assert (status, reason) == ("False", "ImagePullFailed")
 
 
+STOPPED = "2026-01-02T03:00:00Z"
+RUNS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "stopped": (
+        {"lastScheduleTime": STOPPED, "lastSuccessfulTime": "2026-01-01T03:00:12Z"},
+        ("False", "CalibrationFailed"),
+    ),
+    "running": (
+        {"lastScheduleTime": STOPPED, "active": [{"kind": "Job", "name": "now"}]},
+        ("True", "Recommended"),
+    ),
+    "successful": (
+        {"lastScheduleTime": STOPPED, "lastSuccessfulTime": "2026-01-02T03:00:12Z"},
+        ("True", "Recommended"),
+    ),
+    "scheduled before one that was started by hand": (
+        {"lastScheduleTime": "2026-01-01T03:00:00Z"},
+        ("True", "Recommended"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "expected"), RUNS.values(), ids=RUNS.keys())
+async def test_a_calibration_whose_pod_kubernetes_has_deleted_is_reported(
+    status: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    harness = CalibrationHarness({})
+    harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")
+    await harness.settle()
+    harness.seen.update_pod(pod("one", "calibration"), deleted=True)
+    job = harness.cluster.objects["CronJob", KEY[0], "qwen-calibration"]
+    harness.seen.update_child(job | {"status": status})
+    found = await harness.settle()
+    ((value, reason, message),) = found["condition"]
+    assert (value, reason) == expected
+    assert (STOPPED in message) == (reason == "CalibrationFailed")
+    assert found["routing"]["recommended"]["time"] == "2026-01-01T03:00:10Z"
+
+
 async def test_the_recommendation_disappears_with_the_calibration() -> None:
     harness = CalibrationHarness({"apply": True})
     harness.end("one", 0, json.dumps(FOUND), "2026-01-01T03:00:10Z")

@@ -1,6 +1,7 @@
 """The conditions of optional features: autoscaling, monitoring, scaling by demand, and calibration."""
 
 from dps_engines.pools import POOLS
+from dps_operator.builders.calibration import DEADLINE_SECONDS
 from dps_operator.builders.pool_engines import pool_of
 from dps_operator.builders.scaling import has_autoscaler
 from dps_operator.calibration import ResultError, newest, read
@@ -80,6 +81,12 @@ def routing_calibrated(router: Router, observed: Observed) -> list[Condition]:
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
+    if ended := _ended_run(router, observed):
+        message = (
+            f"the last calibration, which began at {ended}, ended without a result: its pod could not start, "
+            f"or needed more than {DEADLINE_SECONDS // 60} minutes"
+        )
+        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", message)]
     if observed.recommended is None:
         message = (
             f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
@@ -89,6 +96,18 @@ def routing_calibrated(router: Router, observed: Observed) -> list[Condition]:
     if calibration.apply:
         return [Condition("RoutingCalibrated", "True", "Applied", observed.recommended.verdict)]
     return [Condition("RoutingCalibrated", "True", "Recommended", observed.recommended.verdict)]
+
+
+def _ended_run(router: Router, observed: Observed) -> str:
+    """The time of the last scheduled calibration, if it exceeded its time limit and none has succeeded since.
+
+    Otherwise empty. Kubernetes deletes the pod of such a calibration, so only the CronJob shows it.
+    """
+    job = observed.children.get(("CronJob", child_name(router, "calibration")))
+    ended = job.failed_run if job is not None else ""
+    last, recommended = newest(observed.pods), observed.recommended
+    known = [last.time if last is not None else "", recommended.time if recommended is not None else ""]
+    return ended if ended > max(known) else ""
 
 
 def _failed_calibration(observed: Observed) -> str:
