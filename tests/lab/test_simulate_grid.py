@@ -9,6 +9,7 @@ import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative
 from dps_lab.simulate import grid, grid_cli
 from dps_lab.simulate.grid import (
@@ -20,6 +21,7 @@ from dps_lab.simulate.grid import (
     compare_after,
     mean_over_seeds,
     repeat,
+    repeat_best,
     sample,
     set_ups,
 )
@@ -202,6 +204,33 @@ def test_command_prints_one_row_for_each_set_up(capsys: pytest.CaptureFixture[st
         ["common", "serialized", "2"],
     ]
     assert output.err.count("of 4 set-ups") == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "random"),
+    [(AlwaysGreedy(), False), (AlwaysSpeculative(), True)],
+    ids=["without drafts", "with drafts"],
+)
+def test_best_policy_is_repeated_with_other_drafts_accepted(
+    policy: Policy, random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "STATIC_POLICIES", (policy,))
+    excess = repeat_best(trace(6), CELL)
+    assert [abs(time) > 0 for time in (excess.batch, excess.median, excess.mean)] == [random] * 3
+
+
+def test_command_prints_the_influence_of_chance_for_each_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--workload", "toolbench", "--concurrency", "2", "--sessions", "3", "--seed", "0", "1"]
+    assert grid_cli.main([*arguments, "--chance"]) == 0
+    output = capsys.readouterr()
+    rows = output.out.splitlines()[2:]
+    assert [row.split(" | ")[1:5] for row in rows] == [
+        [cache, speculation, "2", seed]
+        for seed in ("0", "1")
+        for cache in ("separate", "common")
+        for speculation in ("batched", "serialized")
+    ]
+    assert output.err.count("of 8 set-ups") == 3
 
 
 def test_command_compares_after_each_change_with_means_over_the_seeds(

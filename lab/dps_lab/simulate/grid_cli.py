@@ -17,6 +17,7 @@ from dps_lab.simulate.grid import (
     compare_after,
     mean_over_seeds,
     repeat,
+    repeat_best,
     sample,
     set_ups,
 )
@@ -70,11 +71,19 @@ def main(argv: list[str] | None = None) -> int:
         "--sessions", type=positive_int, default=120, metavar="N", help="number of sessions (default: 120)"
     )
     add_replicas_option(parser)
-    parser.add_argument(
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
         "--changes", action="store_true", help="instead, change the load or an engine during the simulation"
     )
+    mode.add_argument(
+        "--chance",
+        action="store_true",
+        help="instead, simulate the best static policies again with other random numbers",
+    )
     options = parser.parse_args(argv)
-    if options.changes:
+    if options.chance:
+        _print_chance(options)
+    elif options.changes:
         _print_changes(options.workload, options.seed, options.replicas)
     else:
         _print_grid(options)
@@ -98,16 +107,7 @@ def _print_grid(options: argparse.Namespace) -> None:
         )
         done.append(comparison)
         print(_row(comparison), flush=True)
-    within = {
-        "batch time": sum(each.excess.batch <= TOLERANCE for each in done),
-        "median session latency": sum(each.excess.median <= TOLERANCE for each in done),
-        "mean session latency": sum(each.excess.mean <= TOLERANCE for each in done),
-    }
-    for name, count in within.items():
-        print(
-            f"{name}: at most {TOLERANCE:.0%} above the best static policy in {count} of {len(done)} set-ups",
-            file=sys.stderr,
-        )
+    _print_summary([each.excess for each in done])
     near_both = [each.near_both(TOLERANCE) for each in done]
     adaptive = sum(ADAPTIVE in names for names in near_both)
     static = sum(any(name != ADAPTIVE for name in names) for names in near_both)
@@ -116,6 +116,33 @@ def _print_grid(options: argparse.Namespace) -> None:
         f"{adaptive} of {len(done)} set-ups; one static policy has both in {static}",
         file=sys.stderr,
     )
+
+
+def _print_chance(options: argparse.Namespace) -> None:
+    """For each seed and set-up, the excess of the best static policies over themselves."""
+    print("| workload | cache | speculation | c | seed | excess |")
+    print("| :-- | :-- | :-- | --: | --: | --: |")
+    done: list[Times] = []
+    for set_up in set_ups(options.workload, options.concurrency, options.seed, options.replicas):
+        sessions = sample(load_workload(set_up.workload), options.sessions, set_up.seed)
+        excess = repeat_best(sessions, set_up)
+        done.append(excess)
+        values = (set_up.workload, set_up.cache, _speculation(set_up), set_up.concurrency, set_up.seed)
+        print(f"| {' | '.join(map(str, values))} | {_excess(excess)} |", flush=True)
+    _print_summary(done)
+
+
+def _print_summary(excesses: Sequence[Times]) -> None:
+    within = {
+        "batch time": sum(each.batch <= TOLERANCE for each in excesses),
+        "median session latency": sum(each.median <= TOLERANCE for each in excesses),
+        "mean session latency": sum(each.mean <= TOLERANCE for each in excesses),
+    }
+    for name, count in within.items():
+        print(
+            f"{name}: at most {TOLERANCE:.0%} above the best static policy in {count} of {len(excesses)} set-ups",
+            file=sys.stderr,
+        )
 
 
 def _row(comparison: Comparison) -> str:
@@ -132,7 +159,7 @@ def _row(comparison: Comparison) -> str:
         _times(comparison.adaptive),
         f"{static[batch].batch:.1f} ({batch}) / {static[median].median:.2f} ({median}) / "
         f"{static[mean].mean:.2f} ({mean})",
-        f"{excess.batch:+.1%} / {excess.median:+.1%} / {excess.mean:+.1%}",
+        _excess(excess),
         _times(comparison.fleets["greedy=2"]),
         _times(comparison.fleets["speculative=2"]),
         ", ".join(
@@ -174,6 +201,10 @@ def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int
 
 def _speculation(set_up: SetUp) -> str:
     return "serialized" if set_up.serialized else "batched"
+
+
+def _excess(times: Times) -> str:
+    return f"{times.batch:+.1%} / {times.median:+.1%} / {times.mean:+.1%}"
 
 
 def _times(times: Times) -> str:
