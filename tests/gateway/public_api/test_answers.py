@@ -212,9 +212,9 @@ async def test_client_that_reads_a_complete_answer_slowly_occupies_no_slot(
 async def test_client_that_reads_a_long_answer_slowly_receives_all_of_it(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
-    """It takes several times as long as the client may read nothing."""
+    """It takes longer than the client may read nothing."""
     data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"]["idleSeconds"] = 1.0
+    data["timeouts"]["idleSeconds"] = 2.0
     gateway.runtime.apply(GatewayConfig.model_validate(data))
     text = "x" * 20_000_000
     engine.respond(text=json.dumps({"choices": [text]}), content_type="application/json")
