@@ -127,13 +127,12 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
 @pytest.mark.parametrize(
     ("hook", "fields", "ends"),
     [
-        (before_weights_are_reset, {"action": "reset_tensors"}, True),
-        (before_weights_are_reset, {"action": "checksum"}, False),
-        (before_weights_are_released, {"tags": None}, True),
-        (before_weights_are_released, {"tags": ["kv_cache", "weights"]}, True),
-        (before_weights_are_released, {"tags": ["kv_cache"]}, False),
+        pytest.param(before_weights_are_reset, {"action": "reset_tensors"}, True, id="reset"),
+        pytest.param(before_weights_are_reset, {"action": "checksum"}, False, id="compared"),
+        pytest.param(before_weights_are_released, {"tags": None}, True, id="all memory released"),
+        pytest.param(before_weights_are_released, {"tags": ["kv_cache", "weights"]}, True, id="released"),
+        pytest.param(before_weights_are_released, {"tags": ["kv_cache"]}, False, id="other memory released"),
     ],
-    ids=str,
 )
 def test_engine_shares_no_pages_after_its_weights_are_reset_or_released(
     shares: Sharing, hook: Callable[..., Any], fields: dict[str, Any], ends: bool
@@ -159,7 +158,7 @@ def attached(_engine: object, _request: object) -> SimpleNamespace:
     return SimpleNamespace(success=True)
 
 
-@pytest.mark.parametrize("shareable", [True, False])
+@pytest.mark.parametrize("shareable", [True, False], ids=["shares pages", "shares none"])
 def test_no_other_storage_is_attached_to_an_engine_with_a_common_prefix_cache(
     shares: Sharing, monkeypatch: pytest.MonkeyPatch, shareable: bool
 ) -> None:
