@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,10 @@ from pathlib import Path
 POLL_SECONDS = 0.03
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+MAX_CLAIMS = 200
+"""The number of claims of ports that a process holds. Servers have bound the ports that it received earlier."""
+_claims: deque[int] = deque()
+"""The file descriptors of the claims, oldest first."""
 
 
 class ChildError(Exception):
@@ -122,7 +127,7 @@ def free_ports(count: int) -> list[int]:
     """Distinct TCP ports of 127.0.0.1 on which no process listens. Raises OSError if there are too few.
 
     They are below the ephemeral range, so that no outgoing connection can occupy one before the process binds it,
-    or while the process is restarted.
+    or while the process is restarted. Other processes that use this function receive other ports.
     """
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(10_240, _first_ephemeral_port()), 2_000):
@@ -131,10 +136,31 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        if not _claim(port):
+            continue
         ports.append(port)
         if len(ports) == count:
             return ports
     raise OSError(f"fewer than {count} free ports on 127.0.0.1")
+
+
+def _claim(port: int) -> bool:
+    """Claim a port for this process. Returns False if another one has claimed it.
+
+    A claim is an abstract Unix socket with a name that only one process can bind.
+    """
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0dps-router-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim.detach())
+    if len(_claims) > MAX_CLAIMS:
+        os.close(_claims.popleft())
+    return True
 
 
 def _first_ephemeral_port() -> int:

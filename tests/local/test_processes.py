@@ -130,3 +130,15 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
 def test_free_ports_are_distinct() -> None:
     ports = free_ports(50)
     assert len(set(ports)) == 50
+
+
+def test_free_ports_are_not_those_that_another_process_has_just_received() -> None:
+    program = "import time; from dps_local.processes import free_ports; print(*free_ports(200), flush=True)"
+    command = [sys.executable, "-c", f"{program}; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        taken = set(map(int, other.stdout.readline().split()))
+        ours = free_ports(1_000)
+        other.kill()
+    assert len(taken) == 200
+    assert taken.isdisjoint(ours)
