@@ -31,9 +31,9 @@ def fill(store: Any, name: str) -> Iterator[str]:
     kept = ReplicateConfig()
     kept.with_hard_pin = True
     number = 0
-    leased = time.monotonic() + LEASE_SECONDS
+    time.sleep(LEASE_SECONDS)
     for size in SIZES:
-        ends = max(leased, time.monotonic()) + EVICTED_SECONDS
+        ends = time.monotonic() + EVICTED_SECONDS
         while time.monotonic() < ends:
             failed = store.put(f"{name}-{number}", VALUE[:size], kept)
             if failed == NO_SPACE:
@@ -43,7 +43,7 @@ def fill(store: Any, name: str) -> Iterator[str]:
             else:
                 yield f"{name}-{number}"
                 number += 1
-                ends = max(leased, time.monotonic()) + EVICTED_SECONDS
+                ends = time.monotonic() + EVICTED_SECONDS
 
 
 def main(action: str, key: str, settings: str) -> None:

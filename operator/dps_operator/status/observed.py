@@ -69,3 +69,8 @@ class Observed:
             return problem.message
         replicas = self.replicas(router, component)
         return f"pods cannot be created: {replicas.failure}" if replicas and replicas.failure else ""
+
+    def with_cause(self, message: str, router: Router, component: Component) -> str:
+        """A message, followed by the cause if it is known."""
+        cause = self.cause(router, component)
+        return f"{message}: {cause}" if cause else message

@@ -52,8 +52,9 @@ def _master_not_ready(router: Router, observed: Observed) -> Condition | None:
     if replicas is not None and replicas.ready > 0:
         return None
     message = "engines share no pages and cannot start, because the Mooncake master is not ready"
-    parts = filter(None, [message, observed.cause(router, "mooncake")])
-    return Condition("PrefixCacheServing", "False", "MasterNotReady", ": ".join(parts))
+    return Condition(
+        "PrefixCacheServing", "False", "MasterNotReady", observed.with_cause(message, router, "mooncake")
+    )
 
 
 def _serving(health: CacheHealth | None) -> Condition:

@@ -40,12 +40,12 @@ def _rollout(router: Router, observed: Observed) -> str:
     if observed.waiting_pool:
         (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
-        return ": ".join(filter(None, [message, observed.cause(router, other)]))
+        return observed.with_cause(message, router, other)
     for component in _rolled_out(router):
         replicas = observed.replicas(router, component)
         if replicas is None or not replicas.settled:
             message = f"the {NOUNS[component]} is rolling out"
-            return ": ".join(filter(None, [message, observed.cause(router, component)]))
+            return observed.with_cause(message, router, component)
     return ""
 
 

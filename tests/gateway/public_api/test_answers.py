@@ -163,13 +163,18 @@ async def test_stream_that_ends_without_done_ends_with_an_error_event(
     assert message_of(content.removeprefix(CHUNK + b"data: ")) == "the engine ended the stream without [DONE]"
 
 
+def set_timeout(gateway: InProcessGateway, name: str, seconds: float) -> None:
+    """Set one of the timeouts of a running gateway."""
+    data = gateway.runtime.config.model_dump(by_alias=True)
+    data["timeouts"][name] = seconds
+    gateway.runtime.apply(GatewayConfig.model_validate(data))
+
+
 @pytest.mark.parametrize("limit", ["totalSeconds", "idleSeconds"])
 async def test_client_that_stops_reading_is_disconnected(
     gateway: InProcessGateway, engine: ScriptedEngine, limit: str
 ) -> None:
-    data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"][limit] = 0.5
-    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    set_timeout(gateway, limit, 0.5)
     engine.stream(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, DONE)
     stream, aborted = engine.answer, asyncio.Event()
 
@@ -213,9 +218,7 @@ async def test_client_that_reads_a_long_answer_slowly_receives_all_of_it(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     """It takes longer than the client may read nothing."""
-    data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"]["idleSeconds"] = 2.0
-    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    set_timeout(gateway, "idleSeconds", 2.0)
     text = "x" * 20_000_000
     engine.respond(text=json.dumps({"choices": [text]}), content_type="application/json")
     received = 0
@@ -298,9 +301,7 @@ def stall_after(gateway: InProcessGateway, engine: ScriptedEngine, first: bytes,
         return response
 
     engine.answer = stall
-    data = gateway.runtime.config.model_dump(by_alias=True)
-    data["timeouts"]["idleSeconds"] = 0.5
-    gateway.runtime.apply(GatewayConfig.model_validate(data))
+    set_timeout(gateway, "idleSeconds", 0.5)
 
 
 async def test_stream_that_stalls_after_its_first_event_ends_after_the_idle_timeout(
