@@ -16,6 +16,8 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from dps_gateway.pool import Pool
+
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 MultiprocessMode = Literal["livesum", "livemin", "livemax"]
@@ -116,6 +118,9 @@ class Metrics:
         self.pool_unavailable = counter(
             "dps_pool_unavailable", "Requests whose chosen pool had no ready replica", "pool"
         )
+        for pool in Pool:
+            # PromQL's increase() ignores the first value of a series, so the series begin at zero.
+            self.pool_unavailable.labels(pool.value)
         self.ready_replicas = gauge("dps_ready_replicas", "Ready engine replicas", "livemin", "pool")
         self.requests = counter("dps_requests", "Requests answered, by route and status", "route", "status")
         self.client_connections = self._plain_gauge(

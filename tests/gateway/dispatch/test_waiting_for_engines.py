@@ -59,6 +59,14 @@ async def test_requests_without_a_ready_engine_in_their_pool_are_counted(start: 
     assert 'dps_pool_unavailable_total{pool="speculative"} 1.0' in gateway.runtime.metrics.render().decode()
 
 
+async def test_first_request_without_a_ready_engine_is_an_increase_for_prometheus(start: Start) -> None:
+    gateway, _ = await asleep(start)
+    text = gateway.runtime.metrics.render().decode()
+    for pool in Pool:
+        # increase() ignores the first value of a series, so the series must exist before the first such request.
+        assert f'dps_pool_unavailable_total{{pool="{pool.value}"}} 0.0' in text
+
+
 async def test_suspended_router_refuses_waiting_and_new_requests(start: Start) -> None:
     gateway, _ = await asleep(start)
     waiting = asyncio.create_task(gateway.post())
