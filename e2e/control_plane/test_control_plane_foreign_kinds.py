@@ -18,7 +18,7 @@ pytest_plugins = ["e2e.cluster.fixtures"]
 
 CRDS = BIN / "crds"
 CHART = str(ROOT / "charts/dps-router")
-ROUTE = {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}
+ROUTE: Manifest = {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}
 MONITORING = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 OPTIONS: Manifest = {
     "gateway": {"httpRoute": ROUTE},
@@ -113,6 +113,35 @@ def test_route_has_the_filters_and_weights_of_the_spec(kube: Kube) -> None:
         {**service, "name": "qwen-gateway", "port": 8000, "weight": 90},
         {**service, **other},
     ]
+
+
+@pytest.mark.usefixtures("known", "operator")
+def test_what_the_controller_of_a_gateway_says_is_reported(kube: Kube) -> None:
+    """The test writes the status in place of the controller."""
+    kube.apply(router(gateway={"httpRoute": ROUTE}))
+    kube.until("qwen", Ready="True", RouteAccepted="NotEvaluated")
+    for status, reason, expected in (
+        ("False", "NotAllowedByListeners", "RouteRejected"),
+        ("True", "Accepted", "RouteServed"),
+    ):
+        accepted = {
+            "type": "Accepted",
+            "status": status,
+            "reason": reason,
+            "message": f"says {reason}",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        parent = {
+            "parentRef": ROUTE["parentRefs"][0],
+            "controllerName": "example.com/controller",
+            "conditions": [accepted],
+        }
+        kube.patch("httproute", "qwen-gateway", {"status": {"parents": [parent]}}, "--subresource=status")
+        kube.until("qwen", Ready="True", RouteAccepted=expected)
+        if status == "False":
+            assert kube.condition("qwen", "RouteAccepted")["message"].endswith(": says NotAllowedByListeners")
+            assert "says NotAllowedByListeners" in kube.condition("qwen", "Ready")["message"]
 
 
 @pytest.mark.usefixtures("known", "operator")

@@ -54,6 +54,14 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class Route:
+    """Whether the Gateways of an HTTPRoute serve it."""
+
+    failure: str
+    """What one of their controllers says against it; empty if all have accepted it."""
+
+
+@dataclass(frozen=True)
 class Child:
     """A child object of a DPSRouter."""
 
@@ -76,12 +84,12 @@ class Child:
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
-    pod_management_policy: str = ""
-    """How a StatefulSet creates and replaces its pods; empty for other kinds."""
     failed_run: str = ""
     """The time (RFC 3339, UTC) of a CronJob's last scheduled run, if it has ended without success; otherwise empty."""
     scaling: Scaling | None = None
     """The state of a HorizontalPodAutoscaler; None for other kinds, or if it has not been evaluated yet."""
+    route: Route | None = None
+    """The state of an HTTPRoute; None for other kinds, or until a controller of each Gateway has evaluated it."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,28 @@ def _scaling(body: Manifest) -> Scaling | None:
     return Scaling(failures[0] if failures else "")
 
 
+def _route(body: Manifest) -> Route | None:
+    if body["kind"] != "HTTPRoute":
+        return None
+    generation = body["metadata"].get("generation", 0)
+    conditions = [
+        condition
+        for parent in body.get("status", {}).get("parents", [])
+        for condition in parent.get("conditions", [])
+        if condition["type"] in ("Accepted", "ResolvedRefs")
+        and condition.get("observedGeneration", generation) >= generation
+    ]
+    failures = [
+        condition.get("message") or condition["reason"]
+        for condition in conditions
+        if condition["status"] == "False"
+    ]
+    if failures:
+        return Route(failures[0])
+    accepted = [condition for condition in conditions if condition["type"] == "Accepted"]
+    return Route("") if len(accepted) >= len(body["spec"]["parentRefs"]) else None
+
+
 def _failed_run(body: Manifest) -> str:
     """See Child.failed_run. The times of one CronJob can be compared as text."""
     status = body.get("status", {})
@@ -207,11 +237,9 @@ def child(body: Manifest) -> Child:
         spec_hash=annotations.get(SPEC_HASH, ""),
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
-        pod_management_policy=body["spec"].get("podManagementPolicy", "")
-        if body["kind"] == "StatefulSet"
-        else "",
         failed_run=_failed_run(body),
         scaling=_scaling(body),
+        route=_route(body),
     )
 
 

@@ -232,8 +232,6 @@ class Reconciler:
         try:
             if held and TEMPLATE_HASH in metadata.get("annotations", {}):
                 manifest = await self._with_live_template(router, manifest)
-            if kind == "StatefulSet":
-                manifest = self._with_live_policy(router, manifest)
             await self._applier.apply(router, manifest)
         except NotInstalledError:
             message = f"{kind} is not installed in this cluster: install its CRD, or remove the field"
@@ -262,18 +260,6 @@ class Reconciler:
             "metadata": metadata | {"annotations": annotations},
             "spec": manifest["spec"] | {"template": live["spec"]["template"]},
         }
-
-    def _with_live_policy(self, router: Router, manifest: Manifest) -> Manifest:
-        """The StatefulSet with the live `podManagementPolicy`, which cannot be changed.
-
-        An earlier version of the operator may have created it with another one.
-        """
-        name = manifest["kind"], manifest["metadata"]["name"]
-        live = self._observations.children(router.key).get(name)
-        if live is None or not live.pod_management_policy:
-            return manifest
-        spec = manifest["spec"] | {"podManagementPolicy": live.pod_management_policy}
-        return manifest | {"spec": spec}
 
     def _engines(self, router: Router, key: Key) -> dict[str, Child]:
         """The live Deployments of the engines, by pool."""

@@ -127,6 +127,14 @@ def autoscaler_status(status: str) -> Callable[[OperatorHarness], None]:
     return change
 
 
+def route_status(status: str) -> Callable[[OperatorHarness], None]:
+    def change(harness: OperatorHarness) -> None:
+        accepted = {"type": "Accepted", "status": status, "reason": "R", "message": "m"}
+        harness.object("HTTPRoute", "qwen-gateway")["status"] = {"parents": [{"conditions": [accepted]}]}
+
+    return change
+
+
 def some_ready(harness: OperatorHarness) -> None:
     harness.object("Deployment", "qwen-speculative")["status"] = {"replicas": 2, "availableReplicas": 1}
 
@@ -196,6 +204,7 @@ RUNNING = {"name": "engine", "image": "i", "ready": False, "state": {"running": 
 CRASHED = {"name": "engine", "image": "i", "state": {"terminated": {"exitCode": 1}}}
 NGRAM = {"algorithm": "Ngram"}
 AUTOSCALED = {**SMALLEST, "gateway": {"autoscaling": {"maxReplicas": 4}}}
+ROUTED = {**SMALLEST, "gateway": {"httpRoute": {"parentRefs": [{"name": "edge"}]}}}
 MONITORED = {**SMALLEST, "telemetry": {"serviceMonitor": {}}}
 BUDGET = {**SMALLEST, "gpuBudget": {"gpus": 4}}
 CALIBRATED = {**SMALLEST, "routing": {"calibration": {}}}
@@ -227,6 +236,8 @@ CASES = {
     "NotEvaluated": Case("AutoscalingActive", AUTOSCALED),
     "AutoscalerFailed": Case("AutoscalingActive", AUTOSCALED, autoscaler_status("False")),
     "AutoscalersActive": Case("AutoscalingActive", AUTOSCALED, autoscaler_status("True")),
+    "RouteServed": Case("RouteAccepted", ROUTED, route_status("True")),
+    "RouteRejected": Case("RouteAccepted", ROUTED, route_status("False")),
     "ServiceMonitorCreated": Case("Monitored", MONITORED),
     "CRDNotInstalled": Case(
         "Monitored", MONITORED, missing("ServiceMonitor", "qwen-metrics", NotInstalledError("no such kind"))
@@ -274,6 +285,7 @@ CASES = {
     "Retrying": Case("Progressing", change=missing("Deployment", "qwen-greedy", UNAVAILABLE)),
 }
 REUSED_REASONS = {
+    "NotEvaluated": Case("RouteAccepted", ROUTED),
     "ImagePullFailed": Case(
         "RoutingCalibrated",
         CALIBRATED,

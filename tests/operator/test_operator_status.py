@@ -228,6 +228,52 @@ def test_autoscaler_without_its_metric_is_reported(seen: Observed, wanted: tuple
     assert (found["AutoscalingActive"], found["Ready"]) == (wanted, ("True", "Serving"))
 
 
+def routed(*parents: list[dict[str, Any]]) -> Observed:
+    """Healthy children with an HTTPRoute with two parents and the third generation. parents: the conditions of each."""
+    found = child(
+        {
+            "kind": "HTTPRoute",
+            "metadata": {"name": "qwen-gateway", "generation": 3},
+            "spec": {"parentRefs": [{"name": "public"}, {"name": "internal"}]},
+            "status": {"parents": [{"conditions": conditions} for conditions in parents]},
+        }
+    )
+    return Observed(children=family() | {(found.kind, found.name): found})
+
+
+def route_condition(type: str, status: str, generation: int = 3) -> dict[str, Any]:
+    """A condition that the controller of a Gateway has written."""
+    return {"type": type, "status": status, "reason": "R", "message": "m", "observedGeneration": generation}
+
+
+ACCEPTED = [route_condition("Accepted", "True"), route_condition("ResolvedRefs", "True")]
+ROUTES: dict[str, tuple[Observed, tuple[str, str]]] = {
+    "not created": (HEALTHY, ("Unknown", "NotEvaluated")),
+    "evaluated by no Gateway": (routed(), ("Unknown", "NotEvaluated")),
+    "evaluated by one of two Gateways": (routed(ACCEPTED), ("Unknown", "NotEvaluated")),
+    "accepted before it was changed": (
+        routed(ACCEPTED, [route_condition("Accepted", "True", generation=2)]),
+        ("Unknown", "NotEvaluated"),
+    ),
+    "accepted by both": (routed(ACCEPTED, ACCEPTED), ("True", "RouteServed")),
+    "refused by one": (
+        routed(ACCEPTED, [route_condition("Accepted", "False")]),
+        ("False", "RouteRejected"),
+    ),
+    "backend not resolved": (
+        routed([route_condition("Accepted", "True"), route_condition("ResolvedRefs", "False")]),
+        ("False", "RouteRejected"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "wanted"), ROUTES.values(), ids=ROUTES.keys())
+def test_route_that_a_gateway_does_not_serve_is_reported(seen: Observed, wanted: tuple[str, str]) -> None:
+    parents = [{"name": "public"}, {"name": "internal"}]
+    found = condition_reasons(seen, gateway={"httpRoute": {"parentRefs": parents}})
+    assert (found["RouteAccepted"], found["Ready"]) == (wanted, ("True", "Serving"))
+
+
 def test_message_of_ready_names_what_does_not_work() -> None:
     seen = replace(AUTOSCALERS["metric missing"][0], unmonitored="ServiceMonitor is not installed")
     spec = {**SMALLEST, "pools": SCALED, "telemetry": {"serviceMonitor": {}}}

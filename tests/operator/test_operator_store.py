@@ -78,17 +78,3 @@ async def test_gateways_read_the_url_of_an_external_redis_from_a_file_whose_chan
     assert {"name": "redis-url", "mountPath": "/etc/dps-redis-url", "readOnly": True} in spec["containers"][
         0
     ]["volumeMounts"]
-
-
-async def test_redis_of_an_earlier_version_keeps_its_policy_which_cannot_be_changed() -> None:
-    harness = OperatorHarness(SMALLEST)
-    await harness.reconcile()
-    live = harness.object("StatefulSet", "qwen-redis")
-    assert live["spec"]["podManagementPolicy"] == "Parallel"
-    live["spec"]["podManagementPolicy"] = "OrderedReady"
-    harness.restart()
-    harness.edit({**SMALLEST, "sessionStore": {"managed": {"image": "valkey/valkey:8"}}})
-    await harness.reconcile()
-    changed = harness.object("StatefulSet", "qwen-redis")["spec"]
-    assert changed["template"]["spec"]["containers"][0]["image"] == "valkey/valkey:8"
-    assert changed["podManagementPolicy"] == "OrderedReady"

@@ -16,6 +16,7 @@ ConditionType = Literal[
     "GatewayReady",
     "SessionStoreReady",
     "AutoscalingActive",
+    "RouteAccepted",
     "Monitored",
     "PrefixCacheShared",
     "PrefixCacheServing",

@@ -9,7 +9,13 @@ from dps_operator.resources import Router
 from dps_operator.scale_to_zero.rules import serving
 from dps_operator.status.components import component_conditions
 from dps_operator.status.condition import Condition
-from dps_operator.status.features import autoscaling, demand_measured, monitored, routing_calibrated
+from dps_operator.status.features import (
+    autoscaling,
+    demand_measured,
+    monitored,
+    route_accepted,
+    routing_calibrated,
+)
 from dps_operator.status.observed import Observed
 from dps_operator.status.prefix_cache import prefix_cache_conditions
 from dps_operator.status.progress import failed_rollouts, progressing
@@ -23,6 +29,7 @@ def conditions(router: Router, observed: Observed) -> list[Condition]:
     required = [valid, *(component for component in components if component.type not in idle)]
     features = [
         *autoscaling(router, observed),
+        *route_accepted(router, observed),
         *monitored(router, observed),
         *prefix_cache_conditions(router, observed),
         *demand_measured(router, observed),

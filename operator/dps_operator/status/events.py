@@ -6,7 +6,7 @@ from typing import Any
 from dps_operator.kinds import ROUTER
 from dps_operator.resources import MANAGED_BY, Manifest, digest
 
-REPORTED_TYPES = ("Ready", "SpecValid", "Progressing", "AutoscalingActive", "Monitored")
+REPORTED_TYPES = ("Ready", "SpecValid", "Progressing", "AutoscalingActive", "RouteAccepted", "Monitored")
 EXPECTED_REASONS = ("NotCreated", "Starting", "LoadingModel", "ScaledToZero", "Suspended")
 """Condition reasons that are normal while a DPSRouter starts or is stopped; their events have type Normal."""
 

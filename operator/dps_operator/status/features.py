@@ -1,4 +1,4 @@
-"""The conditions of optional features: autoscaling, monitoring, scaling by demand, and calibration."""
+"""The conditions of optional features: autoscaling, the HTTPRoute, monitoring, scaling by demand, and calibration."""
 
 from dps_engines.pools import POOLS
 from dps_operator.builders.calibration import DEADLINE_SECONDS
@@ -33,6 +33,20 @@ def autoscaling(router: Router, observed: Observed) -> list[Condition]:
     if any(child is None or child.scaling is None for child in found.values()):
         return [Condition("AutoscalingActive", "Unknown", "NotEvaluated", "an autoscaler has not run yet")]
     return [Condition("AutoscalingActive", "True", "AutoscalersActive", "all autoscalers read their metrics")]
+
+
+def route_accepted(router: Router, observed: Observed) -> list[Condition]:
+    """Whether the Gateways serve the HTTPRoute; empty if the spec has none. Ready does not depend on it."""
+    if router.spec.gateway.http_route is None:
+        return []
+    child = observed.children.get(("HTTPRoute", child_name(router, "gateway")))
+    if child is None or child.route is None:
+        message = "not every Gateway in spec.gateway.httpRoute.parentRefs has evaluated the HTTPRoute yet"
+        return [Condition("RouteAccepted", "Unknown", "NotEvaluated", message)]
+    if child.route.failure:
+        message = f"a Gateway does not serve the HTTPRoute: {child.route.failure}"
+        return [Condition("RouteAccepted", "False", "RouteRejected", message)]
+    return [Condition("RouteAccepted", "True", "RouteServed", "all Gateways serve the HTTPRoute")]
 
 
 def monitored(router: Router, observed: Observed) -> list[Condition]:
