@@ -15,24 +15,12 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "REFILL_CONTROL"
-METADATA = "Metadata-Version: 2.1\nName: refill-control\nVersion: 0\n"
-ENTRY_POINTS = "[sglang.srt.plugins]\nrefill_control = refill_control:register\n"
 SKIP, HALT = "skip", "halt"
 ABORTED, HALTED = ".aborted", ".halted"
 """Suffixes of files that are named after a request: the engine has received its abort; its refill has halted before."""
 ABORT = "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request"
 POLL_SECONDS = 0.01
 HALT_SECONDS = 60.0
-
-
-def install(folder: Path) -> None:
-    """Write this module, and the metadata by which SGLang finds it, to a new folder for an engine's PYTHONPATH."""
-    folder.mkdir()
-    (folder / "refill_control.py").write_text(Path(__file__).read_text())
-    metadata = folder / "refill_control-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(METADATA)
-    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,19 +43,20 @@ async def shared_servers(
     model: Path | None = None,
     options: Sequence[str] = (),
     *,
+    omitted: Collection[str] = (),
     common: bool = True,
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Start a server of each kind. The logs are in the folder.
 
     cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
-    appended. model: the tiny model if None. options: appended to the command lines. common: if false, the servers have
-    the plugin, but share no pages.
+    appended. model: the tiny model if None. options: appended to the command lines. omitted: arguments to leave out
+    of them. common: if false, the servers have the plugin, but share no pages.
     """
     install()
     prepare(folder)
     cache = (cache or shared_cache(folder)) if common else None
     model = model or tiny_model()
-    servers = {kind: _server(folder, kind, model, cache, environment, options) for kind in kinds}
+    servers = {kind: _server(folder, kind, model, cache, environment, options, omitted) for kind in kinds}
     try:
         for server in servers.values():
             server.child.start()
@@ -72,6 +73,7 @@ def _server(
     cache: PrefixCache | None,
     environment: Mapping[str, str],
     options: Sequence[str],
+    omitted: Collection[str],
 ) -> Engine:
     (port,) = free_ports(1)
     pool, algorithm = SERVERS[kind]
@@ -94,7 +96,7 @@ def _server(
     # processes may allocate more of its memory than SGLang expects while the server loads. The default capacity of
     # NGRAM needs 1.5 GB.
     command = [
-        *start.command,
+        *(argument for argument in start.command if argument not in omitted),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--mem-fraction-static", "0.8"),
         *("--speculative-ngram-capacity", "100000"),

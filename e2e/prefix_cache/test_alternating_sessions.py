@@ -2,8 +2,8 @@
 
 The sessions have the answers of a single greedy server, and almost all of the cached tokens of sessions that never
 moved. No tenant reads what another's requests cached. Each server splits the model between two processes, which store
-their own pages, and prefills prompts in chunks. Servers of one process, other algorithms and page sizes are tested in
-pods, in e2e/node/test_sglang_pairs.py.
+their own pages, prefills prompts in chunks, and uses the overlap schedule. Servers of one process without this
+schedule, other algorithms and page sizes are tested in pods, in e2e/node/test_sglang_pairs.py.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from dps_testkit.engine_contract.storage import Step
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
-from e2e.prefix_cache import refill_control
+from e2e.prefix_cache import overlap_schedule, refill_control, sglang_plugins
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted, check_fewer_accepted, leave_after
 from e2e.prefix_cache.alternation import (
     SHORT,
@@ -93,12 +93,14 @@ class Shared:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
-    package, refills = folder / "refill-control", folder / "refills"
-    refill_control.install(package)
+    plugins, refills = folder / "plugins", folder / "refills"
+    sglang_plugins.install(plugins, overlap_schedule, refill_control)
     refills.mkdir()
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(package), refill_control.VARIABLE: str(refills)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(plugins), refill_control.VARIABLE: str(refills)}
     async with (
-        shared_servers(folder, kinds=KINDS, environment=environment, options=OPTIONS) as servers,
+        shared_servers(
+            folder, kinds=KINDS, environment=environment, options=OPTIONS, omitted=[overlap_schedule.DISABLE]
+        ) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
         greedy = servers["greedy"]
@@ -107,6 +109,16 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
         yield Shared(Path(shared_cache(folder).directory), refills, servers, both, tenants, unmoved)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_server_uses_the_overlap_schedule(shared: Shared, kind: str) -> None:
+    """Otherwise, the other tests would not cover it."""
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.get(f"{shared.servers[kind].url}/server_info") as answer,
+    ):
+        assert not (await answer.json())["disable_overlap_schedule"]
 
 
 async def test_alternating_sessions_equal_sessions_that_never_moved(shared: Shared) -> None:

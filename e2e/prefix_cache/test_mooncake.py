@@ -1,9 +1,10 @@
 """Sessions that change pools on every turn, on real SGLang servers whose common prefix cache is Mooncake over TCP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ from openai import AsyncOpenAI
 
 from dps_operator.prefix_cache.engines import engine_sample
 from dps_sglang.metrics import PAGES
+from dps_sglang.sharing import REPLACED
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
@@ -40,6 +42,7 @@ pytestmark = [
 ]
 ALGORITHMS = ("STANDALONE", "NGRAM")
 KINDS = ("greedy", *ALGORITHMS)
+NOT_SHARED = {("", REPLACED)}
 FAULT_SECONDS = 0.3
 """After this time the requests of a turn are being served."""
 
@@ -240,3 +243,53 @@ async def test_killed_client_and_restarted_master_change_no_answer(shared: Share
 
     check_answers(moved, shared.unmoved)
     check(await shared.play("recovered", "STANDALONE"), shared.unmoved)
+
+
+async def test_server_shares_pages_after_the_memory_of_its_kv_cache_was_released(shared: Shared) -> None:
+    url = shared.servers["NGRAM"].url
+    shares = await sharing(url)
+    for path in ("release_memory_occupation", "resume_memory_occupation"):
+        await post(f"{url}/{path}", {"tags": ["kv_cache"]})
+
+    assert await sharing(url) == shares != NOT_SHARED
+    check(await shared.play("released", "NGRAM"), shared.unmoved)
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"),
+    [
+        ("NGRAM", ("release_memory_occupation", "resume_memory_occupation")),
+        ("greedy", ("begin_weight_update", "end_weight_update")),
+    ],
+)
+async def test_server_whose_weights_may_have_changed_shares_no_pages_any_more(
+    shared: Shared, kind: str, paths: Sequence[str]
+) -> None:
+    """The last tests. On a CPU, both pairs of requests leave the weights as they were, so the answers are the same."""
+    server, other = shared.servers[kind], shared.servers["STANDALONE"]
+    salts = [f"{name} {kind} changed" for name in ("before", "after")]
+    written, read_by_other = (fewer_sessions(salt) for salt in salts)
+    read, written_by_server = (fewer_sessions(salt) for salt in salts)
+    await play(written, other.url, {"": other.url})
+    for path in paths:
+        await post(f"{server.url}/{path}", {})
+    assert await sharing(server.url) == NOT_SHARED
+
+    await play(read, server.url, {})
+    await play(written_by_server, server.url, {"": server.url})
+    await play(read_by_other, other.url, {})
+
+    assert cached_at_first(read + read_by_other) == 0
+    check_answers(read + read_by_other, shared.unmoved)
+
+
+async def post(url: str, body: Mapping[str, Any]) -> None:
+    """Send a request to an engine's admin endpoint. Raises ClientResponseError if it is refused."""
+    async with aiohttp.ClientSession(raise_for_status=True) as http, http.post(url, json=body):
+        pass
+
+
+async def sharing(url: str) -> frozenset[tuple[str, str]]:
+    """The pages that an engine shares, and the reasons why it does not."""
+    async with aiohttp.ClientSession(raise_for_status=True) as http, http.get(f"{url}/metrics") as answer:
+        return frozenset(engine_sample(await answer.text()).sharing)
