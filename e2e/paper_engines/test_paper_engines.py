@@ -15,6 +15,9 @@ import pytest
 import pytest_asyncio
 
 from dps_engines.pools import PoolName
+from dps_gateway.pool import Pool
+from dps_lab.calibrate.live import measure_engines
+from dps_lab.calibrate.measure import Plan
 from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.oracle import delta_prefill_pool
 from dps_lab.replay.records import TurnRecord
@@ -31,16 +34,16 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400
 THRESHOLD = 128
 SESSIONS, STRIDE = 2, 100
 ANSWER_TOKENS = 16
+FEW_REQUESTS = Plan(prompt_words=(50, 2000), repeats=2, batches=(1, 4), waves=1, answer_tokens=32)
+"""Those that `dps calibrate` sends to an engine take minutes on a CPU that others use too."""
 REASONS = {"greedy": "over_threshold", "speculative": "within_threshold"}
-METHODS = [
-    pytest.param("D: Transformers"),
-    pytest.param(
-        "E: vLLM",
-        marks=pytest.mark.skipif(
-            not VLLM_INSTALLED, reason="vLLM is not installed; make e2e-paper-engines installs it"
-        ),
+VLLM = pytest.param(
+    "E: vLLM",
+    marks=pytest.mark.skipif(
+        not VLLM_INSTALLED, reason="vLLM is not installed; make e2e-paper-engines installs it"
     ),
-]
+)
+METHODS = [pytest.param("D: Transformers"), VLLM]
 
 Answers = list[Message | None]
 Mode = Literal["complete", "streamed"]
@@ -190,3 +193,15 @@ async def test_adaptive_policy_works_without_load_reports(
         played = await _play(stack.urls[0], [session], "streamed")
     assert played.answers == greedy[: len(session.turns)]
     assert {record.verdict.reason for record in played.records} <= {"predicted_faster", "fixed"}
+
+
+@pytest.mark.parametrize("engines", [VLLM], indirect=True)
+async def test_calibration_measures_engines(engines: Engines) -> None:
+    measured = await measure_engines({pool: [engines.urls[pool.value]] for pool in Pool}, None, FEW_REQUESTS)
+    for engine in measured.values():
+        assert not engine.serialized
+        assert engine.passes.prefill_seconds_per_token > 0
+        assert engine.passes.decode_base_seconds + engine.passes.decode_seconds_per_request > 0
+    assert measured[Pool.GREEDY].acceptance_length == pytest.approx(1.0, abs=0.05)
+    # The model is random, so hardly any of its text repeats earlier text, from which suffix decoding drafts.
+    assert measured[Pool.SPECULATIVE].acceptance_length >= 1.0
