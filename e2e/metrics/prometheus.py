@@ -38,7 +38,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, targets: Sequence[Target]) -> None:
         (port,) = free_ports(1)
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         configuration = folder / "prometheus.yaml"
         static = [
             {"targets": [item.url.removeprefix("http://")], "labels": dict(item.labels)} for item in targets
@@ -58,7 +58,7 @@ class Prometheus:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(self._url, timeout=aiohttp.ClientTimeout(total=SECONDS))
+        self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=SECONDS))
         self._child.start()
         try:
             await self._child.wait_ready(SECONDS)

@@ -24,7 +24,12 @@ def run_documented(test: Path, kube: Kube, seconds: float, folder: Path = ROOT) 
 
     seconds: time limit of the script. folder: where it runs. Fails if a command fails.
     """
-    script = PRELUDE + "".join(block.text for block in run_by(test))
+    return run_commands("".join(block.text for block in run_by(test)), kube, seconds, folder)
+
+
+def run_commands(commands: str, kube: Kube, seconds: float, folder: Path = ROOT) -> str:
+    """Like `run_documented`, for these commands."""
+    script = PRELUDE + commands
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **os.environ,
