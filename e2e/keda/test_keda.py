@@ -20,7 +20,7 @@ from dps_testkit.cluster.operator import Operator
 from dps_testkit.data_plane import CHAT, ENDLESS, SLOW, chat, posted
 from dps_testkit.documents import blocks, run_by
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
-from dps_testkit.waiting import eventually
+from dps_testkit.waiting import eventually, wait_until
 from e2e.control_plane.objects import deployment, pods, ready
 from e2e.keda.keda import INSTALLED, VERSION, keda
 from e2e.metrics.prometheus import Prometheus, Target
@@ -144,15 +144,18 @@ async def test_documented_scaled_object_scales_to_several_replicas_to_zero_and_b
     await remains_unchanged(kube, shared_operator)
 
     await scaled.greedy.child.stop()
+
+    async def noticed() -> bool:
+        return await scaled.gateway.metric("dps_ready_replicas", pool="greedy") == 0
+
+    await wait_until(noticed, "the greedy engine is not ready")
     async with posted(scaled.gateway.url + CHAT, chat()) as response:
         assert (response.status, response.headers["x-dps-pool"]) == (200, "speculative")
     await has_replicas(kube, 1)
     await asyncio.to_thread(kube.until, "qwen", Ready="True")
 
 
-async def test_pool_keeps_its_engines_while_prometheus_has_no_metrics(
-    kube: Kube, scaled: Traffic, shared_operator: Operator
-) -> None:
+async def test_pool_keeps_its_engines_while_prometheus_has_no_metrics(kube: Kube, scaled: Traffic) -> None:
     async with scaled.in_flight(40):
         await has_replicas(kube, 3)
         await scaled.gateway.child.stop()
