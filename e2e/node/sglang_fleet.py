@@ -64,6 +64,11 @@ class Fleet:
         check_answers(played, self.unmoved)
         return played
 
+    async def store(self, pool: str, played: Sequence[Session]) -> None:
+        """Play sessions on a pool's engine alone, until it has stored their pages."""
+        url = self.engines[pool]
+        await play(played, url, {"": url}, self.pair.page_tokens)
+
     async def play_until(self, ended: asyncio.Event, salt: str) -> Sequence[Session]:
         """Play sessions of all kinds again and again until the event is set."""
         played: list[Session] = []

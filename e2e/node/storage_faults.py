@@ -5,16 +5,18 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
+from dps_sglang.metrics import PAGES
+from dps_testkit.http import metric
 from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
 from e2e.node import halting
 from e2e.node.containers import kill
-from e2e.node.sglang_fleet import ATTEMPTS, Fleet
+from e2e.node.sglang_fleet import ATTEMPTS, QUESTIONS, Fleet
 from e2e.node.streams import LongStream
 from e2e.prefix_cache.alternation import LONG, SHORT, fewer_sessions
 from e2e.prefix_cache.sessions import Session
@@ -113,31 +115,66 @@ async def check_directory_fault(fleet: Fleet, fault: str) -> None:
 
 
 async def check_killed_engine(fleet: Fleet, pool: str) -> None:
-    """Assert that no answer is wrong and no request fails if an engine is killed in the middle of a write and a fetch.
+    """Assert that no answer is wrong and no request fails if an engine is killed while it writes and fetches pages.
 
     The other engine continues its streams.
     """
-    pod, requests = fleet.engine_pod(pool), fleet.requests[pool]
+    pod = fleet.engine_pod(pool)
+    (other,) = QUESTIONS.keys() - {pool}
+    stored = f"stored by the {other} engine"
+    await fleet.store(other, fewer_sessions(stored))
     killed = asyncio.Event()
     stream = LongStream(f"stream of the {pool} engine", LONG if pool == "greedy" else SHORT)
-
-    async def halted() -> bool:
-        return all((requests / f"{moment}{halting.HALTED}").exists() for moment in halting.MOMENTS)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(stream.continued(fleet.gateway, killed))
         await asyncio.wait_for(stream.begun.wait(), PATIENCE_SECONDS)
         assert stream.pool == pool
-        for moment in halting.MOMENTS:
-            (requests / moment).touch()
+        group.create_task(fleet.play(fewer_sessions(stored)))
         playing = group.create_task(fleet.play_until(killed, f"{pool} killed"))
-        await wait_until(halted, f"the {pool} engine has halted during a write and a fetch")
-        assert list(fleet.pages.glob("*/*/*.tmp"))
+        await TRANSFERRING[fleet.pair.backend](fleet, pool)
         await asyncio.to_thread(kill, fleet.node, pod)
         killed.set()
     for moment in halting.MOMENTS:
-        (requests / f"{moment}{halting.HALTED}").unlink()
+        (fleet.requests[pool] / f"{moment}{halting.HALTED}").unlink(missing_ok=True)
 
     await asyncio.to_thread(fleet.restarted, pod, pool)
     await fleet.recover(f"{pool} engine killed during a write and a fetch", playing.result())
     await stream.check(fleet.engines["greedy"])
+
+
+async def _halted(fleet: Fleet, pool: str) -> None:
+    """Wait until threads of the engine have halted in the middle of a write and of a fetch."""
+    requests = fleet.requests[pool]
+    for moment in halting.MOMENTS:
+        (requests / moment).touch()
+
+    async def halted() -> bool:
+        return all((requests / f"{moment}{halting.HALTED}").exists() for moment in halting.MOMENTS)
+
+    await wait_until(halted, f"the {pool} engine has halted during a write and a fetch")
+    assert list(fleet.pages.glob("*/*/*.tmp"))
+
+
+async def _transferring(fleet: Fleet, pool: str) -> None:
+    """Wait until the engine has written and fetched further pages. Mooncake's threads cannot be halted."""
+
+    async def pages() -> list[float]:
+        return [
+            await metric(fleet.engines[pool], f"{PAGES}_total", outcome=outcome)
+            for outcome in ("stored", "read")
+        ]
+
+    before = await pages()
+
+    async def transferred() -> bool:
+        return all(now > then for now, then in zip(await pages(), before, strict=True))
+
+    await wait_until(transferred, f"the {pool} engine has written and fetched pages")
+
+
+TRANSFERRING: Mapping[str, Callable[[Fleet, str], Awaitable[None]]] = {
+    "File": _halted,
+    "Mooncake": _transferring,
+}
+"""For each backend, how to wait for the moment at which a pool's engine is to be killed."""

@@ -2,9 +2,9 @@
 
 They have the answers of the greedy engine alone, and almost all of the cached tokens of sessions that never moved.
 STANDALONE with pages of 64 tokens in a directory is tested in test_sglang_pods.py, and NGRAM with Mooncake in
-e2e/prefix_cache/test_mooncake.py. With NGRAM and pages of 64 tokens, the directory also fails, and either engine is
-killed. What the engines find of each prompt is compared with the recordings that are the contract of the emulated
-engine.
+e2e/prefix_cache/test_mooncake.py. The directory also fails, and either engine is killed; `make e2e` does this only with
+NGRAM and pages of 64 tokens. What the engines find of each prompt is compared with the recordings that are the contract
+of the emulated engine.
 """
 
 from collections.abc import AsyncIterator
@@ -39,13 +39,17 @@ def _in_directory(algorithm: Algorithm, page_tokens: int) -> Pair:
 
 
 NGRAM = _in_directory("Ngram", PAGE_TOKENS)
-RECORDED = [NGRAM, _in_directory("Standalone", 1), _in_directory("Ngram", 1)]
+SMALL_PAGES = [_in_directory("Standalone", 1), _in_directory("Ngram", 1)]
+MOONCAKE = Pair("Standalone", flags=WAIT_FOR_FETCHES, backend="Mooncake")
+
+RECORDED = [NGRAM, *SMALL_PAGES]
 """What the engines of these pairs find of each prompt is recorded. The recording of STANDALONE with pages of 64 tokens
 is compared in e2e/prefix_cache/test_alternating_sessions.py."""
-PAIRS = [
-    *RECORDED,
-    pytest.param(Pair("Standalone", flags=WAIT_FOR_FETCHES, backend="Mooncake"), marks=NEEDS_MOONCAKE),
-]
+PAIRS = [*RECORDED, pytest.param(MOONCAKE, marks=NEEDS_MOONCAKE)]
+
+LONG = pytest.mark.long
+IN_DIRECTORY = [NGRAM, *(pytest.param(pair, marks=LONG) for pair in SMALL_PAGES)]
+IN_MOONCAKE = pytest.param(MOONCAKE, marks=[NEEDS_MOONCAKE, LONG])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=PAIRS, ids=str)
@@ -81,14 +85,14 @@ async def test_engines_find_of_each_prompt_what_was_recorded(fleet: Fleet) -> No
     check_recorded(await contract.play(request), fleet.pair.algorithm, page_tokens)
 
 
-@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+@pytest.mark.parametrize("fleet", IN_DIRECTORY, ids=str, indirect=True)
 @pytest.mark.parametrize("fault", storage_faults.DIRECTORY)
 async def test_faults_of_the_directory_cause_no_wrong_answer(fleet: Fleet, fault: str) -> None:
     await storage_faults.check_directory_fault(fleet, fault)
 
 
-@pytest.mark.parametrize("fleet", [NGRAM], ids=str, indirect=True)
+@pytest.mark.parametrize("fleet", [*IN_DIRECTORY, IN_MOONCAKE], ids=str, indirect=True)
 @pytest.mark.parametrize("pool", QUESTIONS)
 async def test_a_killed_engine_causes_neither_a_wrong_answer_nor_an_error(fleet: Fleet, pool: str) -> None:
-    """It is killed in the middle of a write and of a fetch, while it sends a stream, which the other one continues."""
+    """It is killed while it writes and fetches pages and sends a stream, which the other one continues."""
     await storage_faults.check_killed_engine(fleet, pool)
