@@ -1,5 +1,6 @@
 """Turns to decide and answers to learn from, for tests of the policy Adaptive."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ IDLE = PoolView(
     in_flight=0,
     queued=0,
     queued_prefill_tokens=0,
+    free_tokens=math.inf,
     running_limit=None,
     replica="engine",
     prompt=GROWN,
@@ -42,6 +44,7 @@ views = st.builds(
     in_flight=st.floats(0, 200),
     queued=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
+    free_tokens=st.just(math.inf) | st.floats(-100_000, 100_000),
     running_limit=st.none() | st.integers(1, 2048),
     replica=replicas,
     prompt=prompts,
@@ -59,6 +62,7 @@ observations = st.builds(
     output_tokens=st.integers(0, 10_000),
     load=st.floats(0, 200),
     queued_prefill_tokens=st.floats(0, 100_000),
+    later_prefill_tokens=st.floats(0, 100_000),
     first_token_seconds=st.none() | st.floats(0, 100),
     total_seconds=st.floats(100, 200),
     number=st.integers(1, 50),
@@ -97,6 +101,7 @@ def answer(pool: Pool, seconds_per_token: float, load: float = 0, wait_per_reque
         output_tokens=50,
         load=load,
         queued_prefill_tokens=0,
+        later_prefill_tokens=0,
         first_token_seconds=first,
         total_seconds=first + 50 * seconds_per_token,
         number=2,

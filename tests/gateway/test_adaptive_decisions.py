@@ -1,5 +1,6 @@
 """The decisions of the policy Adaptive: when a turn goes to a pool, and when a session moves."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,7 @@ def test_more_load_on_a_pool_never_attracts_a_turn(
         replace(view, queued=view.queued + more),
         replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
         replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + 100 * more)),
+        replace(view, free_tokens=min(view.free_tokens, 100_000) - 1_000 * more),
     ):
         routed = turn(pools={**pools, chosen.other: busier}, last_pool=last)
         assert policy.decide(routed).pool is chosen
@@ -141,6 +143,20 @@ def test_session_moves_only_if_fetching_was_observed_to_be_faster(
     assert predicted(policy, last)[Pool.SPECULATIVE] == pytest.approx(
         first_token_seconds + 50 * 0.007, rel=0.2
     )
+
+
+@pytest.mark.parametrize(
+    ("free_tokens", "pool"),
+    [
+        pytest.param(math.inf, Pool.SPECULATIVE, id="unknown memory"),
+        pytest.param(4_000, Pool.SPECULATIVE, id="memory for the prompt"),
+        pytest.param(0, Pool.GREEDY, id="no memory"),
+        pytest.param(-100_000, Pool.GREEDY, id="no memory for the queued prompts either"),
+    ],
+)
+def test_turn_avoids_a_pool_in_which_it_would_evict_other_prompts(free_tokens: float, pool: Pool) -> None:
+    full = replace(IDLE, free_tokens=free_tokens)
+    assert learned(*ACCURATE).decide(turn(speculative=full, number=40)).pool is pool
 
 
 def test_turn_does_not_delay_the_prompts_that_are_queued_before_it() -> None:

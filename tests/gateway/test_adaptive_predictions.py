@@ -68,6 +68,26 @@ def test_answer_that_is_not_streamed_is_learned_from_as_well() -> None:
     assert predicted(policy, turn())[Pool.SPECULATIVE] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
 
 
+@pytest.mark.parametrize("first_token_seconds", [0.05, None], ids=["streamed", "not streamed"])
+def test_answer_that_was_mostly_interrupted_by_prefills_is_not_learned_as_slow_decoding(
+    first_token_seconds: float | None,
+) -> None:
+    """The prefill of the later prompts takes 7 s."""
+    usual = [answer(Pool.SPECULATIVE, seconds_per_token=0.007)] * 30
+    interrupted = replace(
+        answer(Pool.SPECULATIVE, seconds_per_token=0.16),
+        first_token_seconds=first_token_seconds,
+        later_prefill_tokens=100_000,
+    )
+    mistaken = replace(interrupted, later_prefill_tokens=0)
+    expected = predicted(learned(*usual), turn())[Pool.SPECULATIVE]
+
+    assert predicted(learned(*usual, *[interrupted] * 10), turn())[Pool.SPECULATIVE] == pytest.approx(
+        expected, rel=0.02
+    )
+    assert predicted(learned(*usual, *[mistaken] * 10), turn())[Pool.SPECULATIVE] > 2 * expected
+
+
 def test_wait_for_an_engine_that_runs_requests_one_after_another_is_learned() -> None:
     policy = learned(
         *(

@@ -1,6 +1,7 @@
 """What engines report: their load, its combination with the gateway's own requests, and their configuration."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,6 +24,7 @@ NO_REPLICA: frozenset[str] = frozenset()
 CORE = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900}
 LIMITED = {**CORE, "max_running_requests": 48}
 EFFECTIVE = {"max_running_requests": None, "effective_max_running_requests_per_dp": 48}
+SIZED = {**CORE, "max_total_num_tokens": 1000, "num_used_tokens": 70}
 BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
 
 
@@ -34,6 +36,11 @@ BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
         pytest.param({"loads": [CORE, {**CORE, "dp_rank": 1}]}, Load(6, 4, 1800), id="several ranks"),
         pytest.param({"loads": [LIMITED, LIMITED]}, Load(6, 4, 1800, limit=96), id="limits of several ranks"),
         pytest.param({"loads": [LIMITED, CORE]}, Load(6, 4, 1800), id="limit of one rank is unknown"),
+        pytest.param({"loads": [SIZED]}, Load(3, 2, 900, free_tokens=930), id="memory"),
+        pytest.param(
+            {"loads": [SIZED, SIZED]}, Load(6, 4, 1800, free_tokens=1860), id="memory of several ranks"
+        ),
+        pytest.param({"loads": [SIZED, CORE]}, Load(6, 4, 1800), id="memory of one rank is unknown"),
         pytest.param(
             {"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 70}]},
             Load(3, 2, 0),
@@ -95,12 +102,13 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     engines = pool("a", "b")
     serving = await engines.acquire("session", NO_REPLICA, 1.0)
     serving.prefill_tokens = 300
-    serving.report(Load(running=4, waiting=1, waiting_tokens=1000, limit=48))
+    serving.report(Load(running=4, waiting=1, waiting_tokens=1000, limit=48, free_tokens=800))
     assert engines.view("session", PROMPT) == PoolView(
         ready_replicas=2,
         in_flight=4,
         queued=1,
         queued_prefill_tokens=1000,
+        free_tokens=-200,
         running_limit=48,
         replica=serving.id,
         prompt=TOKENS,
@@ -112,6 +120,7 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         in_flight=0,
         queued=0,
         queued_prefill_tokens=0,
+        free_tokens=math.inf,
         running_limit=None,
         replica=other.id,
         prompt=TOKENS,

@@ -27,6 +27,7 @@ OBSERVATION = Observation(
     output_tokens=10,
     load=0,
     queued_prefill_tokens=0,
+    later_prefill_tokens=0,
     first_token_seconds=None,
     total_seconds=1.0,
     number=1,

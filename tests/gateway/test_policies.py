@@ -1,5 +1,6 @@
 """The routing rule: Eq. 2 of the paper, its extreme thresholds, its ablation and the fixed policies."""
 
+import math
 from dataclasses import MISSING, fields, replace
 
 import pytest
@@ -44,6 +45,7 @@ def loaded(load: float, ready_replicas: int = 1) -> PoolView:
         in_flight=load,
         queued=0,
         queued_prefill_tokens=0,
+        free_tokens=math.inf,
         running_limit=None,
         replica="engine",
         prompt=PromptTokens(held=0, fetchable=0, prefill=0),

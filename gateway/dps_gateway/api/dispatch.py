@@ -77,7 +77,17 @@ class Placed:
     """The complete body of an answer that was buffered; empty if it was not."""
     retried: bool
     """Whether earlier attempts failed."""
+    earlier_tokens: int
+    """`begun_tokens` of the replica as soon as it has begun to answer this request and all that were sent before it."""
     _closed: bool = False
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens to prefill of the requests that the replica received after this one and has begun to answer.
+
+        Engines prefill prompts in the order in which they arrive.
+        """
+        return max(0, self.replica.begun_tokens - self.earlier_tokens)
 
     def close(self) -> None:
         """Release the upstream connection and the replica's slot. Has no effect the second time."""
@@ -262,8 +272,10 @@ class Dispatch:
         reason = self._reason(pool)
         self._attempts[pool.name] += 1
         self._call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
+        prefill_tokens = _prefill_tokens(self._outbound, replica)
+        earlier_tokens = replica.begun_tokens + replica.prefill_tokens + prefill_tokens
         try:
-            answer, content = await self._send(pool, replica)
+            answer, content = await self._send(pool, replica, prefill_tokens)
         except UpstreamFailed as error:
             self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
             self._record(pool, replica, error)
@@ -278,7 +290,8 @@ class Dispatch:
             pool.record_error(replica)
         else:
             pool.record_success(replica)
-        return Placed(pool, replica, reason, answer, content, retried=self._failure is not None)
+        retried = self._failure is not None
+        return Placed(pool, replica, reason, answer, content, retried, earlier_tokens)
 
     def _reason(self, pool: EnginePool) -> Reason:
         """The decision's reason, or why the attempt is not made in the decision's pool."""
@@ -300,10 +313,9 @@ class Dispatch:
         elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
             pool.record_error(replica)
 
-    async def _send(self, pool: EnginePool, replica: Replica) -> tuple[Answer, bytes]:
+    async def _send(self, pool: EnginePool, replica: Replica, prefill_tokens: int) -> tuple[Answer, bytes]:
         """The replica's answer, and its body if it is buffered. Raises UpstreamFailed."""
         outbound = self._outbound
-        prefill_tokens = _prefill_tokens(outbound, replica)
         replica.prefill_tokens += prefill_tokens
         try:
             async with pool.unanswered.waiting(replica):
@@ -318,6 +330,7 @@ class Dispatch:
                     fresh_connection=self._retries.fresh_connection,
                     trust=pool.trust,
                 )
+            replica.begun_tokens += prefill_tokens
         except ReplicaLost as error:
             raise UpstreamFailed("lost", str(error)) from error
         finally:

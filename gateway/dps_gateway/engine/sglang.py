@@ -65,11 +65,13 @@ class SGLang:
         if not loads or len(loads) != len(ranks):
             return None
         limits = [load.limit for load in loads if load.limit is not None]
+        free = [load.free_tokens for load in loads if load.free_tokens is not None]
         return Load(
             sum(load.running for load in loads),
             sum(load.waiting for load in loads),
             sum(load.waiting_tokens for load in loads),
             sum(limits) if len(limits) == len(loads) else None,
+            sum(free) if len(free) == len(loads) else None,
         )
 
     def configuration_of(self, document: Any) -> Configuration | None:
@@ -110,11 +112,13 @@ def _load_of_rank(rank: Any) -> Load | None:
     running, waiting = (token_count(rank.get(field)) for field in ("num_running_reqs", "num_waiting_reqs"))
     if running is None or waiting is None:
         return None
+    capacity, used = (token_count(rank.get(field)) for field in ("max_total_num_tokens", "num_used_tokens"))
     return Load(
         running,
         waiting,
         token_count(rank.get("num_waiting_uncached_tokens")) or 0,
         token_count(rank.get("max_running_requests")) or None,
+        max(0, capacity - used) if capacity and used is not None else None,
     )
 
 

@@ -180,13 +180,22 @@ class Adaptive:
         )
         return (
             now.queue
-            + now.prompt * (1 + EXTERNAL_SHARE * view.load)
+            + (now.prompt + self._displaced(turn, pool, view)) * (1 + EXTERNAL_SHARE * view.load)
             + now.idle
             + now.load * (1 + EXTERNAL_SHARE)
             + HORIZON
             * self._workload.turns_after(turn.number)
             * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
         )
+
+    def _displaced(self, turn: PolicyInput, pool: Pool, view: PoolView) -> float:
+        """The seconds in which the engine prefills the tokens that it has to evict for this turn again.
+
+        If the requests in progress need more memory than there is, their prefixes are evicted, or they wait until
+        others end. An evicted prefix is assumed to be needed again, because its session is in progress.
+        """
+        displaced = min(max(0.0, turn.prompt_tokens - view.free_tokens), turn.prompt_tokens)
+        return self._estimates[pool].prefill_seconds(displaced)
 
     def _uncertainty_seconds(self, best: Pool, default: Pool, predicted: Mapping[Pool, float]) -> float:
         """The part, in seconds, of the gain of `best` over `default` that errors of the predictions may explain.

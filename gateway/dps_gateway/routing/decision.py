@@ -34,6 +34,9 @@ class PoolView:
     """Requests that wait for the replica."""
     queued_prefill_tokens: float
     """Tokens that the replica has to prefill before this turn's prompt."""
+    free_tokens: float
+    """Tokens of the KV cache that are left after those of the running requests and of the queued prefills. It is
+    negative if the memory is not sufficient for these, and infinite if it is unknown."""
     running_limit: int | None
     """Maximum number of requests that the replica runs at the same time; None if unknown."""
     replica: str

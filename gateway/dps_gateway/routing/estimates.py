@@ -58,6 +58,9 @@ _WAIT: Final = Coefficients._fields.index("wait")
 _STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, token=100.0, token_load=1000.0)
 """The weights of the priors, equal to the weights of a few typical turns."""
 
+MOST: Final = 0.5
+"""An answer whose interruptions took a larger share of its time does not show how fast a pool decodes."""
+
 MEMORY: Final = 0.99
 """Factor of an observation's weight for each later observation of the same pool."""
 
@@ -196,14 +199,16 @@ class PoolEstimate:
         self._observe_fetch(seen, prefill, fetch)
         moments = self.own.moments
         moments.decay(MEMORY)
+        decoded = not self._interrupted(seen)
         # The duration of decoding varies in proportion to its length, so its weight is the inverse of the length.
-        if seen.first_token_seconds is None:
+        if seen.first_token_seconds is not None:
+            moments.add(first, seen.first_token_seconds, 1.0)
+            if decoded:
+                answer = (0.0, 0.0, 0.0, 0.0, tokens, tokens * seen.load)
+                moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
+        elif decoded:
             features = (*first[:4], tokens, tokens * seen.load)
             moments.add(features, seen.total_seconds, 1 / (1 + tokens))
-        else:
-            moments.add(first, seen.first_token_seconds, 1.0)
-            answer = (0.0, 0.0, 0.0, 0.0, tokens, tokens * seen.load)
-            moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
         self._update()
 
     def _observe_fetch(self, seen: Observation, prefill: float, fetch: float) -> None:
@@ -218,6 +223,14 @@ class PoolEstimate:
         else:
             known += (speed.token + speed.token_load * seen.load) * tokens
             self._fetch_rates.observe(seen.replica, fetch, seen.total_seconds - known, 1 / (1 + tokens))
+
+    def _interrupted(self, seen: Observation) -> bool:
+        """Whether an answer took most of its time because the engine prefilled later prompts.
+
+        The duration of such an answer does not show how fast the engine decodes.
+        """
+        interruption = self.prefill_seconds(self._queued(seen.later_prefill_tokens))
+        return interruption > MOST * (seen.total_seconds - (seen.first_token_seconds or 0.0))
 
     def forget(self, factor: float) -> None:
         """Multiply the weights of this process's observations by `factor`."""
@@ -239,6 +252,10 @@ class PoolEstimate:
         queued = seen.queued_prefill_tokens
         speed = self._speed_of(seen.replica, None, tokens)
         return self._cost(speed, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
+
+    def prefill_seconds(self, tokens: float) -> float:
+        """The time in which the pool prefills this number of tokens."""
+        return self._coefficients(None, 0.0).prefill * tokens / 1000
 
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""

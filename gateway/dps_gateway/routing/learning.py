@@ -34,6 +34,9 @@ class Observation:
     """`PoolView.load` of the pool, when the turn was routed."""
     queued_prefill_tokens: float
     """`PoolView.queued_prefill_tokens` of the pool, when the turn was routed."""
+    later_prefill_tokens: float
+    """Tokens to prefill of the prompts that this process sent to the replica after this one, and that the replica began
+    to answer before it completed this answer. Their prefill interrupted the answer."""
     first_token_seconds: float | None
     """None if the answer was not streamed."""
     total_seconds: float

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -155,11 +156,14 @@ class EnginePool:
             return None
         replica = self._choice(session, ready, prompt.held) or min(ready, key=lambda each: each.in_flight)
         others = replica.others
+        queued_prefill_tokens = replica.prefill_tokens + others.waiting_tokens
+        free = replica.free_tokens
         return PoolView(
             ready_replicas=len(ready),
             in_flight=replica.in_flight + others.running,
             queued=others.waiting + self.queued / len(ready),
-            queued_prefill_tokens=replica.prefill_tokens + others.waiting_tokens,
+            queued_prefill_tokens=queued_prefill_tokens,
+            free_tokens=math.inf if free is None else free - queued_prefill_tokens,
             running_limit=replica.limit,
             replica=replica.id,
             prompt=prompt.tokens(replica.id, replica.units),

@@ -57,6 +57,8 @@ class Load:
     """Tokens that the engine has to prefill for the waiting requests."""
     limit: int | None = None
     """Maximum number of requests that the engine runs at the same time; None if it does not report this."""
+    free_tokens: int | None = None
+    """Tokens of the KV cache that running requests do not occupy; None if the engine does not report this."""
 
 
 NO_LOAD: Final = Load()
@@ -90,10 +92,14 @@ class Replica:
         self.in_flight = 0
         self.prefill_tokens = 0
         """Tokens to prefill for this process's streamed requests that the engine has not begun to answer."""
+        self.begun_tokens = 0
+        """The sum of these tokens over the requests that the engine has begun to answer."""
         self.others = NO_LOAD
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.limit: int | None = None
         """The last limit that the engine reported."""
+        self.free_tokens: int | None = None
+        """The last number of free tokens that the engine reported."""
         self.configuration: Configuration | None = None
         """None until it is known, and again after the replica was unavailable, because an engine that has restarted may
         have a different configuration."""
@@ -186,6 +192,7 @@ class Replica:
         waiting = min(load.waiting, max(0, load.running + load.waiting - own))
         running = max(0, load.running + load.waiting - own - waiting)
         self.limit = load.limit or self.limit
+        self.free_tokens = load.free_tokens
         # The engine's estimate may exceed this process's, so the difference is meaningless without other requests.
         tokens = max(0, load.waiting_tokens - self.prefill_tokens) if running + waiting else 0
         self.others = Load(running, waiting, tokens)

@@ -67,9 +67,10 @@ class VirtualEngine:
     @property
     def load(self) -> Load:
         """What the engine reports about its requests, as SGLang does at /v1/loads."""
-        waiting = self.scheduler.waiting
-        tokens = sum(len(each.prompt) - self.scheduler.cached(each) for each in waiting)
-        return Load(self.scheduler.running, len(waiting), tokens, self.scheduler.max_running)
+        scheduler = self.scheduler
+        tokens = sum(len(each.prompt) - scheduler.cached(each) for each in scheduler.waiting)
+        free = scheduler.capacity - scheduler.used_tokens
+        return Load(scheduler.running, len(scheduler.waiting), tokens, scheduler.max_running, free)
 
     def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
         """Change the factor of the duration of every pass, or the acceptance length; None keeps the current one."""

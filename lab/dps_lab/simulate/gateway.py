@@ -58,6 +58,13 @@ class Placement:
     moved: bool
     view: PoolView
     number: int
+    earlier_tokens: int
+    """`begun_tokens` of the replica as soon as it has begun to answer this turn and all that were sent before it."""
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens to prefill of the turns that the replica received after this one and has begun to answer."""
+        return max(0, self.replica.begun_tokens - self.earlier_tokens)
 
 
 class VirtualGateway:
@@ -106,13 +113,16 @@ class VirtualGateway:
         replica.in_flight += 1
         self._demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
+        earlier = replica.begun_tokens + replica.prefill_tokens
         moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
-        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1)
+        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1, earlier)
 
     def answering(self, placement: Placement) -> None:
         """Count the prompt of a turn as prefilled."""
-        placement.replica.prefill_tokens -= placement.view.prompt.prefill
+        tokens = placement.view.prompt.prefill
+        placement.replica.prefill_tokens -= tokens
+        placement.replica.begun_tokens += tokens
 
     def release(self, placement: Placement) -> None:
         """Count a turn as ended."""

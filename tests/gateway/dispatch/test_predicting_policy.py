@@ -1,14 +1,16 @@
 """Requests that the policy Adaptive routes, and what it learns from them."""
 
 import asyncio
+import json
 
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
 
 from dps_gateway.config import Limits, Routing
 from dps_gateway.pool import Pool
-from dps_gateway.routing.learning import LearningPolicy
+from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
-from dps_testkit.gateway_with_pools import FixedStatusEngine, Start, engines
+from dps_testkit.gateway_with_pools import ANSWER, FixedStatusEngine, Start, engines
 from dps_testkit.waiting import wait_until
 
 
@@ -114,6 +116,56 @@ async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Star
     queued = replica.prefill_tokens
     response = await waiting
     assert queued == int(response.headers["x-dps-delta-tokens"]) < 256
+
+
+class InterruptedEngine(FixedStatusEngine):
+    """Streams answers, and completes the first one only after it has answered the second request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests += 1
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if self.requests == 1:
+            await response.write(b": begun\n\n")
+            self.begun.set()
+            await self.answered.wait()
+        await response.write(b"data: " + json.dumps(ANSWER).encode() + b"\n\ndata: [DONE]\n\n")
+        self.answered.set()
+        return response
+
+
+class Recording(Adaptive):
+    """Records what it learns from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed: list[Observation] = []
+
+    def observe(self, seen: Observation) -> None:
+        self.observed.append(seen)
+        super().observe(seen)
+
+
+async def test_prompts_that_interrupt_an_answer_are_part_of_what_is_learned(start: Start) -> None:
+    engine = InterruptedEngine()
+    gateway = await start([engine], engines(1), policy="Adaptive")
+    gateway.runtime.policy = policy = Recording()
+    greedy = gateway.runtime.pools[Pool.GREEDY]
+    for replica in greedy.replicas.values():
+        greedy.mark_unavailable(replica)
+
+    interrupted = asyncio.create_task(gateway.post(number=1, stream=True))
+    await engine.begun.wait()
+    second = await gateway.post(number=2, stream=True)
+    await interrupted
+
+    later = int(second.headers["x-dps-prompt-tokens"])
+    assert sorted(seen.later_prefill_tokens for seen in policy.observed) == [0, later]
 
 
 async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to_stream(start: Start) -> None:
