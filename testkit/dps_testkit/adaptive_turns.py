@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from dps_gateway.cached_prompt import PromptTokens
@@ -69,9 +68,6 @@ observations = st.builds(
 )
 
 histories = st.lists(observations, max_size=20)
-
-unhurried = settings(deadline=None)
-"""A busy machine could exceed the deadline of an example."""
 
 
 def turn(speculative: PoolView = IDLE, greedy: PoolView = IDLE, **changed: Any) -> PolicyInput:

@@ -22,7 +22,6 @@ from dps_testkit.adaptive_turns import (
     learned,
     predicted,
     turn,
-    unhurried,
     views,
 )
 
@@ -31,7 +30,6 @@ def test_adaptive_is_a_learning_policy() -> None:
     assert isinstance(Adaptive(), LearningPolicy)
 
 
-@unhurried
 @given(
     history=histories,
     speculative=views,
@@ -60,7 +58,6 @@ def test_more_load_on_a_pool_never_attracts_a_turn(
         assert policy.decide(routed).pool is chosen
 
 
-@unhurried
 @given(
     history=histories,
     speculative=views,
@@ -78,7 +75,6 @@ def test_pool_without_ready_replicas_is_never_chosen(
     assert decision.predicted is None or set(decision.predicted) == ready
 
 
-@unhurried
 @given(history=histories, speculative=views, greedy=views)
 def test_decision_depends_only_on_the_turn_and_the_observations(
     history: list[Observation], speculative: PoolView, greedy: PoolView

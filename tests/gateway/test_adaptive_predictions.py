@@ -22,12 +22,10 @@ from dps_testkit.adaptive_turns import (
     learned,
     predicted,
     turn,
-    unhurried,
     views,
 )
 
 
-@unhurried
 @given(history=histories, view=views, more=st.floats(0, 100))
 def test_predicted_latency_does_not_fall_with_the_load(
     history: list[Observation], view: PoolView, more: float
@@ -43,7 +41,6 @@ def test_predicted_latency_does_not_fall_with_the_load(
         assert predicted(policy, turn(speculative=busier))[Pool.SPECULATIVE] >= low - 1e-9
 
 
-@unhurried
 @given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
 def test_predicted_latency_does_not_fall_with_the_tokens_to_prefill(
     history: list[Observation], view: PoolView, more: int, delta: int

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
@@ -102,7 +102,6 @@ ENTRIES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ENTRIES, st.sampled_from("ABCD"), st.integers(0, 7))
 def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
     entries: list[Entry[int]], tenant: str, urgency: int

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
@@ -137,7 +137,6 @@ def test_key_may_use_only_its_models_and_adapters(body: dict[str, Any], allowed:
             key.check_models(body, "base")
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, MAX_NAMES + 9), st.integers(0, 9)), max_size=200))
 def test_shared_counts_add_up(changes: list[tuple[int, int, int]]) -> None:
     with TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.upstream.fair_queue import Entry, FairQueue
@@ -18,7 +18,6 @@ def queue_of(entries: list[Entry[int]]) -> FairQueue[int]:
     return queue
 
 
-@settings(deadline=None)
 @given(ENTRIES)
 def test_every_entry_is_served_once_and_in_the_order_of_iteration(entries: list[Entry[int]]) -> None:
     queue = queue_of(entries)
@@ -31,7 +30,6 @@ def test_every_entry_is_served_once_and_in_the_order_of_iteration(entries: list[
     assert Counter(served) == Counter(entries)
 
 
-@settings(deadline=None)
 @given(ENTRIES)
 def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[Entry[int]]) -> None:
     order = list(queue_of(entries))
@@ -40,7 +38,6 @@ def test_requests_of_one_session_are_served_in_order_of_arrival(entries: list[En
         assert [entry for entry in order if (entry.tenant, entry.session) == key] == arrived
 
 
-@settings(deadline=None)
 @given(ENTRIES)
 def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Entry[int]]) -> None:
     order = [entry.tenant for entry in queue_of(entries)]
@@ -48,7 +45,6 @@ def test_no_tenant_is_served_twice_while_another_one_waits(entries: list[Entry[i
         assert first != second or set(order[place:]) <= {first}
 
 
-@settings(deadline=None)
 @given(ENTRIES, st.lists(st.integers(0, 50)))
 def test_removed_entries_are_gone_and_the_others_keep_their_order_within_a_tenant(
     entries: list[Entry[int]], indices: list[int]
@@ -60,7 +56,6 @@ def test_removed_entries_are_gone_and_the_others_keep_their_order_within_a_tenan
     assert (len(queue), set(queue)) == (len(entries) - len(removed), set(entries) - removed)
 
 
-@settings(deadline=None)
 @given(ENTRIES, st.sampled_from("ABCD"))
 def test_new_entry_displaces_one_only_if_its_tenant_stays_at_or_below_the_longest(
     entries: list[Entry[int]], tenant: str

@@ -193,7 +193,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(MUTATIONS, min_size=1, max_size=4))
 def test_bytes_that_resemble_a_request(
     fuzzed: FuzzedGateway, mutations: list[tuple[int, int, bytes]]
@@ -204,7 +204,7 @@ def test_bytes_that_resemble_a_request(
     assert b"HTTP/1.1 5" not in fuzzed.send(data)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from([route.path for route in ROUTES]), BODIES | VALUES)
 def test_any_json_document(fuzzed: FuzzedGateway, path: str, body: Any) -> None:
     assert fuzzed.post(path, body) < 500

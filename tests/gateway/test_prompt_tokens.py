@@ -225,14 +225,14 @@ class TestAdversarialHistories:
             assert len(prompt.lookups()) <= MAX_LOOKUPS
 
     @given(first=history, second=history)
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_prefix_count_is_exact_with_qwens_template(
         self, accountant: Accountant, reference: Any, first: Any, second: Any
     ) -> None:
         self.check(accountant, reference, first, second)
 
     @given(first=history, second=history, thinking=st.booleans())
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_prefix_count_is_exact_with_a_template_that_strips_thinking(
         self, thinking_accountant: Accountant, reference: Any, first: Any, second: Any, thinking: bool
     ) -> None:
@@ -240,7 +240,7 @@ class TestAdversarialHistories:
         self.check(thinking_accountant, reference, first, second, **kwargs)
 
     @given(text=st.lists(nasty, max_size=12).map("".join), more=st.lists(nasty, max_size=6).map("".join))
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_plain_text_has_no_boundary(
         self, accountant: Accountant, reference: Any, text: str, more: str
     ) -> None:

@@ -1,7 +1,7 @@
 """The session record: retention, storage, merging and correction of points."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -139,7 +139,6 @@ class TestConversations:
         assert first.with_turn(point(1), point(1)) == first
         assert first.with_turn(point(1), None) == first
 
-    @settings(deadline=None)
     @given(order=st.lists(st.integers(0, 19), max_size=120))
     def test_newest_point_of_every_conversation_is_kept(self, order: list[int]) -> None:
         """Twenty sub-agents under one id take turns in any order."""

@@ -166,7 +166,7 @@ async def test_full_record_of_one_id_does_not_affect_another_id(client: Conversa
         )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(st.integers(0, MAX_POINTS + 20), st.sampled_from(Pool), st.sampled_from(["a", "b", "c"])),

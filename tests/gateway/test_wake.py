@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -107,7 +107,6 @@ def wakes(draw: st.DrawFn) -> list[tuple[str, Pool]]:
     return draw(st.lists(events, max_size=40))
 
 
-@settings(deadline=None)
 @given(wakes())
 def test_no_request_is_refused_or_lost_whatever_happens_to_the_pools(events: list[tuple[str, Pool]]) -> None:
     async def run() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -199,7 +199,6 @@ def test_a_simulation_has_the_measured_times(policy: str, decode: float) -> None
 points = st.tuples(st.floats(0, 1e4), st.floats(0, 10), st.floats(1, 100))
 
 
-@settings(deadline=None)
 @given(st.lists(points, min_size=1, max_size=8))
 def test_a_line_never_predicts_negative_times(values: list[tuple[float, float, float]]) -> None:
     intercept, slope = line(values)
@@ -207,7 +206,6 @@ def test_a_line_never_predicts_negative_times(values: list[tuple[float, float, f
     assert slope >= 0
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_a_line_goes_through_points_on_a_line(intercept: float, slope: float) -> None:
     found = line([(x, intercept + slope * x, 1.0) for x in (1, 4, 16)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -196,7 +196,6 @@ def test_the_smallest_excess_is_chosen_if_no_set_up_meets_the_limits() -> None:
     assert result.excess == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 100_000), st.integers(1, 100_000))
 def test_roundest_number_is_in_its_range(low: int, width: int) -> None:
     assert low <= roundest(low, low + width) < low + width
@@ -209,7 +208,6 @@ def test_roundest_number_has_the_most_trailing_zeros(low: int, end: int, expecte
     assert roundest(low, end) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
 def test_a_rounded_threshold_routes_every_turn_like_the_length_it_stands_for(deltas: list[int]) -> None:
     thresholds = Thresholds.of(sessions(*deltas))

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -162,7 +162,6 @@ def test_mann_whitney_of_equal_values_is_one() -> None:
 samples = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
 @given(samples, samples)
 def test_mann_whitney_is_a_symmetric_probability(first: list[float], second: list[float]) -> None:
     p_value = mann_whitney(first, second)

@@ -1,7 +1,7 @@
 """Engines whose draft length depends on the batch."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
@@ -26,7 +26,6 @@ BASE = speculation("STANDALONE")
 TIMING = EngineTiming(HARDWARE["a100-7b"], BASE)
 
 
-@settings(deadline=None)
 @given(st.floats(1.0, 4.0))
 def test_probability_of_acceptance_yields_the_acceptance_length(length: float) -> None:
     base = speculation("STANDALONE", length)
@@ -47,7 +46,6 @@ def test_more_steps_accept_more_tokens_and_no_steps_are_greedy() -> None:
     assert with_steps(BASE, 0) is None
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.floats(1.0, 4.0))
 def test_the_draft_length_is_one_of_those_for_the_batch(batch: int, length: float) -> None:
     chosen = adapted(TIMING, speculation("STANDALONE", length), SGLANG_STEPS, batch, batch * 1000)

@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_lab.simulate.arrivals import (
@@ -20,7 +20,6 @@ def times(pattern: Pattern, rate: float, count: int, seed: int = 0) -> list[floa
     return list(arrival_times(pattern, rate, count, random.Random(seed)))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(PATTERNS), st.floats(0.01, 100), st.integers(1, 200), st.integers())
 def test_arrivals_are_ascending_and_as_many_as_requested(
     pattern: Pattern, rate: float, count: int, seed: int

@@ -1,7 +1,7 @@
 """The time model: bandwidth, compute and capacity of each GPU and model."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_lab.simulate.hardware import HARDWARE
@@ -25,7 +25,6 @@ def test_no_pass_is_faster_than_peak_compute() -> None:
     assert GREEDY.prefill_seconds(8000) > operations / A100.gpu.flops
 
 
-@settings(deadline=None)
 @given(batches, contexts, st.integers(0, 1000))
 def test_a_larger_batch_and_a_longer_context_never_take_less_time(
     batch: int, context: int, more: int
@@ -34,14 +33,12 @@ def test_a_larger_batch_and_a_longer_context_never_take_less_time(
         assert timing.decode_seconds(batch + 1, context + more) >= timing.decode_seconds(batch, context)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(0, 1000))
 def test_a_longer_prefill_never_takes_less_time(tokens: int, more: int) -> None:
     for timing in (GREEDY, SPECULATIVE):
         assert timing.prefill_seconds(tokens + more) >= timing.prefill_seconds(tokens)
 
 
-@settings(deadline=None)
 @given(lengths)
 def test_a_draft_model_prefills_too(tokens: int) -> None:
     assert SPECULATIVE.prefill_seconds(tokens) > GREEDY.prefill_seconds(tokens)

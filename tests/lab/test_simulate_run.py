@@ -64,7 +64,7 @@ scenarios = st.builds(
     replicas=st.integers(1, 3),
     seed=st.integers(0, 3),
 )
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 """Simulations take tens of milliseconds, and more on a busy machine."""
 
 
@@ -336,7 +336,6 @@ def test_an_impossible_fleet_is_refused(text: str, message: str) -> None:
         parse_fleet(text)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
 def test_a_quantile_lies_within_the_values(values: list[float], share: float) -> None:
     ordered = sorted(values)

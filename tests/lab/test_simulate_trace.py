@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_lab.simulate.prompts import plan_sessions
@@ -151,7 +151,6 @@ def test_sessions_share_exactly_the_tokens_of_a_common_prefix() -> None:
     assert common_prefix(first, other) == common_prefix(first, alone) == 0
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(TurnLengths, prompt_tokens=st.integers(1, 500), output_tokens=st.integers(1, 200)),

@@ -65,7 +65,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
 
 
 TestRadixCache = RadixCacheMachine.TestCase
-TestRadixCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRadixCache.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_least_recently_used_leaf_is_evicted_first() -> None:

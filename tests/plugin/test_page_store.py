@@ -136,7 +136,7 @@ def test_page_under_another_pages_name_is_a_miss(tmp_path: Path) -> None:
     assert read(pages, "a") == payload("a")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(position=st.integers(0, PAGE_BYTES - 1), bit=st.integers(0, 7))
 def test_page_with_any_flipped_bit_is_a_miss(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
@@ -162,7 +162,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(operations=OPERATIONS)
 def test_read_returns_the_stored_page_or_a_miss_and_the_limit_holds(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str]]
