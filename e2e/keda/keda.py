@@ -1,11 +1,11 @@
 """KEDA's operator and metrics server as local processes, with the permissions of KEDA's own roles."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from dps_local.assets import cache_dir
 from dps_local.processes import Child, free_ports
 from dps_testkit.certificates import certify
 from dps_testkit.cluster.kube import Kube, Manifest
@@ -15,8 +15,7 @@ from dps_testkit.http import status_of
 
 HERE = Path(__file__).parent
 VERSION = (HERE / "version").read_text().strip()
-CACHE = Path(os.environ.get("DPS_CACHE_DIR", Path.home() / ".cache/dps-router"))
-FOLDER = CACHE / f"keda-{VERSION}"
+FOLDER = cache_dir() / f"keda-{VERSION}"
 """Where `install` puts KEDA."""
 INSTALLED = (FOLDER / "installed").exists()
 NAMESPACE, ACCOUNT = "keda", "keda-operator"

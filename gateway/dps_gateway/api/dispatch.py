@@ -77,17 +77,9 @@ class Placed:
     """The complete body of an answer that was buffered; empty if it was not."""
     retried: bool
     """Whether earlier attempts failed."""
-    earlier_tokens: int
-    """`begun_tokens` of the replica as soon as it has begun to answer this request and all that were sent before it."""
+    sent_tokens: int
+    """`sent_tokens` of the replica immediately after this request had been sent."""
     _closed: bool = False
-
-    @property
-    def later_tokens(self) -> int:
-        """Tokens to prefill of the requests that the replica received after this one and has begun to answer.
-
-        Engines prefill prompts in the order in which they arrive.
-        """
-        return max(0, self.replica.begun_tokens - self.earlier_tokens)
 
     def close(self) -> None:
         """Release the upstream connection and the replica's slot. Has no effect the second time."""
@@ -273,7 +265,7 @@ class Dispatch:
         self._attempts[pool.name] += 1
         self._call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
         prefill_tokens = _prefill_tokens(self._outbound, replica)
-        earlier_tokens = replica.begun_tokens + replica.prefill_tokens + prefill_tokens
+        sent_tokens = replica.sent_tokens + prefill_tokens
         try:
             answer, content = await self._send(pool, replica, prefill_tokens)
         except UpstreamFailed as error:
@@ -291,7 +283,7 @@ class Dispatch:
         else:
             pool.record_success(replica)
         retried = self._failure is not None
-        return Placed(pool, replica, reason, answer, content, retried, earlier_tokens)
+        return Placed(pool, replica, reason, answer, content, retried, sent_tokens)
 
     def _reason(self, pool: EnginePool) -> Reason:
         """The decision's reason, or why the attempt is not made in the decision's pool."""

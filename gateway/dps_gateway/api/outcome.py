@@ -92,7 +92,7 @@ def _observation(outcome: Outcome) -> Observation:
         output_tokens=usage.completion_tokens,
         load=view.load,
         queued_prefill_tokens=view.queued_prefill_tokens,
-        later_prefill_tokens=outcome.placed.later_tokens,
+        later_prefill_tokens=outcome.placed.replica.begun_after(outcome.placed.sent_tokens),
         first_token_seconds=outcome.first_token_seconds(since),
         total_seconds=outcome.ended - since,
         number=outcome.turn.number,

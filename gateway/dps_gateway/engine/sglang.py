@@ -4,7 +4,7 @@ This module performs no I/O.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -64,14 +64,12 @@ class SGLang:
         loads = [load for rank in ranks if (load := _load_of_rank(rank)) is not None]
         if not loads or len(loads) != len(ranks):
             return None
-        limits = [load.limit for load in loads if load.limit is not None]
-        free = [load.free_tokens for load in loads if load.free_tokens is not None]
         return Load(
             sum(load.running for load in loads),
             sum(load.waiting for load in loads),
             sum(load.waiting_tokens for load in loads),
-            sum(limits) if len(limits) == len(loads) else None,
-            sum(free) if len(free) == len(loads) else None,
+            _total([load.limit for load in loads]),
+            _total([load.free_tokens for load in loads]),
         )
 
     def configuration_of(self, document: Any) -> Configuration | None:
@@ -103,6 +101,12 @@ def _fetch_threshold(extra_config: Any) -> int:
         settings = None
     found = token_count(settings.get("prefetch_threshold")) if isinstance(settings, dict) else None
     return FETCH_THRESHOLD_TOKENS if found is None else found
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    """The sum over all ranks; None if the value of one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _load_of_rank(rank: Any) -> Load | None:

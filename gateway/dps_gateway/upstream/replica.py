@@ -182,6 +182,19 @@ class Replica:
         """Whether it may receive one more request. While it is probed, only one is in flight."""
         return self.ready and self.in_flight < self.slots(max_in_flight)
 
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens to prefill of all streamed requests that this process has sent."""
+        return self.begun_tokens + self.prefill_tokens
+
+    def begun_after(self, sent_tokens: int) -> int:
+        """Tokens to prefill of the requests that were sent later, and that the engine has begun to answer.
+
+        sent_tokens: the value of `sent_tokens` before they were sent. Engines prefill prompts in the order in which they
+        arrive.
+        """
+        return max(0, self.begun_tokens - sent_tokens)
+
     def report(self, load: Load) -> None:
         """Record the load that the engine reports.
 

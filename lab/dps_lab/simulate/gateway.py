@@ -58,13 +58,8 @@ class Placement:
     moved: bool
     view: PoolView
     number: int
-    earlier_tokens: int
-    """`begun_tokens` of the replica as soon as it has begun to answer this turn and all that were sent before it."""
-
-    @property
-    def later_tokens(self) -> int:
-        """Tokens to prefill of the turns that the replica received after this one and has begun to answer."""
-        return max(0, self.replica.begun_tokens - self.earlier_tokens)
+    sent_tokens: int
+    """`sent_tokens` of the replica immediately after this turn had been sent."""
 
 
 class VirtualGateway:
@@ -113,10 +108,10 @@ class VirtualGateway:
         replica.in_flight += 1
         self._demand[decision.pool] += 1
         replica.prefill_tokens += view.prompt.prefill
-        earlier = replica.begun_tokens + replica.prefill_tokens
+        sent = replica.sent_tokens
         moved = record.commit(turn, decision.pool, replica.id)
         engine = self._engines[replica.url]
-        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1, earlier)
+        return Placement(decision, engine, gateway_replica, replica, moved, view, number + 1, sent)
 
     def answering(self, placement: Placement) -> None:
         """Count the prompt of a turn as prefilled."""

@@ -323,7 +323,7 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
         output_tokens=sequence.generated,
         load=view.load,
         queued_prefill_tokens=view.queued_prefill_tokens,
-        later_prefill_tokens=placement.later_tokens,
+        later_prefill_tokens=placement.replica.begun_after(placement.sent_tokens),
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
         number=placement.number,
