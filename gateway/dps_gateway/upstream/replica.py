@@ -190,8 +190,8 @@ class Replica:
     def begun_after(self, sent_tokens: int) -> int:
         """Tokens to prefill of the requests that were sent later, and that the engine has begun to answer.
 
-        sent_tokens: the value of `sent_tokens` before they were sent. Engines prefill prompts in the order in which they
-        arrive.
+        sent_tokens: the value of `sent_tokens` before they were sent. Engines prefill prompts in the order in which
+        they arrive.
         """
         return max(0, self.begun_tokens - sent_tokens)
 
