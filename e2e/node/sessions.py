@@ -37,30 +37,30 @@ def turns(
     system: str = SYSTEM,
 ) -> Iterator[Turn]:
     """Send a session without a session id. Sessions with the same questions differ if `system` does."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
-    answers: list[str] = []
-    for asked in range(1, len(questions) + 1):
-        raw = client.chat.completions.with_raw_response.create(
-            model=model,
-            messages=messages(questions[:asked], answers, system),
-            max_tokens=answer_tokens,
-            temperature=0,
-        )
-        answer = raw.parse()
-        answers.append(answer.choices[0].message.content or "")
-        usage = answer.usage
-        assert usage is not None
-        details = usage.prompt_tokens_details
-        yield Turn(
-            pool=raw.headers["x-dps-pool"],
-            reason=raw.headers["x-dps-reason"],
-            prompt_tokens=int(raw.headers["x-dps-prompt-tokens"]),
-            delta_tokens=int(raw.headers["x-dps-delta-tokens"]),
-            number=int(raw.headers["x-dps-turn"]),
-            engine_prompt_tokens=usage.prompt_tokens,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
-            answer=answers[-1],
-        )
+    with OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        answers: list[str] = []
+        for asked in range(1, len(questions) + 1):
+            raw = client.chat.completions.with_raw_response.create(
+                model=model,
+                messages=messages(questions[:asked], answers, system),
+                max_tokens=answer_tokens,
+                temperature=0,
+            )
+            answer = raw.parse()
+            answers.append(answer.choices[0].message.content or "")
+            usage = answer.usage
+            assert usage is not None
+            details = usage.prompt_tokens_details
+            yield Turn(
+                pool=raw.headers["x-dps-pool"],
+                reason=raw.headers["x-dps-reason"],
+                prompt_tokens=int(raw.headers["x-dps-prompt-tokens"]),
+                delta_tokens=int(raw.headers["x-dps-delta-tokens"]),
+                number=int(raw.headers["x-dps-turn"]),
+                engine_prompt_tokens=usage.prompt_tokens,
+                cached_tokens=(details.cached_tokens or 0) if details else 0,
+                answer=answers[-1],
+            )
 
 
 def messages(

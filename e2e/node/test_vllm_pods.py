@@ -119,17 +119,17 @@ def played(node: Cluster, kube: Kube, tmp_path_factory: pytest.TempPathFactory) 
 
 def greedy_answers(url: str, session: list[Turn]) -> list[str]:
     """The answers of the engine at `url` to the session's prompts."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
     said = [turn.answer for turn in session]
-    answers = [
-        client.chat.completions.create(
-            model="tiny",
-            messages=messages(QUESTIONS[:asked], said),
-            max_tokens=ANSWER_TOKENS,
-            temperature=0,
-        )
-        for asked in range(1, len(QUESTIONS) + 1)
-    ]
+    with OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        answers = [
+            client.chat.completions.create(
+                model="tiny",
+                messages=messages(QUESTIONS[:asked], said),
+                max_tokens=ANSWER_TOKENS,
+                temperature=0,
+            )
+            for asked in range(1, len(QUESTIONS) + 1)
+        ]
     return [answer.choices[0].message.content or "" for answer in answers]
 
 
