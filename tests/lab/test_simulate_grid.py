@@ -19,6 +19,7 @@ from dps_lab.simulate.grid import (
     Times,
     compare,
     compare_after,
+    compare_with_change,
     mean_over_seeds,
     repeat,
     repeat_best,
@@ -134,9 +135,10 @@ def test_frontier_has_the_policies_that_no_other_equals_in_both_times() -> None:
 
 @pytest.fixture
 def short_change(monkeypatch: pytest.MonkeyPatch) -> Change:
-    """A change after one second. Turns are compared from the second to the third one."""
+    """A change after one second. Turns are compared from the second to the third one, and sessions of three seconds."""
     for name in ("CHANGE_SECONDS", "SETTLING_SECONDS", "WINDOW_SECONDS"):
         monkeypatch.setattr(grid, name, 1.0)
+    monkeypatch.setattr(grid, "STARTS_SECONDS", 3.0)
     return Change(1, pool=Pool.GREEDY, slowdown=2)
 
 
@@ -160,6 +162,22 @@ def test_same_turns_are_compared_after_a_change(short_change: Change) -> None:
 def test_comparison_after_a_change_needs_sessions_until_its_end(short_change: Change) -> None:
     with pytest.raises(ValueError, match="4 sessions do not last for 3 s; use more sessions"):
         compare_after(trace(4), CELL, (short_change,))
+
+
+def test_whole_run_with_a_change_has_the_sessions_that_start_in_time(short_change: Change) -> None:
+    found = compare_with_change(trace(60), CELL, (short_change,))
+
+    scenario = replace(CELL.scenario(Adaptive()), changes=(short_change,))
+    started = {turn.session for turn in simulate(trace(60), replace(scenario, until_seconds=3))}
+    assert 2 < len(started) < 60
+    assert found.adaptive == Times.of(simulate(trace(len(started)), scenario))
+    greedy = replace(scenario, policy=AlwaysGreedy())
+    assert found.static["AlwaysGreedy"] == Times.of(simulate(trace(len(started)), greedy))
+
+
+def test_whole_run_with_a_change_needs_sessions_that_start_later() -> None:
+    with pytest.raises(ValueError, match="4 sessions do not last for 120 s; use more sessions"):
+        compare_with_change(trace(4), CELL, ())
 
 
 def test_times_are_means_over_the_seeds() -> None:

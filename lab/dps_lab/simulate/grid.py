@@ -36,6 +36,9 @@ SETTLING_SECONDS: Final = 30.0
 WINDOW_SECONDS: Final = 30.0
 """Length of the window after that time, in which turns are compared."""
 
+STARTS_SECONDS: Final = 120.0
+"""Sessions that start in this time are compared as a whole."""
+
 OTHER_SEED: Final = 1000
 """The difference of the seeds of two runs with the same sessions."""
 
@@ -243,6 +246,32 @@ def compare_after(
             turn.seconds for turn in results if (turn.session, turn.number) in compared
         )
     return means
+
+
+def compare_with_change(
+    sessions: Sequence[SessionTrace], set_up: SetUp, changes: tuple[Change, ...]
+) -> Comparison:
+    """Simulate a set-up with a change and with every policy until all sessions have ended.
+
+    The sessions are those that start in STARTS_SECONDS with `Adaptive`. Unlike the window of `compare_after`, this
+    comparison has the same turns with every policy even if a turn takes longer than the window. Fleets of one kind are
+    not simulated.
+
+    Raises ValueError if all sessions start earlier.
+    """
+    scenario = replace(set_up.scenario(Adaptive()), changes=changes)
+    started = {turn.session for turn in simulate(sessions, replace(scenario, until_seconds=STARTS_SECONDS))}
+    if len(started) == len(sessions):
+        raise ValueError(
+            f"{len(sessions)} sessions do not last for {STARTS_SECONDS:.0f} s; use more sessions"
+        )
+    last = max(index for index, session in enumerate(sessions) if session.id in started)
+
+    def times(policy: Policy) -> Times:
+        return Times.of(simulate(sessions[: last + 1], replace(scenario, policy=policy)))
+
+    static = {name_of(policy): times(policy) for policy in STATIC_POLICIES}
+    return Comparison(set_up, times(Adaptive()), static, fleets={})
 
 
 def repeat(sessions: Sequence[SessionTrace], times: int) -> list[SessionTrace]:

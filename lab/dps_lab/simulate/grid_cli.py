@@ -15,6 +15,7 @@ from dps_lab.simulate.grid import (
     Times,
     compare,
     compare_after,
+    compare_with_change,
     mean_over_seeds,
     repeat,
     repeat_best,
@@ -170,21 +171,24 @@ def _row(comparison: Comparison) -> str:
 
 
 def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int) -> None:
-    print("| workload | cache | speculation | change | Adaptive | best static policy | excess |")
-    print("| :-- | :-- | :-- | :-- | --: | --: | --: |")
+    print(
+        "| workload | cache | speculation | change | Adaptive | best static policy | excess | excess in the whole run |"
+    )
+    print("| :-- | :-- | :-- | :-- | --: | --: | --: | --: |")
     for set_up in set_ups(workloads, (0,), seeds[:1], replicas):
         sessions = load_workload(set_up.workload)
         times = -(-CHANGE_SESSIONS // len(sessions))
         for name, (concurrency, changes) in CHANGES.items():
             runs = [
-                compare_after(
+                (
                     repeat(sample(sessions, len(sessions), seed), times),
                     replace(set_up, concurrency=concurrency, seed=seed),
                     changes,
                 )
                 for seed in seeds
             ]
-            means = {policy: fmean(run[policy] for run in runs) for policy in runs[0]}
+            after = [compare_after(*run) for run in runs]
+            means = {policy: fmean(each[policy] for each in after) for policy in after[0]}
             adaptive = means.pop(ADAPTIVE)
             best = min(means, key=means.__getitem__)
             values = (
@@ -195,6 +199,7 @@ def _print_changes(workloads: Sequence[str], seeds: Sequence[int], replicas: int
                 f"{adaptive:.3f}",
                 f"{means[best]:.3f} ({best})",
                 f"{adaptive / means[best] - 1:+.1%}",
+                _excess(mean_over_seeds([compare_with_change(*run) for run in runs]).excess),
             )
             print(f"| {' | '.join(map(str, values))} |", flush=True)
 
