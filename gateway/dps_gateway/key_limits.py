@@ -92,8 +92,8 @@ class KeyLimits:
 class _Minutes:
     """What each key has used in the last minute.
 
-    It is estimated as what it has used in the current minute of the clock, and the part of the previous minute that is
-    less than a minute ago, as if that minute's use had been constant. Two numbers are therefore sufficient.
+    It is a sliding-window estimate from two counters: the use in the current minute of the clock, plus the previous
+    minute's use times the share of that minute that is less than 60 s ago.
     """
 
     def __init__(self, shared: SharedCounts | None, clock: Callable[[], float]) -> None:

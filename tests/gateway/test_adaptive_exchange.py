@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_gateway.routing.adaptive import LONGEST, Adaptive
+from dps_gateway.routing.adaptive import COUNTED_TURNS, Adaptive
 from dps_testkit.adaptive_turns import answer, learned, predicted, turn
 
 
@@ -41,7 +41,7 @@ def test_export_contains_only_own_observations() -> None:
         {},
         {"version": 0},
         {"version": 1, "pools": [], "workload": []},
-        Adaptive().export() | {"workload": [float("nan"), *[1] * LONGEST]},
+        Adaptive().export() | {"workload": [float("nan"), *[1] * COUNTED_TURNS]},
         Adaptive().export() | {"workload": [256, 1, 1]},
         Adaptive().export() | {"pools": {"speculative": {}, "greedy": {}}},
     ],

@@ -41,7 +41,7 @@ LARGEST_RATIO: Final = 4.0
 """Limit of the ratio of an actual to a predicted latency in the mean error, so that one stalled turn does not dominate
 it."""
 
-LONGEST: Final = 32
+COUNTED_TURNS: Final = 32
 """Turns of a session with this or a higher number are counted together."""
 
 _MEMORY: Final = 0.99
@@ -59,7 +59,7 @@ class Workload:
     """Decayed sums over the answered turns. The initial values are a weak prior."""
 
     output_tokens: float = 256.0
-    reached: list[float] = field(default_factory=lambda: [0.75**number for number in range(LONGEST)])
+    reached: list[float] = field(default_factory=lambda: [0.75**number for number in range(COUNTED_TURNS)])
     """Answered turns with the number 1, 2, ... in their session."""
 
     @property
@@ -74,13 +74,13 @@ class Workload:
         while few sessions start, for example at the end of a batch, the number of turns per started session is far
         above the mean.
         """
-        index = min(number, LONGEST) - 1
+        index = min(number, COUNTED_TURNS) - 1
         return sum(self.reached[index + 1 :]) / max(1.0, self.reached[index])
 
     def observe(self, seen: Observation) -> None:
         """Count an answered turn."""
         self.reached = [_MEMORY * count for count in self.reached]
-        self.reached[min(seen.number, LONGEST) - 1] += 1
+        self.reached[min(seen.number, COUNTED_TURNS) - 1] += 1
         self.output_tokens = self.output_tokens * _MEMORY + seen.output_tokens
 
     def plus(self, other: Self) -> "Workload":
@@ -238,8 +238,8 @@ def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | No
             return None
         pools = {pool: Statistics.restore(document["pools"][pool.value]) for pool in Pool}
         output_tokens, *reached = (finite(value) for value in document["workload"])
-        if len(reached) != LONGEST:
-            raise ValueError(f"{len(reached)} numbers of turns instead of {LONGEST}")
+        if len(reached) != COUNTED_TURNS:
+            raise ValueError(f"{len(reached)} numbers of turns instead of {COUNTED_TURNS}")
         return pools, Workload(output_tokens, reached)
     except (KeyError, TypeError, ValueError):
         return None

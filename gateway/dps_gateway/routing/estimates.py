@@ -58,7 +58,7 @@ _WAIT: Final = Coefficients._fields.index("wait")
 _STRENGTHS: Final = Coefficients(fixed=4.0, prefill=2.0, fetch=2.0, wait=30.0, token=100.0, token_load=1000.0)
 """The weights of the priors, equal to the weights of a few typical turns."""
 
-MOST: Final = 0.5
+MAX_INTERRUPTED_SHARE: Final = 0.5
 """An answer whose interruptions took a larger share of its time does not show how fast a pool decodes."""
 
 MEMORY: Final = 0.99
@@ -230,7 +230,7 @@ class PoolEstimate:
         The duration of such an answer does not show how fast the engine decodes.
         """
         interruption = self.prefill_seconds(self._queued(seen.later_prefill_tokens))
-        return interruption > MOST * (seen.total_seconds - (seen.first_token_seconds or 0.0))
+        return interruption > MAX_INTERRUPTED_SHARE * (seen.total_seconds - (seen.first_token_seconds or 0.0))
 
     def forget(self, factor: float) -> None:
         """Multiply the weights of this process's observations by `factor`."""

@@ -16,7 +16,7 @@ def _compare(tokens: int, threshold_tokens: int | None) -> Decision:
     τ = 0 is an exception: it selects the greedy pool for every turn, even for a retried turn with ΔL = 0, as in the
     greedy row of the paper's Table 3.
     """
-    if threshold_tokens is None or 0 < threshold_tokens >= tokens:
+    if threshold_tokens is None or (threshold_tokens > 0 and tokens <= threshold_tokens):
         return Decision(Pool.SPECULATIVE, Reason.WITHIN_THRESHOLD)
     return Decision(Pool.GREEDY, Reason.OVER_THRESHOLD)
 

@@ -101,7 +101,7 @@ class JsonLog:
             try:
                 _write(file, data)
             except OSError:
-                os.ftruncate(file, size)  # a full disk may have taken half of a line
+                os.ftruncate(file, size)  # part of a line may have been written before the disk was full
                 raise
             if size + len(data) >= self._max_file_bytes:
                 os.replace(self._path, f"{self._path}.1")
