@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from dps_gateway.pool import Pool
+from dps_gateway.session.breaker import FAILURES_TO_OPEN
 from dps_gateway.session.identity import Scope, SessionId, history_tag
 from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.record import Holder, Point, Record
@@ -34,6 +36,8 @@ pytestmark = pytest.mark.timeout(240)
 
 TIMEOUT_SECONDS = 10.0
 """The time limit is long, because the servers stay available and a busy machine must not look like an outage."""
+IN_FLIGHT_SECONDS = 0.2
+"""The time after which commands have been sent."""
 TTL_SECONDS = 600
 SCOPE = Scope.of("model", "tenant")
 
@@ -175,6 +179,53 @@ async def test_another_client_is_used_without_interruption(tmp_path: Path) -> No
             store.use(replacement)
             assert await asyncio.gather(*reads) == [None] * 5
             await check_session_lifecycle(store, replacement, SessionEntries(2))
+
+
+async def test_client_of_another_kind_is_used_without_interruption(tmp_path: Path) -> None:
+    async with LocalProcesses(tmp_path) as processes:
+        server, nodes = await processes.start_redis(), await clustered(processes)
+        cluster_url = f"redis+cluster://127.0.0.1:{nodes[0].port}/0"
+        async with backend(server.url) as (store, client):
+            await check_session_lifecycle(store, client, SessionEntries(1))
+
+            # Some commands have been sent to the standalone server, which does not reply; others are about to be sent.
+            server.child.signal(signal.SIGSTOP)
+            sent = [asyncio.create_task(store.get("key")) for _ in range(5)]
+            await asyncio.sleep(IN_FLIGHT_SECONDS)
+            unsent = [asyncio.create_task(store.get("key")) for _ in range(5)]
+            await asyncio.sleep(0)
+            cluster = connect(cluster_url, TIMEOUT_SECONDS)
+            store.use(cluster)
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                assert await asyncio.gather(*sent, *unsent) == [None] * 10
+            server.child.signal(signal.SIGCONT)
+            await check_session_lifecycle(store, cluster, SessionEntries(2))
+
+            # Commands have been sent to a cluster that is then lost.
+            for node in nodes:
+                node.child.signal(signal.SIGSTOP)
+            sent = [asyncio.create_task(store.get("key")) for _ in range(5)]
+            await asyncio.sleep(IN_FLIGHT_SECONDS)
+            for node in nodes:
+                node.child.kill()
+            standalone = connect(server.url, TIMEOUT_SECONDS)
+            store.use(standalone)
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                assert await asyncio.gather(*sent) == [None] * 5
+            await check_session_lifecycle(store, standalone, SessionEntries(3))
+
+
+async def test_cluster_that_cannot_be_reached_is_reported_as_unavailable(tmp_path: Path) -> None:
+    async with LocalProcesses(tmp_path) as processes:
+        nodes = await clustered(processes)
+        async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, _):
+            await store.ping()
+            for node in nodes:
+                node.child.kill()
+            for _ in range(FAILURES_TO_OPEN):
+                with pytest.raises(StoreUnavailable):
+                    await store.get("key")
+            assert store.degraded
 
 
 @EVERY_SERVER

@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from dps_gateway.session.breaker import Breaker
 from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, ForeignValue, Hit, StoreUnavailable
@@ -21,6 +21,9 @@ MAX_CONNECTIONS: Final = 64
 
 CONNECTION_RETRIES: Final = 1
 """Retries of commands on a new connection, which cover a Redis restart. The circuit breaker handles longer outages."""
+
+_FAILURES: Final = (RedisError, RedisClusterException, OSError, TimeoutError)
+"""The exceptions of redis-py. A cluster none of whose nodes can be reached raises RedisClusterException."""
 
 # Look up a session by history: returns the first pointer that exists and the record it refers to. All keys share a
 # hash tag, so the record is on the same cluster node although its key is not known in advance.
@@ -222,7 +225,7 @@ class RedisBackend:
             raise StoreUnavailable("the circuit breaker is open")
         try:
             reply = await self._send(command)
-        except (RedisError, OSError, TimeoutError) as error:
+        except _FAILURES as error:
             raise self._unavailable(error) from error
         self._breaker.succeeded()
         return reply
@@ -240,9 +243,15 @@ class RedisBackend:
         return kind(str(error) or type(error).__name__)
 
     async def _send(self, command: tuple[Any, ...]) -> Any:
-        if isinstance(self.client, RedisCluster):
-            async with asyncio.timeout(self._timeout):
-                return await _execute(self.client, command)
+        client = self.client
+        if isinstance(client, RedisCluster):
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await _execute(client, command)
+            except _FAILURES:
+                if client is self.client:
+                    raise
+            return await self._send(command)  # `use` has closed that client
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if not self._batch:
@@ -264,7 +273,7 @@ class RedisBackend:
         try:
             async with asyncio.timeout(self._timeout):
                 replies = await self._replies([command for command, _ in batch])
-        except (RedisError, OSError, TimeoutError) as error:
+        except Exception as error:  # any, because the callers wait for the futures without a limit
             replies = [error] * len(batch)
         except asyncio.CancelledError:  # the gateway is closing
             replies = [RedisConnectionError("closed")] * len(batch)
@@ -282,8 +291,11 @@ class RedisBackend:
         The connection is used directly, because redis-py's pipelines take twice the CPU time, and its encoding of a
         command eight times that of hiredis.
         """
-        assert isinstance(self.client, Redis)
-        pool: Any = self.client.connection_pool  # the library leaves its methods untyped
+        client = self.client
+        if isinstance(client, RedisCluster):  # since the commands were collected or sent, by `use`
+            sent = (_execute(client, command) for command in commands)
+            return await asyncio.gather(*sent, return_exceptions=True)
+        pool: Any = client.connection_pool  # the library leaves its methods untyped
         try:
             connection = await pool.get_connection()
             try:
