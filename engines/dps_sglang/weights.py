@@ -1,4 +1,6 @@
-"""A fingerprint of a checkpoint: SHA-256 of all its files, so that a change of a single weight is noticed.
+"""A fingerprint of a checkpoint: SHA-256 of its weights, configuration and code, so that changes are noticed.
+
+These are the files of its folder, without subfolders, with one of the suffixes below.
 
 SGLang has just read the files, so they usually come from the operating system's page cache. One thread hashes about
 1.5 GB/s.

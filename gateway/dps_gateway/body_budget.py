@@ -1,4 +1,4 @@
-"""The memory for the bodies of the requests in progress. This module performs no I/O."""
+"""The memory for the bodies of the requests in progress."""
 
 from collections import Counter
 from collections.abc import Callable

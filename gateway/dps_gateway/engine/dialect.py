@@ -1,9 +1,12 @@
 """The interface between the gateway and an inference engine. This module performs no I/O.
 
-To support another engine, such as vLLM, write a module beside `sglang.py` whose class implements `EngineDialect`,
-and construct it where `runtime.py` constructs `SGLang`. The `SGLang` dialect uses the chat rules in `prompt/chat.py`
-and `prompt/tool_schema.py`, which follow SGLang. The packages `api` and `prompt` also support SGLang's extensions of
-the OpenAI API: /generate, /model_info, /server_info and `input_ids`. Nothing else depends on the kind of engine.
+SGLang's dialect also serves vLLM, whose API is close enough. To support an engine with another API, write a module
+beside `sglang.py` whose class implements `EngineDialect`, and construct it where `runtime.py` constructs `SGLang`.
+
+Code outside this package that depends on the kind of engine: the chat rules in `prompt`, which follow SGLang; SGLang's
+extensions of the OpenAI API in `api` and `prompt` (/generate, /model_info, /server_info and `input_ids`); and the
+differences between SGLang's and vLLM's lists of models and administrative endpoints in `api/model_list.py` and
+`api/passthrough.py`.
 """
 
 import re

@@ -61,7 +61,10 @@ def _is_deterministic_in_generate(body: Mapping[str, Any]) -> bool:
 
 
 def _unchanged(_rest: str) -> None:
-    """The `cut` of a part that is not removed, because no later part of its event can follow it."""
+    """The `cut` of parts that need none.
+
+    Nothing follows them in their event or, in /generate, each event repeats the whole text.
+    """
 
 
 def _text(owner: dict[str, Any], field: str, *names: str) -> Iterator[Part]:

@@ -15,14 +15,17 @@ class _Entry:
 
 
 class Mirror:
-    """An LRU cache whose entries expire after their TTL. It is neither shared between processes nor durable."""
+    """A bounded cache that removes the entry that was set least recently, and whose entries expire after their TTL.
+
+    It is neither shared between processes nor durable.
+    """
 
     def __init__(self, max_entries: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_entries = max_entries
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._unwritten: dict[str, None] = {}
-        """The keys of unwritten entries, least recently used first."""
+        """The keys of unwritten entries. The one that was set least recently is first."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,7 +53,7 @@ class Mirror:
             self._put(pointer[0], _Entry(pointer[1], expires, written))
 
     def unwritten_keys(self, limit: int) -> list[str]:
-        """At most `limit` keys of values not yet written to the authoritative store, least recently used first."""
+        """At most `limit` keys of values not yet written to the authoritative store, those set least recently."""
         keys = list(islice(self._unwritten, limit))
         for key in keys:
             if self.get(key) is None:  # expired

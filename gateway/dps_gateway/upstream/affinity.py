@@ -1,9 +1,10 @@
 """Select the replica for a session: the one that holds its prompt, unless it is overloaded. No I/O.
 
-Replicas are ranked by the length of the prompt's prefix that they hold. Those that hold the same length, usually none,
-are ranked by rendezvous hashing of session and URL, so that all gateway replicas choose the same one for a new session,
-and removing a replica moves only the sessions on it. The first replica whose load is within a constant multiple of the
-pool's mean is selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018).
+Replicas are ranked by the length of the prompt's prefix that they hold. Replicas that hold equally long prefixes
+(usually none of the prompt) are ranked by rendezvous hashing of session and URL, so that all gateway replicas choose
+the same one for a new session, and removing a replica moves only the sessions on it. The first replica whose load is
+within a constant multiple of the pool's mean is selected (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with
+Bounded Loads, 2018).
 """
 
 import math
