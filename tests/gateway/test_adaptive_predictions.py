@@ -104,6 +104,14 @@ def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -
     assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
 
 
+def test_fetches_do_not_reduce_the_share_of_queued_prompts_that_is_prefilled() -> None:
+    """The number of queued tokens does not include those that can be fetched."""
+    queued = turn(greedy=replace(IDLE, queued_prefill_tokens=100_000))
+    before = predicted(Adaptive(), queued)[Pool.GREEDY]
+    after = predicted(learned(*[fetched("engine", 0.003)] * 50), queued)[Pool.GREEDY]
+    assert after == pytest.approx(before, rel=0.1)
+
+
 def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() -> None:
     """One half of the sessions have 2 turns, the other half have 10."""
     workload = Workload()

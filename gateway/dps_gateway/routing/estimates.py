@@ -64,8 +64,11 @@ MAX_INTERRUPTED_SHARE: Final = 0.5
 MEMORY: Final = 0.99
 """Factor of an observation's weight for each later observation of the same pool."""
 
-_KINDS: Final = ("grown", "new", "moved", "fetchable")
-"""Kinds of tokens of a prompt that may or may not be cached (see `_uncached`), and those that can be fetched."""
+_UNCACHED_KINDS: Final = ("grown", "new", "moved")
+"""Kinds of tokens of a prompt that may or may not be cached (see `_uncached`)."""
+
+_KINDS: Final = (*_UNCACHED_KINDS, "fetchable")
+"""These, and the tokens that can be fetched."""
 
 _PRIOR_TOKENS: Final = 1000.0
 """Weight, in tokens, of the prior when the share of cached tokens is estimated: everything that can be fetched is, and
@@ -289,8 +292,11 @@ class PoolEstimate:
         return sum(tokens * self._all.uncached_share(kind) for kind, tokens in uncached.items())
 
     def _queued(self, tokens: float) -> float:
-        """The tokens of queued prompts that the engine computes, of `tokens` according to their sessions' records."""
-        return tokens * self._all.uncached_share(*_KINDS)
+        """The tokens of queued prompts that the engine computes, of `tokens` according to their sessions' records.
+
+        `tokens` does not include those that can be fetched.
+        """
+        return tokens * self._all.uncached_share(*_UNCACHED_KINDS)
 
     def _update(self) -> None:
         self._all = self.own if self._others is None else self.own.plus(self._others)
