@@ -1,6 +1,7 @@
 """L_t equals the engine's count, and only the text that was added is tokenized."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -300,6 +301,19 @@ def test_missing_tokenizer_folder_is_an_error(source: str) -> None:
 def test_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"cannot be loaded .*; give a folder that holds tokenizer.json"):
         Tokenizer.load(str(tmp_path))
+
+
+def test_tokenizer_with_custom_code_is_an_error_and_the_code_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(bundled_tokenizer(), folder)
+    custom = {"tokenizer_class": "Custom", "auto_map": {"AutoTokenizer": ["custom.Custom", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(custom))
+    (folder / "custom.py").write_text(f"open({str(tmp_path / 'has run')!r}, 'w').close()")
+    load = f"from dps_gateway.prompt.description import describe; describe({str(folder)!r})"
+    done = subprocess.run([sys.executable, "-c", load], input="y\n", capture_output=True, text=True)
+    assert "TokenizerError: model.tokenizer" in done.stderr
+    assert "contains custom code" in done.stderr
+    assert not (tmp_path / "has run").exists()
 
 
 TEMPLATES = {

@@ -7,6 +7,7 @@ more than 200 MiB of memory, which is freed when the child process ends.
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -89,9 +90,15 @@ def describe(source: str, revision: str | None = None) -> Description:
     arguments = [str(folder.expanduser())] if is_folder else [source, revision or DEFAULT_REVISION]
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     child = subprocess.run(
-        [sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, env=quiet | os.environ
+        [sys.executable, "-m", __name__, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=quiet | os.environ,
     )
-    answer = orjson.loads(child.stdout) if child.stdout else {"error": f"exit status {child.returncode}"}
+    try:
+        answer = orjson.loads(child.stdout)
+    except orjson.JSONDecodeError:
+        answer = {"error": f"exit status {child.returncode}"}
     if "error" in answer:
         raise TokenizerError(
             f"model.tokenizer: '{source}' cannot be loaded ({answer['error']}); give a folder that holds "
@@ -109,15 +116,18 @@ def _chat_template(hf: Any, name: str) -> str | None:
 
 
 def _main(source: str, revision: str | None = None) -> dict[str, Any]:
-    """The description as a JSON object, or one with the field `error`."""
+    """The description as a JSON object, or one with the field `error`. Runs no code of the tokenizer."""
     try:
         from transformers import AutoTokenizer
 
         options = {} if revision is None else {"revision": revision}
-        return asdict(Description.of(AutoTokenizer.from_pretrained(source, **options)))
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        return asdict(Description.of(tokenizer))
     except Exception as error:  # transformers has no common base class for loading errors
         return {"error": next(iter(str(error).strip().splitlines()), type(error).__name__)}
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(orjson.dumps(_main(*sys.argv[1:]), default=str))
+    with redirect_stdout(sys.stderr):  # libraries may print
+        description = _main(*sys.argv[1:])
+    sys.stdout.buffer.write(orjson.dumps(description, default=str))
