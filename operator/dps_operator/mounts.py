@@ -19,6 +19,11 @@ namespace."""
 WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 """Field selector of the events that are listed."""
 REASONS: Final = ("FailedMount", "FailedAttachVolume")
+PULLS: Final = "reason=Pulling,involvedObject.kind=Pod"
+"""Field selector of the events that show that a pod's volumes are mounted: the kubelet pulls the images afterwards.
+
+Old failures cannot be recognised by their age alone, because the kubelet limits the events of a pod that keeps failing
+to one in five minutes."""
 SUMMARY: Final = "Unable to attach or mount volumes"
 """The beginning of a message that repeats earlier failures without their cause."""
 
@@ -30,14 +35,18 @@ def pause_after(seconds: float) -> float:
     return max(POLL_SECONDS, seconds / LISTING_SHARE)
 
 
+def _time(event: Manifest) -> str:
+    """When an event happened last (RFC 3339, UTC)."""
+    return event.get("lastTimestamp") or event.get("eventTime") or ""
+
+
 def _rank(event: Manifest) -> tuple[bool, str]:
     """The order of events: those without a cause first, then by time."""
-    when = event.get("lastTimestamp") or event.get("eventTime") or ""
-    return not event.get("message", "").startswith(SUMMARY), when
+    return not event.get("message", "").startswith(SUMMARY), _time(event)
 
 
 class MountWatch:
-    """Reads the events of pods whose containers have not been created yet.
+    """Reads the events of pods whose volumes may not be mounted yet.
 
     Events are listed only in namespaces with such pods, and only while there are any.
     """
@@ -67,23 +76,37 @@ class MountWatch:
         creating = self._observations.creating()
         found: dict[Key, dict[str, str]] = {}
         for namespace in sorted({key[0] for key in creating}):
-            events = await self._newest(namespace)
-            for key, names in creating.items():
-                if key[0] == namespace and (
-                    failed := {name: events[name] for name in names if name in events}
-                ):
+            keys = [key for key in creating if key[0] == namespace]
+            waiting = {name for key in keys for name in creating[key]}
+            failures = await self._failures(namespace, waiting)
+            for key in keys:
+                if failed := {name: failures[name] for name in creating[key] if name in failures}:
                     found[key] = failed
         before, self._observations.unmounted = self._observations.unmounted, found
         return [key for key in {**before, **found} if before.get(key) != found.get(key)]
 
-    async def _newest(self, namespace: str) -> dict[str, str]:
-        """The message of the most significant event of each pod."""
+    async def _failures(self, namespace: str, pods: set[str]) -> dict[str, str]:
+        """Why the volumes of these pods cannot be mounted, for those whose volumes have not been mounted since."""
+        failures = await self._newest(namespace, WARNINGS, REASONS, pods)
+        if not failures:
+            return {}
+        pulls = await self._newest(namespace, PULLS, ("Pulling",), pods)
+        return {
+            name: failure.get("message", "")
+            for name, failure in failures.items()
+            if name not in pulls or _time(failure) > _time(pulls[name])
+        }
+
+    async def _newest(
+        self, namespace: str, fields: str, reasons: tuple[str, ...], pods: set[str]
+    ) -> dict[str, Manifest]:
+        """The most significant event with one of these reasons about each of these pods. fields: a field selector."""
         newest: dict[str, Manifest] = {}
-        async for page in self._cluster.pages(EVENT, namespace, fields=WARNINGS):
+        async for page in self._cluster.pages(EVENT, namespace, fields=fields):
             for event in page:
-                if event.get("reason") not in REASONS:
-                    continue
                 name = event["involvedObject"]["name"]
+                if event.get("reason") not in reasons or name not in pods:
+                    continue
                 if name not in newest or _rank(event) >= _rank(newest[name]):
                     newest[name] = event
-        return {name: event.get("message", "") for name, event in newest.items()}
+        return newest

@@ -118,7 +118,7 @@ class Pod:
     finished: Finished | None = None
     """The result of a calibration that has ended; None for other pods."""
     creating: bool = False
-    """Whether it has a node, and none of its containers has been created yet."""
+    """Whether its volumes may not be mounted yet, and nothing else is known to keep it from being ready."""
 
 
 def router_key(body: Manifest) -> Key:
@@ -255,15 +255,16 @@ def pod(body: Manifest) -> Pod:
     """The cached fields of a pod."""
     metadata = body["metadata"]
     component = metadata.get("labels", {}).get(COMPONENT_LABEL, "")
+    diagnosis = problem(body, component)
     return Pod(
         name=metadata["name"],
         component=component,
         terminating=bool(metadata.get("deletionTimestamp")),
-        problem=problem(body, component),
+        problem=diagnosis,
         ip=body.get("status", {}).get("podIP", ""),
         ready=is_ready(body),
         finished=_finished(body) if component == "calibration" else None,
-        creating=creating(body),
+        creating=diagnosis is not None and diagnosis.reason == "Starting" and creating(body),
     )
 
 
@@ -363,7 +364,7 @@ class Observations:
         ]
 
     def creating(self) -> dict[Key, list[str]]:
-        """The names of the pods of which no container has been created yet, by DPSRouter."""
+        """The names of the pods whose volumes may not be mounted yet, by DPSRouter."""
         found = {
             key: [name for name, pod in pods.items() if pod.creating] for key, pods in self._pods.items()
         }

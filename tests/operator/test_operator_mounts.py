@@ -8,7 +8,7 @@ from dps_operator.errors import ClusterError
 from dps_operator.mounts import POLL_SECONDS, MountWatch, pause_after
 from dps_operator.status.diagnose import Problem
 from dps_testkit.operator.harness import KEY, OperatorHarness
-from dps_testkit.operator.objects import Manifest, pod
+from dps_testkit.operator.objects import Manifest, pod, waiting
 from dps_testkit.operator.routers import SMALLEST
 
 CREATING = {
@@ -60,6 +60,14 @@ CASES: dict[str, tuple[list[Manifest], Problem]] = {
         [event(NO_KEY, LATER), event(NO_SECRET)],
         Problem("ConfigMissing", "pod p cannot start: references non-existent secret key: ca.crt"),
     ),
+    "failure after an image was pulled, because the node has restarted": (
+        [event("Pulling image", reason="Pulling", type="Normal"), event(NO_SECRET, LATER)],
+        Problem("ConfigMissing", 'pod p cannot start: secret "keys" not found'),
+    ),
+    "image that is pulled after a failure": (
+        [event(NO_SECRET), event("Pulling image", LATER, reason="Pulling", type="Normal")],
+        Problem("Starting", "pod p is starting"),
+    ),
     "another event": ([event("x", reason="FailedKillPod")], Problem("Starting", "pod p is starting")),
     "no event": ([], Problem("Starting", "pod p is starting")),
 }
@@ -103,6 +111,41 @@ async def test_started_pod_is_not_judged_by_older_events() -> None:
     lists = harness.cluster.calls["list"]
     assert await watch.once() == []
     assert harness.cluster.calls["list"] == lists, "no events are listed without pods that wait"
+
+
+READY_TO_START = {"type": "PodReadyToStartContainers", "status": "True"}
+ENDED = {"lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
+OTHER_PROBLEMS: dict[str, tuple[Manifest, str]] = {
+    "volumes that are mounted": (
+        {"containerStatuses": [CREATING], "conditions": [READY_TO_START]},
+        "Starting",
+    ),
+    "image that cannot be pulled": (
+        {"containerStatuses": [waiting("ImagePullBackOff")]},
+        "ImagePullFailed",
+    ),
+    "missing Secret of a variable": (
+        {"containerStatuses": [waiting("CreateContainerConfigError")]},
+        "ConfigMissing",
+    ),
+    "container that ended": (
+        {"containerStatuses": [waiting("CrashLoopBackOff", **ENDED)]},
+        "CrashLooping",
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "reason"), OTHER_PROBLEMS.values(), ids=OTHER_PROBLEMS.keys())
+async def test_older_failure_to_mount_does_not_hide_the_problem_of_a_pod(
+    status: Manifest, reason: str
+) -> None:
+    harness, watch = await harness_with(event(ATTACHED), containerStatuses=[CREATING])
+    await watch.once()
+    harness.cluster.objects["Pod", "serving", "p"] = pod("p", "gateway", **status)
+    await harness.list_objects()
+    assert [one.problem.reason for one in harness.seen.pods(KEY) if one.problem] == [reason]
+    assert await watch.once() == [KEY]
+    assert harness.seen.unmounted == {}
 
 
 async def test_no_events_are_listed_for_a_pod_that_waits_for_a_gpu() -> None:

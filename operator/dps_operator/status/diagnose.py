@@ -82,22 +82,28 @@ def _container(name: str, status: dict[str, Any]) -> Problem | None:
 
 
 def creating(pod: Manifest) -> bool:
-    """Whether the kubelet has created none of the pod's containers, because it prepares the pod's volumes first.
+    """Whether the kubelet may still be preparing the pod's volumes, which it does before it creates a container.
 
-    False for a pod without a node.
+    False for a pod without a node. The kubelet reports its end in the condition
+    PodReadyToStartContainers; older versions do so only after they have pulled the images.
     """
     status = pod.get("status", {})
-    unscheduled = any(
-        condition["type"] == "PodScheduled" and condition["status"] == "False"
-        for condition in status.get("conditions", [])
-    )
-    states = [
-        container.get("state", {})
+    conditions = {(condition["type"], condition["status"]) for condition in status.get("conditions", [])}
+    if conditions & {("PodScheduled", "False"), ("PodReadyToStartContainers", "True")}:
+        return False
+    containers = [
+        container
         for part in ("initContainerStatuses", "containerStatuses")
         for container in status.get(part, [])
     ]
-    started = any("running" in state or "terminated" in state for state in states)
-    return not started and not unscheduled and not pod["metadata"].get("deletionTimestamp")
+    return not pod["metadata"].get("deletionTimestamp") and not any(map(_begun, containers))
+
+
+def _begun(container: Manifest) -> bool:
+    """Whether the kubelet has tried to start a container."""
+    state = container.get("state", {})
+    reason = state.get("waiting", {}).get("reason")
+    return "running" in state or "terminated" in state or reason in PULL_FAILURES | CONFIG_FAILURES
 
 
 def unmounted(name: str, message: str) -> Problem:
