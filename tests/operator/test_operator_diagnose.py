@@ -18,6 +18,11 @@ NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolume
 LOG = "Loading weights\nTraceback\nRuntimeError: Not enough memory\n\n"
 ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}
 NO_FILES = {"terminated": {"exitCode": 1, "message": "s3://m/q contains no file of the model\n"}}
+NO_DRIVER = "OCI runtime create failed: error running hook\nnvidia-container-cli: initialization error\n"
+NOT_STARTED = Problem(
+    "ContainerNotStarted",
+    "container engine of pod p cannot be started: nvidia-container-cli: initialization error",
+)
 RUNNING = {"name": "engine", "image": "i", "ready": False, "started": False, "state": {"running": {}}}
 
 CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
@@ -53,6 +58,29 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
         pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "hub" not found')]),
         "speculative",
         Problem("ConfigMissing", 'pod p cannot start: secret "hub" not found'),
+    ),
+    "GPU runtime that cannot start the container": (
+        pod(containerStatuses=[waiting("RunContainerError", NO_DRIVER)]),
+        "speculative",
+        NOT_STARTED,
+    ),
+    "GPU runtime that could not start the container before": (
+        pod(
+            containerStatuses=[
+                waiting(
+                    "CrashLoopBackOff",
+                    "back-off 5m",
+                    lastState={"terminated": {"exitCode": 128, "reason": "StartError", "message": NO_DRIVER}},
+                )
+            ]
+        ),
+        "speculative",
+        NOT_STARTED,
+    ),
+    "container that the runtime cannot create": (
+        pod(containerStatuses=[waiting("CreateContainerError")]),
+        "speculative",
+        Problem("ContainerNotStarted", "container engine of pod p cannot be started: CreateContainerError"),
     ),
     "crash loop with the last log line": (
         pod(containerStatuses=[waiting("CrashLoopBackOff", "back-off 5m", lastState=ENDED)]),

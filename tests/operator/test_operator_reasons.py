@@ -227,6 +227,7 @@ CASES = {
     "CrashLooping": Case(SPECULATIVE, change=with_pod(containerStatuses=[CRASHED])),
     "ImagePullFailed": Case(SPECULATIVE, change=waiting_engine("ImagePullBackOff")),
     "ConfigMissing": Case(SPECULATIVE, change=waiting_engine("CreateContainerConfigError")),
+    "ContainerNotStarted": Case(SPECULATIVE, change=waiting_engine("RunContainerError")),
     "WaitingForGPU": Case(SPECULATIVE, change=unscheduled("3 Insufficient nvidia.com/gpu")),
     "WaitingForVolume": Case(SPECULATIVE, change=unscheduled("unbound PersistentVolumeClaims")),
     "Unschedulable": Case("GatewayReady", change=unscheduled("1 Insufficient cpu", "gateway")),

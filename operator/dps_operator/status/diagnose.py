@@ -7,12 +7,17 @@ from typing import Any
 from dps_operator.resources import NEIGHBOUR_CONTAINER, Manifest
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
-CONFIG_FAILURES = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+CONFIG_FAILURES = {"CreateContainerConfigError"}
+RUNTIME_FAILURES = {"CreateContainerError", "RunContainerError"}
+"""Reasons for which a container waits after the container runtime has failed to start it."""
+RUNTIME_ENDS = {"StartError", "ContainerCannotRun"}
+"""Reasons with which such a container has ended, while the kubelet waits before it tries again."""
 ENGINES = {"speculative", "greedy"}
 SEVERITY = (
     "CrashLooping",
     "ImagePullFailed",
     "ConfigMissing",
+    "ContainerNotStarted",
     "WaitingForGPU",
     "WaitingForVolume",
     "Unschedulable",
@@ -60,8 +65,15 @@ def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
     return None
 
 
-def _crash(name: str, terminated: dict[str, Any]) -> Problem:
+def _not_started(name: str, container: str, explanation: str) -> Problem:
+    message = f"container {container} of pod {name} cannot be started: {explanation}"
+    return Problem("ContainerNotStarted", message)
+
+
+def _crash(name: str, container: str, terminated: dict[str, Any]) -> Problem:
     why = last_line(terminated.get("message", "")) or terminated.get("reason", "Error")
+    if terminated.get("reason") in RUNTIME_ENDS:
+        return _not_started(name, container, why)
     code = terminated.get("exitCode")
     return Problem("CrashLooping", f"pod {name} ended with exit code {code}: {why}")
 
@@ -75,9 +87,11 @@ def _container(name: str, status: dict[str, Any]) -> Problem | None:
         return Problem("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
     if reason in CONFIG_FAILURES:
         return Problem("ConfigMissing", f"pod {name} cannot start: {explanation or reason}")
+    if reason in RUNTIME_FAILURES:
+        return _not_started(name, status["name"], last_line(explanation) or reason)
     for ended in (state.get("terminated"), last.get("terminated")):
         if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not status.get("ready"):
-            return _crash(name, ended)
+            return _crash(name, status["name"], ended)
     return None
 
 
@@ -103,7 +117,11 @@ def _begun(container: Manifest) -> bool:
     """Whether the kubelet has tried to start a container."""
     state = container.get("state", {})
     reason = state.get("waiting", {}).get("reason")
-    return "running" in state or "terminated" in state or reason in PULL_FAILURES | CONFIG_FAILURES
+    return (
+        "running" in state
+        or "terminated" in state
+        or reason in PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
+    )
 
 
 def unmounted(name: str, message: str) -> Problem:
