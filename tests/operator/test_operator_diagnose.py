@@ -85,12 +85,38 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
     "crash loop with the last log line": (
         pod(containerStatuses=[waiting("CrashLoopBackOff", "back-off 5m", lastState=ENDED)]),
         "speculative",
-        Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+        Problem(
+            "CrashLooping",
+            "container engine of pod p ended with exit code 1: RuntimeError: Not enough memory",
+        ),
     ),
     "restarted after a crash": (
         pod(containerStatuses=[RUNNING | {"lastState": ENDED}]),
         "speculative",
-        Problem("CrashLooping", "pod p ended with exit code 1: RuntimeError: Not enough memory"),
+        Problem(
+            "CrashLooping",
+            "container engine of pod p ended with exit code 1: RuntimeError: Not enough memory",
+        ),
+    ),
+    "killed for lack of memory": (
+        pod(
+            containerStatuses=[
+                waiting(
+                    "CrashLoopBackOff",
+                    lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": LOG}},
+                )
+            ]
+        ),
+        "speculative",
+        Problem(
+            "CrashLooping",
+            "container engine of pod p ended with exit code 137 (OOMKilled): RuntimeError: Not enough memory",
+        ),
+    ),
+    "failed without a log": (
+        pod(containerStatuses=[waiting("CrashLoopBackOff", lastState={"terminated": {"exitCode": 2}})]),
+        "speculative",
+        Problem("CrashLooping", "container engine of pod p ended with exit code 2"),
     ),
     "killed without a log message": (
         pod(
@@ -101,15 +127,18 @@ CASES: dict[str, tuple[Manifest, str, Problem | None]] = {
             ]
         ),
         "speculative",
-        Problem("CrashLooping", "pod p ended with exit code 137: OOMKilled"),
+        Problem("CrashLooping", "container engine of pod p ended with exit code 137 (OOMKilled)"),
     ),
     "download of the model failed": (
         pod(
-            initContainerStatuses=[waiting("CrashLoopBackOff", lastState=NO_FILES)],
+            initContainerStatuses=[waiting("CrashLoopBackOff", name="model-source", lastState=NO_FILES)],
             containerStatuses=[waiting("PodInitializing")],
         ),
         "speculative",
-        Problem("CrashLooping", "pod p ended with exit code 1: s3://m/q contains no file of the model"),
+        Problem(
+            "CrashLooping",
+            "container model-source of pod p ended with exit code 1: s3://m/q contains no file of the model",
+        ),
     ),
     "waiting for the engine with which it shares a GPU": (
         pod(

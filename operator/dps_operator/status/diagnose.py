@@ -71,11 +71,13 @@ def _not_started(name: str, container: str, explanation: str) -> Problem:
 
 
 def _crash(name: str, container: str, terminated: dict[str, Any]) -> Problem:
-    why = last_line(terminated.get("message", "")) or terminated.get("reason", "Error")
-    if terminated.get("reason") in RUNTIME_ENDS:
-        return _not_started(name, container, why)
-    code = terminated.get("exitCode")
-    return Problem("CrashLooping", f"pod {name} ended with exit code {code}: {why}")
+    reason, why = terminated.get("reason", "Error"), last_line(terminated.get("message", ""))
+    if reason in RUNTIME_ENDS:
+        return _not_started(name, container, why or reason)
+    end = f"container {container} of pod {name} ended with exit code {terminated.get('exitCode')}"
+    # "Error" says no more than the exit code. Another reason, such as OOMKilled, cannot be found in the log.
+    end += f" ({reason})" if reason != "Error" else ""
+    return Problem("CrashLooping", f"{end}: {why}" if why else end)
 
 
 def _container(name: str, status: dict[str, Any]) -> Problem | None:
