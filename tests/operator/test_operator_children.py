@@ -412,6 +412,30 @@ def test_neither_number_nor_percentage_of_pods_is_refused(value: Any) -> None:
         smallest(greedy={"strategy": {"maxSurge": value}})
 
 
+LOAD_SECONDS: dict[str, tuple[dict[str, Any], int]] = {
+    "as the runtime states": ({}, 1800),
+    "a longer time": ({"failureThreshold": 540}, 5400),
+    "a longer period": ({"periodSeconds": 30}, 5400),
+    "a time that the API server refuses": ({"failureThreshold": "many"}, 1800),
+}
+
+
+@pytest.mark.parametrize(("probe", "seconds"), LOAD_SECONDS.values(), ids=LOAD_SECONDS.keys())
+def test_progress_deadline_of_a_pool_exceeds_the_time_that_its_engines_may_take_to_load(
+    probe: dict[str, Any], seconds: int
+) -> None:
+    template = {"spec": {"containers": [{"name": "engine", "startupProbe": probe}]}}
+    made = engine_deployment(smallest(greedy={"podTemplate": template}), "greedy", SETTINGS)
+    assert made["spec"]["progressDeadlineSeconds"] == seconds + 600
+
+
+def test_pool_whose_engines_may_load_forever_has_no_progress_deadline() -> None:
+    forever = {"name": "engine", "startupProbe": {"failureThreshold": 2**31 - 1}}
+    made = smallest(greedy={"podTemplate": {"spec": {"containers": [forever]}}})
+    deadline = engine_deployment(made, "greedy", SETTINGS)["spec"]["progressDeadlineSeconds"]
+    assert deadline == 2**31 - 1, "the number with which Kubernetes applies no deadline"
+
+
 def test_node_pool_does_not_affect_gateway_and_redis() -> None:
     for one in children(router(EVERYTHING), SETTINGS, ""):
         if one["metadata"]["name"] in ("qwen-gateway", "qwen-redis") and "template" in one.get("spec", {}):

@@ -114,7 +114,7 @@ async def test_started_pod_is_not_judged_by_older_events() -> None:
 
 
 READY_TO_START = {"type": "PodReadyToStartContainers", "status": "True"}
-ENDED = {"lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
+ENDED: dict[str, Any] = {"lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
 OTHER_PROBLEMS: dict[str, tuple[Manifest, str]] = {
     "volumes that are mounted": (
         {"containerStatuses": [CREATING], "conditions": [READY_TO_START]},

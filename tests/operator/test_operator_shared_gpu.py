@@ -158,6 +158,15 @@ def test_progress_deadline_includes_the_start_of_the_other_engine() -> None:
     assert deadlines == [4200, 2400]
 
 
+def test_engine_that_starts_second_waits_as_long_as_the_first_one_may_take_to_load() -> None:
+    slow = {"spec": {"containers": [{"name": "engine", "startupProbe": {"failureThreshold": 360}}]}}
+    spec = {**SHARED, "pools": {**SHARED["pools"], "greedy": {"podTemplate": slow}}}
+    container = waiting_container(spec, "speculative")
+    assert container is not None
+    assert container["command"][-1] == "3600"
+    assert deployment(spec, "speculative")["spec"]["progressDeadlineSeconds"] == 3600 + 1800 + 600
+
+
 def test_network_policy_lets_the_waiting_engine_reach_the_other_one() -> None:
     def clients(spec: dict[str, Any], pool: PoolName) -> set[str]:
         """The components that may connect to the engines of a pool."""

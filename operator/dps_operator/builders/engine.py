@@ -16,14 +16,21 @@ from dps_operator.builders.pods import (
     pull_secrets,
     spread,
 )
-from dps_operator.builders.pool_engines import engine_of, pool_of, runtime_of, version_of
+from dps_operator.builders.pool_engines import (
+    STARTUP_PROBE_PERIOD,
+    engine_of,
+    load_seconds,
+    pool_of,
+    runtime_of,
+    version_of,
+)
 from dps_operator.builders.prefix_cache import (
     SECRET_REVISION,
     pod_additions,
     separates_tenants,
     shared,
 )
-from dps_operator.builders.shared_gpu import start_order, waits
+from dps_operator.builders.shared_gpu import start_order, waiting_seconds
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,
     ENGINE_SECURITY,
@@ -54,6 +61,7 @@ CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
 """Default resource requests per GPU. Each tensor-parallel rank is a separate process, and host memory grows with
 the model."""
 SHARED_MEMORY = "16Gi"
+NO_DEADLINE = 2**31 - 1
 SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES, ENGINE_SECURITY)
 """Models are downloaded to the volume that also has those from the Hub."""
 NOT_IN_THE_TEMPLATE = {
@@ -157,7 +165,9 @@ def _container(router: Router, name: PoolName) -> Manifest:
         "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
         "resources": container_resources(defaults, pool.resources),
         "startupProbe": probe(
-            periodSeconds=10, timeoutSeconds=5, failureThreshold=runtime.load_seconds // 10
+            periodSeconds=STARTUP_PROBE_PERIOD,
+            timeoutSeconds=5,
+            failureThreshold=runtime.load_seconds // STARTUP_PROBE_PERIOD,
         ),
         "readinessProbe": probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
         # A busy engine may respond slowly, so it is restarted only after several minutes without a response.
@@ -205,6 +215,15 @@ def _strategy(spec: Spec, name: PoolName) -> Manifest:
     }
 
 
+def _progress_deadline(router: Router, name: PoolName) -> int:
+    """Seconds without progress after which a rollout has failed: ten minutes more than an engine takes at most.
+
+    Kubernetes applies no deadline if it is NO_DEADLINE, its largest value.
+    """
+    seconds = waiting_seconds(router, name) + load_seconds(router.spec, name) + 600
+    return min(seconds, NO_DEADLINE)
+
+
 def _spec_hash(spec: Spec, name: PoolName, cache_revision: str) -> str:
     """Digest of the fields of the spec that a pool's pod template depends on.
 
@@ -244,7 +263,7 @@ def engine_deployment(
     cache_revision: identifies the Secret of the common prefix cache; a change restarts the engines that use it. Raises
     SpecError if the spec is invalid.
     """
-    pool, runtime = pool_of(router.spec, name), runtime_of(router.spec, name)
+    pool = pool_of(router.spec, name)
     pod: Manifest = {
         "containers": [_container(router, name)],
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -271,7 +290,7 @@ def engine_deployment(
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(router.spec, name),
-        "progressDeadlineSeconds": runtime.load_seconds * (2 if waits(router, name) else 1) + 600,
+        "progressDeadlineSeconds": _progress_deadline(router, name),
         "revisionHistoryLimit": 3,
         "template": template,
     }

@@ -1,4 +1,6 @@
-"""The engine runtime, image and version of each pool."""
+"""The engine runtime, image and version of each pool, and the time that its engines may take to load."""
+
+from typing import Any
 
 from dps_engines.pools import PoolName
 from dps_engines.registry import RUNTIMES
@@ -6,6 +8,9 @@ from dps_engines.runtime import EngineRuntime
 from dps_operator.api.model import Engine
 from dps_operator.api.pools import PoolSpec
 from dps_operator.api.spec import Spec
+
+STARTUP_PROBE_PERIOD = 10
+"""Seconds between two probes of an engine that is loading its model, unless podTemplate sets another period."""
 
 
 def pool_of(spec: Spec, name: PoolName) -> PoolSpec:
@@ -30,6 +35,17 @@ def engine_of(spec: Spec, name: PoolName) -> Engine:
 def runtime_of(spec: Spec, name: PoolName) -> EngineRuntime:
     """The runtime of one pool."""
     return RUNTIMES[engine_of(spec, name).runtime]
+
+
+def load_seconds(spec: Spec, name: PoolName) -> int:
+    """Seconds that an engine of one pool may take to load: the runtime's, unless podTemplate has other numbers."""
+    containers = (pool_of(spec, name).pod_template.spec or {}).get("containers") or []
+    engine: dict[str, Any] = next((one for one in containers if one.get("name") == "engine"), {})
+    probe, usual = engine.get("startupProbe") or {}, runtime_of(spec, name).load_seconds
+    period = probe.get("periodSeconds", STARTUP_PROBE_PERIOD)
+    failures = probe.get("failureThreshold", usual // STARTUP_PROBE_PERIOD)
+    # The API server refuses other values.
+    return period * failures if isinstance(period, int) and isinstance(failures, int) else usual
 
 
 def version_of(spec: Spec, name: PoolName) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from dps_engines.pools import PoolName
 from dps_operator.builders.pods import CONTAINER_SECURITY
-from dps_operator.builders.pool_engines import engine_of, runtime_of
+from dps_operator.builders.pool_engines import engine_of, load_seconds, runtime_of
 from dps_operator.resources import NEIGHBOUR_CONTAINER, Manifest, Router, child_name
 
 WAITING: Final[PoolName] = "speculative"
@@ -37,11 +37,18 @@ def waits(router: Router, name: PoolName) -> bool:
     return router.spec.placement == "SharedGPU" and name == WAITING
 
 
+def waiting_seconds(router: Router, name: PoolName) -> int:
+    """Seconds for which the engines of a pool wait at most for those of the other one; 0 if they do not wait.
+
+    They wait no longer than the other engine may take to load, because it may be unable to start.
+    """
+    return load_seconds(router.spec, FIRST) if waits(router, name) else 0
+
+
 def start_order(router: Router, name: PoolName) -> Manifest:
     """What to merge into the pod spec of a pool's engines; empty if they do not wait.
 
-    The container waits no longer than a model may take to load, because the other engine may be unable to start. The
-    Service has only engines that are ready. NVIDIA's container runtime gives the container no GPU.
+    The Service has only engines that are ready. NVIDIA's container runtime gives the container no GPU.
     """
     if not waits(router, name):
         return {}
@@ -54,7 +61,7 @@ def start_order(router: Router, name: PoolName) -> Manifest:
     container: Manifest = {
         "name": NEIGHBOUR_CONTAINER,
         "image": own.image(engine.image, engine.version),
-        "command": ["python3", "-c", SCRIPT, url, str(first.load_seconds)],
+        "command": ["python3", "-c", SCRIPT, url, str(waiting_seconds(router, name))],
         "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
         "resources": RESOURCES,
         "securityContext": CONTAINER_SECURITY,
