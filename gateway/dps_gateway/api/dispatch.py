@@ -362,4 +362,4 @@ def _prefill_tokens(outbound: Outbound, replica: Replica) -> int:
     """
     if outbound.prompt is None or not outbound.streamed:
         return 0
-    return outbound.prompt.tokens(replica.id).prefill
+    return outbound.prompt.tokens(replica.id, replica.units).prefill

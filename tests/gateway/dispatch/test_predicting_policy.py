@@ -3,13 +3,16 @@
 import asyncio
 import json
 
+import pytest
 from aiohttp import ClientResponse, web
 
+from dps_gateway.cached_prompt import CacheUnits
 from dps_gateway.config import Limits, Routing
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.routing.policies import AlwaysGreedy
+from dps_gateway.upstream.replica import Configuration
 from dps_testkit.gateway_with_pools import ANSWER, FixedStatusEngine, Start, engines
 from dps_testkit.waiting import wait_until
 
@@ -98,7 +101,19 @@ async def test_reloaded_configuration_keeps_what_the_policy_has_learned(start: S
     assert runtime.policy == AlwaysGreedy()
 
 
-async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("units", "fetches"),
+    [
+        pytest.param(CacheUnits(), True, id="single tokens"),
+        pytest.param(CacheUnits(page_tokens=64), True, id="pages"),
+        pytest.param(
+            CacheUnits(fetch_threshold_tokens=10_000), False, id="a prefix that is too short to fetch"
+        ),
+    ],
+)
+async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(
+    start: Start, units: CacheUnits, fetches: bool
+) -> None:
     """A session whose first turn the greedy pool has answered is repeated in the speculative pool."""
     gateway = await start(engines(1, delay=1.0), engines(1), policy="AlwaysGreedy", common_prefix_cache=True)
     messages = [{"role": "user", "content": "hello " * 1000}]
@@ -106,6 +121,7 @@ async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Star
     routing = gateway.runtime.config.routing.model_copy(update={"policy": "AlwaysSpeculative"})
     gateway.runtime.apply(gateway.runtime.config.model_copy(update={"routing": routing}))
     (replica,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas.values()
+    replica.configuration = Configuration(units)
     messages += [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "on"}]
     waiting = asyncio.create_task(gateway.post(stream=True, messages=messages))
 
@@ -115,7 +131,9 @@ async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(start: Star
     await wait_until(sent, "the request is in flight")
     queued = replica.prefill_tokens
     response = await waiting
-    assert queued == int(response.headers["x-dps-delta-tokens"]) < 256
+    length, growth = (int(response.headers[f"x-dps-{name}-tokens"]) for name in ("prompt", "delta"))
+    assert growth < 256
+    assert queued == length - (units.whole_pages(length - growth) if fetches else 0)
 
 
 class InterruptedEngine(FixedStatusEngine):
