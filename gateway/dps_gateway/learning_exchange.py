@@ -67,10 +67,13 @@ class SharedLearning:
         self._store = store
         self._clock = clock
         self._process = uuid.uuid4().hex
+        self._policy: Policy | None = None
         self._turns = 0
+        """The number of turns that `_policy` has observed."""
 
     def observe(self, policy: LearningPolicy, observation: Observation) -> None:
         """Pass a completed turn to the policy."""
+        self._use(policy)
         policy.observe(observation)
         self._turns += 1
 
@@ -81,6 +84,7 @@ class SharedLearning:
         """
         if self._store is None or not learns(policy):
             return
+        self._use(policy)
         own = _Entry(self._process, self._clock(), self._turns, policy.export())
         try:
             stored = await self._store.exchange(key, own.process, own.encode(), TTL_SECONDS)
@@ -90,6 +94,11 @@ class SharedLearning:
                 await self._store.forget(key, [entry.process for entry in outdated])
         except StoreUnavailable:
             return
+
+    def _use(self, policy: Policy) -> None:
+        """Begin to count turns again if another policy, which has learned nothing, is used after a reload."""
+        if policy is not self._policy:
+            self._policy, self._turns = policy, 0
 
     def _partitioned(self, stored: Mapping[str, bytes]) -> tuple[list[_Entry], list[_Entry]]:
         """The entries of other processes: those to use, and those to delete.

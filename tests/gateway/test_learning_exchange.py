@@ -139,6 +139,22 @@ async def test_ended_process_is_not_used_if_the_running_ones_have_observed_enoug
     assert await Process("new", store, clock).exchange() == ["running"]
 
 
+async def test_policy_that_replaces_another_one_in_a_running_process_starts_like_that_of_a_new_process(
+    store: Store, clock: ManualClock
+) -> None:
+    await Process("ended", store, clock, turns=500).exchange()
+    clock.now += LIVE_SECONDS + 1
+    process = Process("old", store, clock, turns=ENOUGH_TURNS)
+    process.policy = Policy("new")
+    assert await process.exchange() == ["ended"]
+    other = Process("other", store, clock, turns=ENOUGH_TURNS - 1)
+    assert await other.exchange() == ["ended", "new"]
+
+    process.learning.observe(process.policy, OBSERVATION)
+    await process.exchange()
+    assert await other.exchange() == ["new"]
+
+
 async def test_policy_keeps_what_it_has_absorbed_while_the_store_is_unavailable(
     store: Store, clock: ManualClock
 ) -> None:
