@@ -59,6 +59,8 @@ class Call:
     """The events of a streamed answer."""
     key: Key | None = None
     """The client's API key after `authenticate`; None if no keys are configured."""
+    dispatched: bool = False
+    """Whether a replica has been selected for the request. Only the time until the first selection is recorded."""
     _buffered: int = 0
     """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0

@@ -241,7 +241,8 @@ class Dispatch:
                 return None
             raise self._failure from None
         pool = runtime.pools[Pool(chosen.name)]
-        if not self._attempts:
+        if not self._call.dispatched:
+            self._call.dispatched = True
             runtime.metrics.overhead.observe(queued_at - self._call.started)
             runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
         return pool, replica
