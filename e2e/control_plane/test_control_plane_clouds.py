@@ -19,3 +19,7 @@ def test_documented_commands_lead_to_engines_on_the_nodes_of_each_cloud(kube: Ku
     for cloud in CLOUDS:
         engines = f"dpsrouter.io/router=qwen-{cloud},dpsrouter.io/component in (speculative,greedy)"
         assert {pod["spec"]["nodeName"] for pod in kube.list("pod", engines)} == {f"{cloud}-0"}
+    claims = [
+        claim for claim in kube.list("persistentvolumeclaim") if "qwen-eks" in claim["metadata"]["name"]
+    ]
+    assert {claim["spec"]["storageClassName"] for claim in claims} == {"gp3"}, "EKS has no default class"
