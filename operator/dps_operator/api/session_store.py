@@ -29,7 +29,10 @@ class ManagedStore(APIObject):
         )
     )
 
-    size: Quantity = Field(default=DEFAULT_SIZE, description="Size of the volume. Immutable.")
+    size: Quantity = Field(
+        default=DEFAULT_SIZE,
+        description="Size of the volume, of which Redis uses at most half for its data. Immutable.",
+    )
     storage_class_name: Name | None = Field(
         default=None,
         description="Storage class of the volume; the cluster's default if unset. Immutable.",
@@ -44,7 +47,8 @@ class ManagedStore(APIObject):
     resources: Resources = Field(
         default=Resources(),
         description="Resources of the container. Redis uses at most three quarters of the memory limit, 512Mi by "
-        "default, for its data.",
+        "default, and half of the volume for its data. If this is not enough, it removes the sessions that have been "
+        "idle the longest.",
     )
     pod_template: PodTemplate = Field(
         default=PodTemplate(),

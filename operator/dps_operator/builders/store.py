@@ -20,6 +20,9 @@ DATA_SHARE = 0.75
 """`maxmemory` of Redis as a part of the container's memory limit, because rewriting the append-only file copies memory.
 
 With the default limit it is enough for about a million sessions."""
+VOLUME_SHARE = 0.5
+"""The largest `maxmemory` as a part of the volume. Redis appends to its file until its size has doubled and then writes
+a new one beside it. A file is smaller than its data in memory. If the volume were full, Redis would refuse writes."""
 
 
 def managed(router: Router) -> ManagedStore | None:
@@ -45,10 +48,12 @@ def redis_entries(namespace: str, router_name: str, password: str) -> dict[str, 
     return {entry(router_name, "redis", name): value for name, value in values.items()}
 
 
-def _max_memory(resources: Manifest) -> str:
-    """The value of `maxmemory`."""
-    limit = quantity_bytes(str(resources["limits"]["memory"]))
-    return f"{int(limit * DATA_SHARE) // 2**20}mb"
+def _max_memory(resources: Manifest, size: str) -> str:
+    """The value of `maxmemory`. size: that of the volume."""
+    memory = quantity_bytes(str(resources["limits"]["memory"])) * DATA_SHARE
+    volume = quantity_bytes(size) * VOLUME_SHARE
+    # For Redis, 0 would mean no limit.
+    return f"{max(int(min(memory, volume)) // 2**20, 1)}mb"
 
 
 def _container(store: ManagedStore, settings: Settings, router_name: str) -> Manifest:
@@ -64,7 +69,7 @@ def _container(store: ManagedStore, settings: Settings, router_name: str) -> Man
             *("--dir", "/data"),
             *("--appendonly", "yes"),
             *("--appendfsync", "everysec"),
-            *("--maxmemory", _max_memory(resources)),
+            *("--maxmemory", _max_memory(resources, store.size)),
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
         ],
