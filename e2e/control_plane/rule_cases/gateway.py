@@ -31,6 +31,22 @@ REFUSED: Refused = {
         {"gateway": {"limits": {"maxConnections": 1}, "workers": 2}},
         "gateway.limits.maxConnections must be at least gateway.workers",
     ),
+    "class of the load balancer of a Service without one": (
+        {"gateway": {"service": {"loadBalancerClass": "example.com/nlb"}}},
+        "gateway.service.loadBalancerClass and loadBalancerSourceRanges require the type LoadBalancer",
+    ),
+    "source ranges of the load balancer of a Service without one": (
+        {"gateway": {"service": {"type": "NodePort", "loadBalancerSourceRanges": ["203.0.113.0/24"]}}},
+        "gateway.service.loadBalancerClass and loadBalancerSourceRanges require the type LoadBalancer",
+    ),
+    "policy for external traffic of a Service without any": (
+        {"gateway": {"service": {"externalTrafficPolicy": "Local"}}},
+        "gateway.service.externalTrafficPolicy requires the type LoadBalancer or NodePort",
+    ),
+    "malformed source range": (
+        {"gateway": {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["203.0.113.9"]}}},
+        "should match",
+    ),
     "timeout of the session store of zero": (
         {"sessionStore": {"timeoutSeconds": 0}},
         "sessionStore.timeoutSeconds must be greater than 0",
@@ -60,10 +76,25 @@ ACCEPTED: Accepted = {
             "drainSeconds": 30,
         }
     },
+    "load balancer with a class": {
+        "gateway": {
+            "service": {
+                "type": "LoadBalancer",
+                "loadBalancerClass": "example.com/nlb",
+                "loadBalancerSourceRanges": ["203.0.113.0/24", "2001:db8::/32"],
+                "externalTrafficPolicy": "Local",
+            }
+        }
+    },
     "sample ratio": {"telemetry": {"sampleRatio": 0.05, "otlpEndpoint": "http://collector:4317"}},
 }
 
 IMMUTABLE: Immutable = {
+    "class of the load balancer": (
+        {"gateway": {"service": {"type": "LoadBalancer"}}},
+        {"gateway": {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/nlb"}}},
+        "gateway.service.loadBalancerClass cannot be changed",
+    ),
     "size of the managed store": (
         {"sessionStore": {"managed": {"size": "1Gi"}}},
         {"sessionStore": {"managed": {"size": "2Gi"}}},

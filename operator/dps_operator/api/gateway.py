@@ -33,8 +33,30 @@ class GatewayAutoscaling(APIObject):
     )
 
 
+AddressRange = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$", max_length=64)]
+
+
 class GatewayService(APIObject):
     """The Service for clients."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.type == 'LoadBalancer' || (!has(self.loadBalancerClass) && !has(self.loadBalancerSourceRanges))",
+                "gateway.service.loadBalancerClass and loadBalancerSourceRanges require the type LoadBalancer",
+            ),
+            (
+                "self.type != 'ClusterIP' || !has(self.externalTrafficPolicy)",
+                "gateway.service.externalTrafficPolicy requires the type LoadBalancer or NodePort",
+            ),
+            (
+                "self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' ||"
+                " has(self.loadBalancerClass) == has(oldSelf.loadBalancerClass) &&"
+                " (!has(self.loadBalancerClass) || self.loadBalancerClass == oldSelf.loadBalancerClass)",
+                "gateway.service.loadBalancerClass cannot be changed; set the type to ClusterIP first",
+            ),
+        )
+    )
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the Service."
@@ -42,6 +64,25 @@ class GatewayService(APIObject):
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the Service.")
     annotations: dict[str, str] = Field(
         default={}, description="Annotations of the Service, for example for a load balancer."
+    )
+    load_balancer_class: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Class of the load balancer, such as service.k8s.aws/nlb; the cluster's default if unset. It "
+        "cannot be changed while the type is LoadBalancer.",
+    )
+    load_balancer_source_ranges: list[AddressRange] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Ranges of client addresses, such as 203.0.113.0/24, from which the load balancer accepts "
+        "connections, if the cloud supports this; from all if unset.",
+    )
+    external_traffic_policy: Literal["Cluster", "Local"] | None = Field(
+        default=None,
+        description="Whether nodes forward external connections to the gateways of all nodes (Cluster) or only to "
+        "their own (Local), so that the gateway receives the client's address. Cluster if unset.",
     )
 
 

@@ -195,6 +195,9 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
 def gateway_services(router: Router) -> list[Manifest]:
     """The Service for clients, and a headless one for the admin port, which clients must not reach."""
     service = router.spec.gateway.service
+    exposure = {
+        field: value for field, value in to_wire(service).items() if field not in ("port", "annotations")
+    }
     port: Manifest = {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}
     if router.spec.gateway.tls is not None:
         # Controllers of Ingresses and Gateways that support it then use TLS.
@@ -206,7 +209,7 @@ def gateway_services(router: Router) -> list[Manifest]:
         "gateway",
         dict(service.annotations),
         spec={
-            "type": service.type,
+            **exposure,
             "selector": selector(router, "gateway"),
             "ports": [port],
         },

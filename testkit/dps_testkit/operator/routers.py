@@ -61,7 +61,14 @@ EVERYTHING: dict[str, Any] = {
     "gateway": {
         "autoscaling": {"maxReplicas": 6, "targetCPUPercent": 60},
         "image": "gateway:2",
-        "service": {"type": "LoadBalancer", "port": 80, "annotations": {"lb": "internal"}},
+        "service": {
+            "type": "LoadBalancer",
+            "port": 80,
+            "annotations": {"lb": "internal"},
+            "loadBalancerClass": "example.com/nlb",
+            "loadBalancerSourceRanges": ["203.0.113.0/24", "2001:db8::/32"],
+            "externalTrafficPolicy": "Local",
+        },
         "ingress": {"host": "llm.example.com", "className": "nginx", "tlsSecretName": "tls"},
         "httpRoute": {
             "parentRefs": [{"name": "edge", "namespace": "infra"}],
