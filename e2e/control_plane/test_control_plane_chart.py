@@ -45,6 +45,9 @@ def test_values_file_with_every_value_is_rendered(bare_cluster: Kube, values: Pa
     assert pod["spec"]["containers"][0]["image"] == f"mirror:5000/reg/operator@{DIGEST}"
     for each in (pod, objects["Pod", "dps-dps-router-1-test"]):
         assert each["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "shared"}]
+        assert each["spec"]["nodeSelector"] == EVERY_VALUE["nodeSelector"]
+        assert each["spec"]["tolerations"] == EVERY_VALUE["tolerations"]
+        assert each["spec"]["containers"][0]["imagePullPolicy"] == "Always"
     assert pod["spec"]["serviceAccountName"] == "robot"
     text = yaml.safe_dump(pod)
     for expected in (
