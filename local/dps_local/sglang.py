@@ -8,6 +8,7 @@ from pathlib import Path
 from dps_engines.launch import Algorithm, EngineError, Launch, PrefixCache, Speculation, Traces
 from dps_engines.pools import POOLS, PoolName
 from dps_engines.registry import RUNTIMES
+from dps_engines.sglang.flags import unsupported
 from dps_sglang.compatibility import VERSIONS
 
 SGLANG = RUNTIMES["SGLang"]
@@ -24,6 +25,9 @@ CPU = (
 )  # fmt: skip
 CPU_SPECULATION = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
 """Additional arguments for speculative decoding on a CPU, where torch_native cannot verify drafts."""
+
+OPTIONS_OF_FIELDS = {"spec.engine.tensorParallel": "--tensor-parallel", "spec.model.tokenizer": "--tokenizer"}
+"""The options of `dps up` for fields of a DPSRouter that messages name."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,14 @@ def _check_shareable(options: SGLangOptions, version: str) -> None:
 
 
 def _check_argument(argument: str, *, prefix_cache: bool) -> None:
+    name = argument.split("=", 1)[0]
+    if reason := unsupported(argument):
+        for field, option in OPTIONS_OF_FIELDS.items():
+            reason = reason.replace(field, option)
+        raise EngineError(f"-- {name} is not supported: {reason}")
     try:
         SGLANG.check_arguments([argument], None, prefix_cache=prefix_cache)
     except EngineError as error:
-        name = argument.split("=", 1)[0]
         raise EngineError(
             f"-- {name}: dps up sets this argument; use the corresponding option of dps up, if there is one"
         ) from error

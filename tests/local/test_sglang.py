@@ -88,6 +88,18 @@ def test_spans_are_exported_to_the_otlp_endpoint() -> None:
     [
         (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; use the"),
         (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up sets"),
+        (
+            replace(OPTIONS, arguments=["--chat-template=t.jinja"]),
+            "-- --chat-template is not supported: the gateway counts prompts .*, and set --tokenizer",
+        ),
+        (
+            replace(OPTIONS, arguments=["--api-key", "secret"]),
+            "-- --api-key is not supported: the gateway does not know this key",
+        ),
+        (
+            replace(OPTIONS, arguments=["--nnodes=2"]),
+            "-- --nnodes is not supported: an engine has the GPUs of --tensor-parallel, which are on one node",
+        ),
         (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"),
         (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),
     ],
