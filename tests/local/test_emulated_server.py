@@ -248,6 +248,26 @@ async def test_server_identifies_itself_as_emulated(start: Start) -> None:
     assert (server["emulated"], server["version"]) == (True, "0.5.23+emulated")
 
 
+INFERENCE: dict[str, dict[str, Any]] = {
+    CHAT: HELLO,
+    "/v1/completions": {"model": "m", "prompt": "hello", "max_tokens": 4, "ignore_eos": True},
+    "/v1/messages": {"model": "m", "messages": HELLO["messages"], "max_tokens": 4},
+    "/v1/responses": {"model": "m", "input": "hello", "max_output_tokens": 4},
+    "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}},
+}
+
+
+@pytest.mark.parametrize("path", INFERENCE)
+async def test_faults_are_injected_on_every_inference_api(start: Start, path: str) -> None:
+    client = await start()
+    await client.post("/emulate", json={"fail_next": 1, "status": 503})
+    assert [(await client.post(path, json=INFERENCE[path])).status for _ in range(2)] == [503, 200]
+    await client.post("/emulate", json={"disconnect_after_chunks": 1})
+    answer = await client.post(path, json=INFERENCE[path] | {"stream": True})
+    with pytest.raises((ClientPayloadError, ServerDisconnectedError, ConnectionResetError)):
+        await answer.read()
+
+
 async def test_faults_can_be_injected_and_cleared(start: Start) -> None:
     client = await start()
     await client.post("/emulate", json={"fail_next": 1, "status": 503, "ready": False})

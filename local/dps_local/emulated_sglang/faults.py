@@ -16,7 +16,9 @@ from dps_local.emulated_sglang.http import (
 from dps_local.emulated_sglang.storage import Failure, Storage
 
 GENERATION_PATH = "/health_generate"
-INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
+INFERENCE_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"}
+)
 
 
 class Faults(BaseModel):
