@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +66,20 @@ async def keep_watching(
 ) -> None:
     """Call `follow`, which follows one watch until it ends, again and again until cancelled.
 
-    Failures are retried with increasing pauses. what: the watched objects, for the log.
+    Failures are retried with increasing pauses, and a watch that ends at once is reopened after a short one. what: the
+    watched objects, for the log.
     """
     pause = FIRST_PAUSE_SECONDS
     connector = aiohttp.TCPConnector(ssl=api.ssl())
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SECONDS + 30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         while True:
+            started = time.monotonic()
             try:
                 await follow(session)
                 pause = FIRST_PAUSE_SECONDS
+                if time.monotonic() - started < FIRST_PAUSE_SECONDS:  # a proxy may close watches at once
+                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
             except (aiohttp.ClientError, OSError, TimeoutError, WatchExpired, ValueError) as error:
                 log.warning("watching %s failed: %s; retrying in %.1f s", what, error, pause)
                 await asyncio.sleep(pause)
