@@ -60,14 +60,19 @@ def run_workers(count: int, work: Callable[..., None], *arguments: object) -> in
         workers = list(initial)
         while not stopping:
             time.sleep(RESPAWN_SECONDS / 5)
-            for index, worker in enumerate(workers):
-                if worker in initial and worker.exitcode == CANNOT_START:
-                    stopping, status = True, CANNOT_START
-                if not worker.is_alive() and not stopping:
-                    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-                    for suffix in (".sock", SUFFIX, MINUTES_SUFFIX):
-                        (Path(sockets) / f"{worker.pid}{suffix}").unlink(missing_ok=True)
-                    time.sleep(RESPAWN_SECONDS)
+            dead = [index for index, worker in enumerate(workers) if not worker.is_alive()]
+            if any(workers[index] in initial and workers[index].exitcode == CANNOT_START for index in dead):
+                stopping, status = True, CANNOT_START
+            if not dead or stopping:
+                continue
+            for index in dead:
+                pid = workers[index].pid
+                mark_process_dead(pid)  # type: ignore[no-untyped-call]
+                for suffix in (".sock", SUFFIX, MINUTES_SUFFIX):
+                    (Path(sockets) / f"{pid}{suffix}").unlink(missing_ok=True)
+            time.sleep(RESPAWN_SECONDS)
+            if not stopping:  # no signal has arrived in the meantime
+                for index in dead:
                     workers[index] = start()
         for worker in workers:
             worker.terminate()
