@@ -1,8 +1,10 @@
 """What peers return is checked before it is used."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,20 +145,50 @@ async def test_process_at_the_address_of_a_peer_neither_receives_the_token_nor_c
     await peers.close()
 
 
-async def test_entries_of_workers_are_checked(tmp_path: Path) -> None:
-    worker = Peer()
-    worker.body = json.dumps(VALID | {RECORD: SECRET}).encode()
+@asynccontextmanager
+async def listening(worker: Peer, *sockets: Path) -> AsyncIterator[None]:
+    """Serve a worker's answers on several Unix sockets."""
     app = web.Application()
     app.router.add_post("/mirror", worker.handle)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "2.sock")).start()
+    for socket in sockets:
+        await web.UnixSite(runner, str(socket)).start()
+    yield
+    await runner.cleanup()
+
+
+async def test_entries_of_workers_are_checked(tmp_path: Path) -> None:
+    worker = Peer()
+    worker.body = json.dumps(VALID | {RECORD: SECRET}).encode()
     counted: list[int] = []
     workers = WorkerPeers(tmp_path / "1.sock", counted.append)
-    assert await workers.values(list(VALUES)) == [{key: VALUES[key] for key in (POINTER, RESPONSE)}]
-    assert counted == [1]
-    await workers.close()
-    await runner.cleanup()
+    async with listening(worker, tmp_path / "2.sock"):
+        assert await workers.values(list(VALUES)) == [{key: VALUES[key] for key in (POINTER, RESPONSE)}]
+        assert counted == [1]
+        await workers.close()
+
+
+async def test_workers_that_end_do_not_disturb_concurrent_queries(tmp_path: Path) -> None:
+    worker = Peer()
+    worker.body = json.dumps(VALID).encode()
+    ending = [tmp_path / f"{number}.sock" for number in (2, 3, 4)]
+    workers = WorkerPeers(tmp_path / "1.sock")
+
+    async def end() -> None:
+        for socket in ending:
+            socket.unlink()
+
+    async with listening(worker, *ending, tmp_path / "5.sock"):
+        assert await workers.values(list(VALUES)) == [VALUES] * 4
+        before = asyncio.create_task(workers.values(list(VALUES)))
+        publishing = asyncio.create_task(workers.publish(VALUES))
+        ended = asyncio.create_task(end())
+        afterwards = [asyncio.create_task(workers.values(list(VALUES))) for _ in range(3)]
+        assert sorted(await before, key=len) == [{}, {}, {}, VALUES]
+        assert await asyncio.gather(*afterwards) == [[VALUES]] * 3
+        await asyncio.gather(publishing, ended)
+        await workers.close()
 
 
 json_values = st.recursive(

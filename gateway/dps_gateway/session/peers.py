@@ -117,7 +117,9 @@ class WorkerPeers:
         """A session for the socket of every other worker; workers are replaced when they die."""
         sockets = set(self._own.parent.glob("*.sock")) - {self._own}
         for gone in self._sessions.keys() - sockets:
-            await self._sessions.pop(gone).close()
+            # A concurrent call may have removed it while this one waited.
+            if (session := self._sessions.pop(gone, None)) is not None:
+                await session.close()
         for new in sockets - self._sessions.keys():
             connector = aiohttp.UnixConnector(str(new))
             self._sessions[new] = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
@@ -152,6 +154,8 @@ async def _send(
     body: bytes,
     token: str | None = None,
 ) -> None:
+    if session.closed:
+        return
     _, headers = _signed(token, method, body)
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with session.request(method, url + PATH, data=body, headers=headers) as response:
@@ -165,7 +169,12 @@ async def _fetch(
     report: "_Invalid",
     token: str | None = None,
 ) -> dict[str, bytes]:
-    """The peer's valid values of `keys`. With a token, the peer must have signed them."""
+    """The peer's valid values of `keys`. With a token, the peer must have signed them.
+
+    A concurrent call may have closed the session, because the peer has ended.
+    """
+    if session.closed:
+        return {}
     asked = orjson.dumps(keys)
     signed, headers = _signed(token, "POST", asked)
     limit = sum(len(key) + MAX_ESCAPED * MAX_VALUE_BYTES for key in keys)
