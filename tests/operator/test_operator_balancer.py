@@ -20,7 +20,7 @@ from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
 from dps_operator.work_queue import WorkQueue
 from dps_testkit.operator.fake_cluster import FakeCluster
-from dps_testkit.operator.objects import READY, pod
+from dps_testkit.operator.objects import READY, finished_rollout, pod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST
 
 KEY = ("serving", "qwen")
@@ -80,7 +80,7 @@ class BalancerHarness:
             for pool in ("speculative", "greedy"):
                 live = self.cluster.objects["Deployment", KEY[0], f"qwen-{pool}"]
                 count = live["spec"]["replicas"]
-                live["status"] = dict.fromkeys(("replicas", "availableReplicas", "updatedReplicas"), count)
+                live["status"] = finished_rollout(live, count)
                 self.seen.update_child(live)
                 for number in range(4):
                     engine = pod(f"{pool}-{number}", "greedy" if pool == "greedy" else "speculative")

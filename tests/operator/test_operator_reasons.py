@@ -83,14 +83,7 @@ class Case:
 
 def serve(harness: OperatorHarness) -> None:
     """Make every component ready."""
-    for name in ("qwen-speculative", "qwen-greedy"):
-        harness.available(name)
-    harness.available("qwen-gateway", 2)
-    harness.object("StatefulSet", "qwen-redis")["status"] = {
-        "replicas": 1,
-        "updatedReplicas": 1,
-        "availableReplicas": 1,
-    }
+    harness.rolled_out()
 
 
 def with_pod(component: Component = "speculative", **status: Any) -> Callable[[OperatorHarness], None]:

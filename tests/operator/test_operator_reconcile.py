@@ -288,11 +288,8 @@ async def test_waiting_pool_keeps_its_old_template_while_its_replicas_and_drift_
 
 
 async def test_unready_replica_does_not_delay_the_rollout_of_the_other_pool(harness: OperatorHarness) -> None:
-    harness.object("Deployment", "qwen-speculative")["status"] = {
-        "replicas": 3,
-        "updatedReplicas": 3,
-        "availableReplicas": 2,
-    }
+    harness.available("qwen-speculative", 3)
+    harness.object("Deployment", "qwen-speculative")["status"]["availableReplicas"] = 2
     harness.available("qwen-greedy")
     pools = {**SMALLEST["pools"], "greedy": {"args": ["--log-level", "debug"]}}
     harness.edit({**SMALLEST, "pools": pools})

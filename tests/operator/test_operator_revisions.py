@@ -102,12 +102,7 @@ async def test_pool_that_does_not_serve_takes_the_new_pod_template() -> None:
 
 async def test_kept_pod_template_is_reported() -> None:
     harness = await serving(PREFIX_CACHE)
-    harness.available("qwen-gateway", 2)
-    harness.object("StatefulSet", "qwen-redis")["status"] = {
-        "replicas": 1,
-        "updatedReplicas": 1,
-        "availableReplicas": 1,
-    }
+    harness.rolled_out()
     harness.restart(replace(SETTINGS, plugin_image="operator:2"))
     await harness.reconcile()
     assert harness.condition("Progressing")["message"] == (

@@ -75,14 +75,7 @@ class ScalingHarness(OperatorHarness):
         """Reconcile and make the requested replicas ready; returns the replicas."""
         for _ in range(3):
             await self.reconcile()
-            for name in ("qwen-redis", "qwen-gateway"):
-                kind = "StatefulSet" if name == "qwen-redis" else "Deployment"
-                count = self.object(kind, name)["spec"]["replicas"]
-                self.object(kind, name)["status"] = dict.fromkeys(
-                    ("replicas", "availableReplicas", "updatedReplicas"), count
-                )
-            for pool in POOLS:
-                self.available(f"qwen-{pool}", self.replicas()[pool])
+            self.rolled_out()
         return self.replicas()
 
     def replicas(self) -> dict[str, int]:

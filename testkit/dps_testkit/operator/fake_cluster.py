@@ -26,7 +26,10 @@ class FakeCluster:
             raise error
 
     def store(self, manifest: Manifest, manager: str = MANAGED_BY) -> Manifest:
-        """Store an object with UID, managed fields and resource version; a no-op keeps the version."""
+        """Store an object with UID, managed fields, generation and resource version; a no-op keeps both numbers.
+
+        The generation counts the changes of the field `spec`, unless the manifest contains it.
+        """
         name = (manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         before = self.objects.get(name, {})
         managers = before.get("metadata", {}).get("managedFields", [])
@@ -40,6 +43,10 @@ class FakeCluster:
         entries = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
         entry = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
         metadata["managedFields"] = [*entries, entry]
+        if after.get("spec") != self.objects.get(name, {}).get("spec"):
+            metadata.setdefault("generation", 0)
+            if "generation" not in manifest["metadata"]:
+                metadata["generation"] += 1
         if after != self.objects.get(name):
             self._version += 1
             metadata["resourceVersion"] = str(self._version)

@@ -13,6 +13,7 @@ from dps_operator.resources import Manifest
 from dps_operator.scale_to_zero.scaler import IdlePools
 from dps_operator.settings import Settings
 from dps_testkit.operator.fake_cluster import FakeCluster
+from dps_testkit.operator.objects import finished_rollout
 from dps_testkit.operator.routers import SETTINGS
 
 KEY = ("serving", "qwen")
@@ -90,10 +91,13 @@ class OperatorHarness:
         result: Manifest = self.cluster.objects["DPSRouter", *KEY]["status"]
         return result
 
-    def available(self, name: str, replicas: int = 1) -> None:
-        """Set the status of a Deployment to that of a finished rollout."""
-        self.object("Deployment", name)["status"] = {
-            "replicas": replicas,
-            "updatedReplicas": replicas,
-            "availableReplicas": replicas,
-        }
+    def available(self, name: str, replicas: int = 1, kind: str = "Deployment") -> None:
+        """Set the status of a Deployment or StatefulSet to that of a finished rollout."""
+        live = self.object(kind, name)
+        live["status"] = finished_rollout(live, replicas)
+
+    def rolled_out(self) -> None:
+        """Set the status of every Deployment and StatefulSet to that of a finished rollout."""
+        for kind in ("Deployment", "StatefulSet"):
+            for name in self.cluster.names(kind):
+                self.available(name, self.object(kind, name)["spec"].get("replicas", 1), kind)

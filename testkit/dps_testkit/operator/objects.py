@@ -47,6 +47,16 @@ def replicas(
     )
 
 
+def finished_rollout(live: Manifest, count: int) -> Manifest:
+    """The status of a Deployment or StatefulSet whose newest template all of its replicas have."""
+    return {
+        "observedGeneration": live["metadata"]["generation"],
+        "replicas": count,
+        "updatedReplicas": count,
+        "availableReplicas": count,
+    }
+
+
 def workload(name: str, observed: Replicas, template_hash: str = "", kind: str = "Deployment") -> Child:
     """The observation of a Deployment or StatefulSet."""
     return Child(
