@@ -115,6 +115,27 @@ def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
     assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
 
 
+def test_managed_redis_is_kept_while_gateways_with_the_external_one_cannot_start(kube: Kube) -> None:
+    def store() -> tuple[str, Manifest]:
+        """The UID of the pod, and the values that the pods of the old templates refer to."""
+        values = kube.get("secret", "dps-router-credentials")["data"]
+        return kube.get("pod", "qwen-redis-0")["metadata"]["uid"], values
+
+    def new_gateway_is_stuck() -> None:
+        assert len(pods(kube, "gateway")) == 3
+
+    ready(kube)
+    before = store()
+    missing = {"urlSecretRef": {"name": "missing", "key": "url"}}
+    kube.apply(router(sessionStore=missing, gateway=fate("loading")))
+    kube.until("qwen", SessionStoreReady="External", Progressing="RollingOut", Ready="True")
+    eventually(new_gateway_is_stuck)
+    kube.until("qwen", SessionStoreReady="External", Progressing="RollingOut", Ready="True")
+    assert store() == before
+    ready(kube)
+    assert store() == before
+
+
 def test_redis_that_cannot_start_is_replaced_when_the_spec_is_corrected(kube: Kube) -> None:
     nowhere = {"podTemplate": {"spec": {"nodeSelector": {"disk": "absent"}}}}
     kube.apply(router(sessionStore={"managed": nowhere}))

@@ -74,7 +74,9 @@ def test_volume_that_the_cluster_does_not_support_is_refused_by_the_api_server(k
     """Image volumes are disabled by default before Kubernetes 1.35."""
     kube.apply(router(model={"source": IMAGE}))
     kube.until("qwen", SpecValid="InvalidSpec")
-    assert kube.condition("qwen", "SpecValid")["message"].startswith("Deployment qwen-")
+    message = kube.condition("qwen", "SpecValid")["message"]
+    assert message.startswith("Deployment qwen-")
+    assert message.endswith("; the other objects of the DPSRouter are applied")
 
 
 def test_adapters_are_accepted_with_a_method_that_supports_them(kube: Kube) -> None:

@@ -1,7 +1,7 @@
 """Applies the children of a DPSRouter, and deletes those that are no longer desired."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dps_operator.builders.scaling import min_replicas
 from dps_operator.cluster import Cluster
@@ -65,11 +65,11 @@ class Applier:
             )
         digests[name] = router.uid, applied, child(live).owned
 
-    async def prune(self, router: Router, desired: Sequence[Manifest]) -> None:
-        """Delete the children that are no longer desired."""
+    async def prune(self, router: Router, desired: Sequence[Manifest], kept: Collection[str] = ()) -> None:
+        """Delete the children that are no longer desired. kept: the names of those that are not deleted yet."""
         names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
         for name, extra in list(self._observed(router).items()):
-            if name not in names and extra.owner_uid == router.uid:
+            if name not in names and extra.name not in kept and extra.owner_uid == router.uid:
                 log.info("deleting %s %s/%s: no longer desired", name[0], router.namespace, name[1])
                 await self._cluster.delete(BY_NAME[extra.kind], router.namespace, extra.name, extra.uid)
                 self._applied.get(router.key, {}).pop(name, None)

@@ -6,7 +6,8 @@ with 300 DPSRouters, calls took longer than the API server allows.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from dps_operator.builders.credentials import CREDENTIALS, contribution, empty_secret, encoded, withdrawal
 from dps_operator.builders.gateway import admin_entries
@@ -41,6 +42,16 @@ def _own_keys(key: Key) -> set[str]:
     return {name for entries in ENTRIES.values() for name in entries(*key, "")}
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """What the Secret contains for one DPSRouter."""
+
+    revisions: Mapping[Component, str]
+    """A digest of each component's values."""
+    unneeded: Collection[str]
+    """The names of the values of components that the spec no longer has."""
+
+
 async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
     try:
         return await cluster.get(SECRET, namespace, CREDENTIALS)
@@ -48,11 +59,10 @@ async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
         return None
 
 
-async def credentials(cluster: Cluster, router: Router) -> dict[Component, str]:
-    """Create the missing values of a DPSRouter, and remove those that it no longer needs.
+async def ensure(cluster: Cluster, router: Router) -> Credentials:
+    """Create the missing values of a DPSRouter. Values that it no longer needs are kept, see `withdraw`.
 
-    Returns a digest of each component's values. Raises RejectedError if the Secret was not created by the operator, or
-    ClusterError.
+    Raises RejectedError if the Secret was not created by the operator, or ClusterError.
     """
     key = router.key
     live = await _live(cluster, router.namespace)
@@ -69,13 +79,19 @@ async def credentials(cluster: Cluster, router: Router) -> dict[Component, str]:
         wanted[component] = {name: known[name] for name in values} if complete else values
     data = {name: value for values in wanted.values() for name, value in values.items()}
     owned = router.uid in {owner["uid"] for owner in metadata.get("ownerReferences", [])}
-    current = {name: value for name, value in known.items() if name in _own_keys(key)}
-    if data != current or not owned:
+    if not owned or not data.items() <= known.items():
         if live is None:
             await cluster.apply(empty_secret(router.namespace))
-        change = contribution(router, {**dict.fromkeys(current), **data})
+        await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, contribution(router, data))
+    revisions = {component: digest(values) for component, values in wanted.items()}
+    return Credentials(revisions, (_own_keys(key) & known.keys()) - data.keys())
+
+
+async def withdraw(cluster: Cluster, router: Router, names: Collection[str]) -> None:
+    """Remove values that no component of a DPSRouter needs, and that no pod refers to. Raises ClusterError."""
+    if names:
+        change = contribution(router, dict.fromkeys(names))
         await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, change)
-    return {component: digest(values) for component, values in wanted.items()}
 
 
 async def release(cluster: Cluster, key: Key) -> None:

@@ -15,7 +15,7 @@ from dps_operator.builders.children import children
 from dps_operator.builders.launch import knows_gpus
 from dps_operator.calibration import applied, recommendation
 from dps_operator.cluster import Cluster
-from dps_operator.credentials import credentials, release
+from dps_operator.credentials import ensure, release, withdraw
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -41,7 +41,7 @@ from dps_operator.resources import (
     child_name,
 )
 from dps_operator.revisions import kept_pools, with_version
-from dps_operator.rollout import pool_on_hold
+from dps_operator.rollout import pool_on_hold, rolled_out, still_used
 from dps_operator.scale_to_zero.rules import pools_with_zero
 from dps_operator.scale_to_zero.scaler import IdlePools
 from dps_operator.settings import Settings
@@ -74,7 +74,8 @@ RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 class _Outcome:
     """Results of a reconcile that the status reports."""
 
-    invalid: list[str] = field(default_factory=list)
+    invalid: str = ""
+    rejected: list[str] = field(default_factory=list)
     unmonitored: str = ""
     failure: ClusterError | None = None
     waiting_pool: str | None = None
@@ -138,7 +139,8 @@ class Reconciler:
         observed = Observed(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
-            invalid="; ".join(outcome.invalid),
+            invalid=outcome.invalid,
+            rejected="; ".join(outcome.rejected),
             unmonitored=outcome.unmonitored,
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
@@ -193,19 +195,20 @@ class Reconciler:
         try:
             children(router, self._settings, "")
         except SpecError as error:
-            outcome.invalid.append(str(error))
+            outcome.invalid = str(error)
         return outcome
 
     async def _converge(self, router: Router, key: Key, scaled_to_zero: Sequence[PoolName]) -> _Outcome:
         """Apply the desired children and delete the others."""
         outcome = _Outcome()
         try:
-            revisions = await credentials(self._cluster, router)
+            credentials = await ensure(self._cluster, router)
+            revisions = credentials.revisions
             desired = children(
                 router, self._settings, revisions.get("redis", ""), revisions.get("prefix-cache", "")
             )
         except (SpecError, RejectedError) as error:
-            outcome.invalid.append(str(error))
+            outcome.invalid = str(error)
             return outcome
         except ClusterError as error:
             outcome.failure = error
@@ -217,10 +220,33 @@ class Reconciler:
         try:
             for manifest in desired:
                 await self._apply(router, manifest, outcome)
-            await self._applier.prune(router, desired)
+            await self._remove(router, key, desired, credentials.unneeded, outcome)
         except ClusterError as error:
             outcome.failure = error
         return outcome
+
+    async def _remove(
+        self,
+        router: Router,
+        key: Key,
+        desired: Sequence[Manifest],
+        unneeded: Collection[str],
+        outcome: _Outcome,
+    ) -> None:
+        """Delete the children that are no longer desired, and their credentials. Raises ClusterError.
+
+        Pods of an older template serve until they have been replaced, and may have to be restarted. So what they use is
+        deleted only after that, and a rollout that cannot succeed can be reverted.
+        """
+        finished = (
+            not outcome.rejected
+            and outcome.failure is None
+            and outcome.waiting_pool is None
+            and rolled_out(desired, self._observations.children(key))
+        )
+        await self._applier.prune(router, desired, () if finished else still_used(router, desired))
+        if finished:
+            await withdraw(self._cluster, router, unneeded)
 
     async def _apply(self, router: Router, manifest: Manifest, outcome: _Outcome) -> None:
         """Apply one child. An error that concerns only this child is recorded in the outcome.
@@ -238,9 +264,9 @@ class Reconciler:
             if kind == "ServiceMonitor":
                 outcome.unmonitored = message
             else:
-                outcome.invalid.append(message)
+                outcome.rejected.append(message)
         except RejectedError as error:
-            outcome.invalid.append(f"{kind} {metadata['name']}: {error}")
+            outcome.rejected.append(f"{kind} {metadata['name']}: {error}")
         except ClusterError as error:
             if error.transient:
                 raise

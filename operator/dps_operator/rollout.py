@@ -1,10 +1,24 @@
-"""Decides which pool's rollout has to wait for the other pool. This module performs no I/O."""
+"""The order of rollouts: which pool waits for the other one, and what is kept until the end of all rollouts.
 
-from collections.abc import Collection, Mapping
+This module performs no I/O.
+"""
 
-from dps_engines.pools import POOLS
-from dps_operator.observe import Child
-from dps_operator.resources import COMPONENT_LABEL, TEMPLATE_HASH, Manifest
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from dps_engines.pools import POOLS, other_pool
+from dps_operator.observe import Child, ChildKey
+from dps_operator.resources import (
+    COMPONENT_LABEL,
+    TEMPLATE_HASH,
+    Component,
+    Manifest,
+    Router,
+    child_name,
+)
+
+USED_BY_PODS: Final[Sequence[Component]] = ("redis", "models", "prefix-cache", "engine-cache", "mooncake")
+"""Components that engines or gateways of the present template may use, and whose objects may contain data."""
 
 
 def pool_on_hold(
@@ -31,7 +45,7 @@ def pool_on_hold(
         if pool in observed and pool not in kept and observed[pool].template_hash != hashes.get(pool)
     ]
     for pool in reversed(changing):
-        (other,) = (name for name in POOLS if name != pool)
+        other = other_pool(pool)
         if not _serves(observed[pool]):
             continue
         if not _serves(observed.get(other)):
@@ -42,6 +56,22 @@ def pool_on_hold(
         if other_first or not _updated(observed.get(other)):
             return pool
     return None
+
+
+def rolled_out(desired: Sequence[Manifest], observed: Mapping[ChildKey, Child]) -> bool:
+    """Whether no pod of an older template remains in any of the desired Deployments."""
+    deployments = [manifest for manifest in desired if manifest["kind"] == "Deployment"]
+    return all(_updated(observed.get((one["kind"], one["metadata"]["name"]))) for one in deployments)
+
+
+def still_used(router: Router, desired: Sequence[Manifest]) -> set[str]:
+    """The names of the components that are no longer desired and that pods of an older template may use.
+
+    All objects of such a component have its name. They are kept together: without its NetworkPolicy, for example, a
+    Redis that is kept would be accessible to all pods.
+    """
+    names = {manifest["metadata"]["name"] for manifest in desired}
+    return {child_name(router, component) for component in USED_BY_PODS} - names
 
 
 def _serves(child: Child | None) -> bool:

@@ -57,6 +57,8 @@ async def test_secret_of_the_prefix_cache_is_created_once_and_removed_with_the_c
     assert set(first) == ENTRIES | {"qwen-prefix-cache.secret"}
     harness.edit({**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], "mode": "Separate"}})
     await harness.reconcile()
+    harness.rolled_out()
+    await harness.reconcile()
     assert credentials(harness) == {name: first[name] for name in ENTRIES}
     assert harness.cluster.names("PersistentVolumeClaim") == set()
 

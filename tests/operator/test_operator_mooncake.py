@@ -161,6 +161,9 @@ async def test_master_is_deleted_with_the_backend() -> None:
     await harness.reconcile()
     assert "qwen-mooncake" in harness.cluster.names("Deployment") & harness.cluster.names("Service")
     harness.edit({**MOONCAKE, "prefixCache": {**MOONCAKE["prefixCache"], "mode": "Separate"}})
+    for _ in range(2):
+        await harness.reconcile()
+        harness.rolled_out()
     await harness.reconcile()
     assert "qwen-mooncake" not in harness.cluster.names("Deployment") | harness.cluster.names("Service")
 

@@ -68,6 +68,7 @@ async def test_invalid_spec_does_not_change_running_workloads(harness: OperatorH
     harness.edit({**SMALLEST, "engine": {"args": ["--port", "1"]}})
     await harness.reconcile()
     assert harness.condition("SpecValid")["status"] == "False"
+    assert harness.condition("SpecValid")["message"].endswith("; running workloads are not changed")
     assert harness.condition("SpecValid")["observedGeneration"] == 2
     assert harness.object("Deployment", "qwen-greedy") == before
 
@@ -111,7 +112,9 @@ async def test_rejected_child_is_reported_and_the_others_are_applied() -> None:
     harness = OperatorHarness(SMALLEST)
     harness.cluster.fail["apply", "StatefulSet"] = RejectedError("spec is invalid", 422)
     await harness.reconcile()
-    assert harness.condition("SpecValid")["message"].startswith("StatefulSet qwen-redis: spec is invalid")
+    assert harness.condition("SpecValid")["message"] == (
+        "StatefulSet qwen-redis: spec is invalid; the other objects of the DPSRouter are applied"
+    )
     assert "qwen-gateway" in harness.cluster.names("Deployment")
 
 
@@ -123,6 +126,17 @@ async def test_missing_crd_is_reported() -> None:
     assert harness.condition("Monitored")["message"].startswith(
         "ServiceMonitor is not installed in this cluster"
     )
+
+
+async def test_missing_crd_of_a_child_that_serves_is_reported_and_the_others_are_applied() -> None:
+    harness = OperatorHarness(EVERYTHING)
+    harness.cluster.fail["apply", "HTTPRoute"] = NotInstalledError("page not found", 404)
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["message"] == (
+        "HTTPRoute is not installed in this cluster: install its CRD, or remove the field; the other objects of the "
+        "DPSRouter are applied"
+    )
+    assert "qwen-gateway" in harness.cluster.names("Deployment")
 
 
 async def test_object_of_another_owner_is_not_adopted() -> None:

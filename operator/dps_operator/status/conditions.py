@@ -23,7 +23,7 @@ from dps_operator.status.progress import failed_rollouts, progressing
 
 def conditions(router: Router, observed: Observed) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
-    valid = spec_valid(observed.invalid, "" if observed.invalid else _assumption(router))
+    valid = spec_valid(observed.invalid, observed.rejected, "" if observed.invalid else _assumption(router))
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in observed.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
@@ -55,10 +55,17 @@ def _assumption(router: Router) -> str:
         return ""
 
 
-def spec_valid(problem: str, assumption: str = "") -> Condition:
-    """Whether the spec can be applied. problem: why it cannot; empty if it can. assumption: on which this depends."""
-    if problem:
-        message = f"{problem}; running workloads are not changed"
+def spec_valid(invalid: str, rejected: str = "", assumption: str = "") -> Condition:
+    """Whether the spec can be applied.
+
+    invalid: why it cannot be applied; empty if it can. rejected: why some of the objects cannot be applied; empty if
+    all can. assumption: on which this depends.
+    """
+    if invalid:
+        message = f"{invalid}; running workloads are not changed"
+        return Condition("SpecValid", "False", "InvalidSpec", message)
+    if rejected:
+        message = f"{rejected}; the other objects of the DPSRouter are applied"
         return Condition("SpecValid", "False", "InvalidSpec", message)
     return Condition(
         "SpecValid", "True", "Accepted", "; ".join(filter(None, ["the spec is valid", assumption]))

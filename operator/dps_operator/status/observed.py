@@ -29,6 +29,8 @@ class Observed:
     pods: Sequence[Pod] = ()
     invalid: str = ""
     """Why the spec cannot be applied; empty if it can."""
+    rejected: str = ""
+    """Why some of the objects cannot be applied, in contrast to the others; empty if all can."""
     unmonitored: str = ""
     """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
     failing: str = ""
