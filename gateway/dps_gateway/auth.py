@@ -15,9 +15,11 @@ HASHED: Final = "sha256:"
 """The prefix of a hashed key. A slow hash such as scrypt protects secrets that can be guessed. Generated keys have 256
 random bits, so a plain digest cannot be reversed by guessing, and checking it for every request is fast."""
 
+URGENCIES: Final = frozenset("01234567")
+"""The urgencies of RFC 9218, as they are written."""
+
 _DIGEST_CHARS: Final = 64
 _ID_CHARS: Final = 12
-_URGENCIES: Final = frozenset("01234567")
 _OPTIONS: Final = (
     "expires",
     "models",
@@ -209,6 +211,6 @@ def _positive(options: Mapping[str, str], name: str) -> int | None:
 
 
 def _urgency(text: str) -> int:
-    if text not in _URGENCIES:
+    if text not in URGENCIES:
         raise ValueError(f"contains urgency={text}; write a number from 0 to 7")
     return int(text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 FETCH_THRESHOLD_TOKENS: Final = 256
-"""Tokens below which SGLang computes the missing part of a prefix instead of fetching it (`prefetch_threshold`)."""
+"""A shorter missing part of a prefix is computed instead of fetched: SGLang's default of `prefetch_threshold`."""
 
 
 @dataclass(frozen=True, slots=True)

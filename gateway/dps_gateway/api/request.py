@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from dps_gateway.api.errors import BadRequest, BodyTooLarge, BodyTooSlow
-from dps_gateway.auth import Key
+from dps_gateway.auth import URGENCIES, Key
 from dps_gateway.config import GatewayConfig
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 
@@ -24,8 +24,6 @@ can take a hundred in memory, and parsing blocks the event loop."""
 
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
 """Limits the duration of a request including its retries, as in Envoy."""
-
-_URGENCIES: Final = frozenset("01234567")
 
 MAX_TIMEOUT_DIGITS: Final = 12
 """Longer numbers are cut off; timeouts.totalSeconds is shorter in any case."""
@@ -61,7 +59,7 @@ def urgency_of(request: web.Request, key: Key | None) -> int:
     for member in ",".join(request.headers.getall("Priority", ())).split(","):
         name, _, value = member.strip().partition("=")
         value = value.partition(";")[0].strip()
-        if name == "u" and value in _URGENCIES:
+        if name == "u" and value in URGENCIES:
             asked = int(value)
     permitted = DEFAULT_URGENCY if key is None or key.urgency is None else key.urgency
     return max(asked, permitted)

@@ -98,8 +98,10 @@ class VirtualEngine:
 
     def submit(self, sequence: Sequence, fetched: Fetch | None = None) -> None:
         """Queue a request, after inserting the tokens fetched for it into the cache if there is room."""
-        if fetched is not None and self._insert(sequence.prompt[: fetched.tokens]) and fetched.draft_refill:
-            self._refills[sequence.rid] = fetched.missing_tokens
+        if fetched is not None:
+            inserted = self.scheduler.insert(sequence.prompt[: fetched.tokens])
+            if inserted and fetched.draft_refill:
+                self._refills[sequence.rid] = fetched.missing_tokens
         self.scheduler.submit(sequence)
 
     def next_step(self, now: float) -> Step | None:
@@ -111,17 +113,3 @@ class VirtualEngine:
         if step.kind is StepKind.PREFILL and self._refills:
             refilled = sum(self._refills.pop(sequence.rid, 0) for sequence in step.sequences)
         return replace(step, seconds=self._slowdown * self.timing.step_seconds(step, refilled))
-
-    def _insert(self, tokens: tuple[int, ...]) -> bool:
-        scheduler = self.scheduler
-        if len(tokens) > scheduler.capacity - scheduler.used_tokens:
-            return False
-        match = scheduler.cache.match(tokens)
-        scheduler.cache.lock(match.node)
-        needed = len(tokens) - match.length
-        free = scheduler.capacity - scheduler.used_tokens - scheduler.cache.evictable
-        if needed > free:
-            scheduler.cache.evict(needed - free)
-        scheduler.cache.insert(tokens)
-        scheduler.cache.unlock(match.node)
-        return True

@@ -13,12 +13,8 @@ from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
 from dps_lab.simulate.measured_timing import MeasuredTiming, PassTimes
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
+from dps_local.emulated_sglang.settings import MAX_RUNNING_SPECULATIVE, EngineSettings
 from dps_local.emulated_sglang.time_model import Speculation
-
-MAX_RUNNING_SPECULATIVE: Final = 48
-"""SGLang's default of --max-running-requests with a draft model."""
-
-MAX_RUNNING_GREEDY: Final = 2048
 
 
 class FleetError(ValueError):
@@ -158,7 +154,7 @@ def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capa
         pool=pool,
         timing=timing,
         capacity=capacity,
-        max_running=MAX_RUNNING_SPECULATIVE if speculative else MAX_RUNNING_GREEDY,
+        max_running=MAX_RUNNING_SPECULATIVE if speculative else EngineSettings.max_running_requests,
         serialized=speculative and spec.serialized,
         page_tokens=SHARED_PAGE_TOKENS if spec.emulated and spec.cache == "common" else 1,
     )

@@ -7,13 +7,10 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from dps_local.emulated_sglang.settings import EngineSettings
+from dps_local.emulated_sglang.settings import MAX_RUNNING_SPECULATIVE, EngineSettings
 from dps_local.emulated_sglang.storage import TOKENS_PER_SECOND
 from dps_local.emulated_sglang.storage_flags import page_tokens, storage_options
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, Speculation, TimeModel
-
-MAX_RUNNING_SPECULATIVE = 48
-"""SGLang's default of --max-running-requests with speculative decoding."""
 
 
 def parse(argv: list[str]) -> EngineSettings:

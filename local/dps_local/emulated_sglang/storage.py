@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.radix import Namespace
 from dps_sglang.storage.directory import directory_id
 
@@ -22,8 +23,6 @@ Policy = Literal["best_effort", "wait_complete", "timeout"]
 Failure = Literal["write_error", "full", "read_error", "rejected"]
 """An outcome of all writes or of all reads, as the plugin dps_sglang counts it. Rejected pages are removed."""
 
-FETCH_THRESHOLD_TOKENS = 256
-"""A shorter missing prefix is computed instead of fetched: SGLang's default of `prefetch_threshold`."""
 TOKENS_PER_SECOND = 350_000.0
 """20 GB/s, as in `dps simulate`, for the 56 KiB of KV that a token of Qwen2.5-7B has."""
 BATCH_PAGES = 128

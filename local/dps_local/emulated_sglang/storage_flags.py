@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dps_engines.sglang.prefix_cache import GEOMETRY, GREEDY, SHARED
+from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS
 from dps_local.emulated_sglang.settings import VERSION
-from dps_local.emulated_sglang.storage import FETCH_THRESHOLD_TOKENS, PLUGIN_BACKEND, StorageOptions
+from dps_local.emulated_sglang.storage import PLUGIN_BACKEND, StorageOptions
 from dps_sglang.settings import Settings, SettingsError
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
