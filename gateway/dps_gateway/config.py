@@ -1,6 +1,7 @@
 """The gateway's configuration file: its schema, its defaults, and errors that name the key."""
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -60,6 +61,7 @@ class Listen(_Section):
     """A file with the token that protects sessions on the admin port. If null, only processes of the same host can
     access them."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """The number of processes that serve requests. They share the ports and the limits."""
 
     def admin_address(self, environment: Mapping[str, str] = os.environ) -> str:
         """The address of the admin port: in a pod, probes and peers must reach it."""
@@ -136,6 +138,7 @@ class Routing(_Section):
 
 class Session(_Section):
     ttl_seconds: Annotated[int, Field(gt=0)] = 3600
+    """Time after its last turn for which a session's record is kept."""
     keys: tuple[Annotated[str, AfterValidator(_session_key)], ...] = DEFAULT_SESSION_KEYS
     redis_url: str | None = None
     """redis://, rediss://, redis+sentinel://…?service=NAME or redis+cluster://. If null, sessions
@@ -146,6 +149,7 @@ class Session(_Section):
     scope: Annotated[str, Field(max_length=512)] = ""
     """Gateways with different scopes share no records, even if they use the same Redis and model name."""
     redis_timeout_seconds: Seconds = 0.05
+    """Maximum duration of a call to Redis."""
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
     """Maximum number of records and pointers that this process caches for use while Redis is unavailable."""
     peers: Servers | None = None
@@ -154,6 +158,7 @@ class Session(_Section):
 
 class Limits(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
+    """Maximum size of one body, decompressed."""
     max_buffered_bytes: Annotated[int, Field(gt=0)] = 256 * 1024 * 1024
     """Maximum total size of the bodies of all requests in progress. The limit is at least `max_body_bytes`. A request
     takes about four times the size of its body in memory, and the operator gives a gateway 2 GiB."""
@@ -161,6 +166,8 @@ class Limits(_Section):
     """Minimum average rate, in bytes per second, at which a request body must arrive after a grace period of
     `timeouts.header_seconds`; 0 for no minimum. The default is that of Apache's mod_reqtimeout."""
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
+    """Maximum number of requests in flight to one engine replica; further requests wait in the queue. If the engine
+    reports a lower limit on running requests, that limit applies."""
     max_queued: Annotated[int, Field(ge=0)] = 1024
     """Maximum number of requests that wait for a free replica. Further requests are answered with 429."""
     max_connections: Annotated[int, Field(gt=0)] = 10_000
@@ -175,14 +182,21 @@ class Timeouts(_Section):
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 3600.0
     """Time for which a client's connection is kept open between requests. Load balancers should close it first."""
     connect_seconds: Seconds = 2.0
+    """Maximum time to connect to an engine."""
     first_byte_seconds: Seconds = 600.0
+    """Maximum wait for the first byte of a stream, including the engine's own queue and prefill."""
     idle_seconds: Seconds = 120.0
+    """Maximum pause within an answer; also the maximum time for which a client may accept no part of its response."""
     total_seconds: Seconds = 3600.0
+    """Maximum duration of all attempts of a request together, including waiting in queues and reading the answer; and,
+    separately, of sending the response to the client."""
     queue_seconds: Seconds = 30.0
+    """Maximum wait in the queue."""
     wake_seconds: Seconds | None = None
     """Time that a request waits while no replica of either pool is ready, for example because both pools are scaled
     to zero. If null, it is answered with 503 immediately."""
     health_interval_seconds: Seconds = 5.0
+    """Interval between health checks."""
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""
     slow_start_seconds: Annotated[float, Field(ge=0)] = 30.0
@@ -192,6 +206,7 @@ class Timeouts(_Section):
     """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
     served meanwhile."""
     drain_seconds: Seconds = 60.0
+    """Maximum time in which requests in flight are finished, after new connections are refused."""
 
 
 class Auth(_Section):
@@ -294,6 +309,25 @@ def read_text(path: Path, key: str = "") -> str:
         raise ConfigError(f"{prefix}{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{prefix}{path} is not UTF-8: invalid byte at offset {error.start}") from error
+
+
+def replace_text(path: Path, text: str, mode: int) -> None:
+    """Replace a file, so that a reader sees either the old content or the new. Raises OSError.
+
+    `mode`: the permissions of the new file.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:  # also when it is interrupted
+            os.unlink(file.name)
+            raise
 
 
 def read_line(path: Path | None, key: str, what: str) -> str | None:

@@ -35,13 +35,13 @@ def test_success_between_errors_prevents_ejection() -> None:
 def test_ejected_replica_receives_one_probe_after_the_backoff() -> None:
     clock = ManualClock()
     replica = ejected(clock)
-    assert not replica.accepts(10)
+    assert not replica.accepts(replica.slots(10))
     clock.now += FIRST_EJECTION_SECONDS
-    assert (replica.ready, replica.accepts(10)) == (True, True)
+    assert (replica.ready, replica.accepts(replica.slots(10))) == (True, True)
     replica.in_flight = 1
-    assert not replica.accepts(10)
+    assert not replica.accepts(replica.slots(10))
     replica.succeeded()
-    assert replica.accepts(10)
+    assert replica.accepts(replica.slots(10))
 
 
 def test_failed_probe_doubles_the_backoff_up_to_a_bound() -> None:

@@ -1,5 +1,6 @@
 """Writing a calibrated policy: the gateway's configuration keeps everything else, and a DPSRouter gets a patch."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -81,6 +82,22 @@ def test_a_configuration_file_keeps_its_other_content_and_its_mode(tmp_path: Pat
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert [entry.name for entry in tmp_path.iterdir()] == ["gateway.yaml"]
     assert load_config(path).routing.threshold_tokens == 300
+
+
+def test_an_interrupted_change_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(REST)
+
+    def interrupt(_file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        apply(DELTA, path)
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_text() == REST
 
 
 def test_a_symbolic_link_to_a_configuration_file_stays_a_link(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 KEYS = st.sampled_from([str(number) for number in range(300)])
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["put", "get", "touch", "truncate", "delete", "overwrite"]), KEYS), max_size=120
+    st.tuples(st.sampled_from(["put", "get", "truncate", "delete", "overwrite"]), KEYS), max_size=120
 )
 
 
@@ -178,8 +178,6 @@ def test_read_returns_the_stored_page_or_a_miss_and_the_limit_holds(
             assert read(engines[0], key) == payload(key)
         elif operation == "get":
             assert read(pages, key) in (None, payload(key))
-        elif operation == "touch":
-            pages.touch(key)
         elif chosen is not None:
             DAMAGE[operation](chosen)
         assert total_bytes(root) <= SHARDS * 2 * PAGE_BYTES

@@ -98,11 +98,6 @@ class PageStore:
         self._count(outcome.value)
         return outcome
 
-    def touch(self, key: str) -> None:
-        """Mark a page as used just now."""
-        with contextlib.suppress(OSError):
-            os.utime(self._locate(key)[0])
-
     def counts(self) -> dict[str, int]:
         """Pages by outcome since the start of this process."""
         with self._lock:

@@ -6,10 +6,10 @@ Responses contain no prompts and no secrets.
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-import orjson
 from aiohttp import web
 
 from dps_gateway.api.admin_auth import protected
+from dps_gateway.api.admin_json import json_response
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.api.mirror import MAX_BODY_BYTES, add_mirror_routes
 from dps_gateway.pool import Pool
@@ -55,11 +55,6 @@ def redacted(url: str | None) -> str | None:
     return urlunsplit(parts._replace(netloc=f"{user}:***@{hosts}" if at else hosts, query=options))
 
 
-def _json(document: Any, status: int = 200) -> web.Response:
-    body = orjson.dumps(document, option=orjson.OPT_INDENT_2)
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
 async def _livez(request: web.Request) -> web.Response:
     return web.Response(text="ok\n")
 
@@ -80,7 +75,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _pools(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
-    return _json({name.value: _pool_document(runtime, name) for name in Pool})
+    return json_response({name.value: _pool_document(runtime, name) for name in Pool})
 
 
 def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
@@ -107,21 +102,21 @@ def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
 async def _config(request: web.Request) -> web.Response:
     document = request.app[RUNTIME].config.model_dump(mode="json", by_alias=True)
     document["session"]["redisUrl"] = redacted(document["session"]["redisUrl"])
-    return _json(document)
+    return json_response(document)
 
 
 async def _decisions(request: web.Request) -> web.StreamResponse:
     """The decision log of this gateway replica, oldest entries first."""
     entries = request.app[RUNTIME].decision_log
     if entries is None:
-        return _json(
+        return json_response(
             {"error": "there is no decision log; set routing.decisionLog to the path of a file"}, 404
         )
     content = entries.read()
     try:
         first = await anext(content, b"")
     except OSError as error:
-        return _json({"error": f"the decision log cannot be read: {error.strerror}"}, 503)
+        return json_response({"error": f"the decision log cannot be read: {error.strerror}"}, 503)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     await response.write(first)
@@ -144,10 +139,10 @@ async def _session(request: web.Request) -> web.Response:
     runtime, scope, session = _requested_session(request)
     snapshot = await runtime.turns.store.read(scope, session)
     if snapshot.record is None:
-        return _json(
+        return json_response(
             {"error": f"session {session.text} does not exist", "source": snapshot.source.value}, 404
         )
-    return _json(session_document(session, snapshot.record, snapshot.source.value))
+    return json_response(session_document(session, snapshot.record, snapshot.source.value))
 
 
 async def _delete_session(request: web.Request) -> web.Response:
@@ -155,5 +150,5 @@ async def _delete_session(request: web.Request) -> web.Response:
     try:
         known = await runtime.turns.store.delete(scope, session)
     except StoreUnavailable as error:
-        return _json({"error": f"Redis did not answer: {error}"}, 503)
-    return _json({"session": session.text, "deleted": known}, 200 if known else 404)
+        return json_response({"error": f"Redis did not answer: {error}"}, 503)
+    return json_response({"session": session.text, "deleted": known}, 200 if known else 404)

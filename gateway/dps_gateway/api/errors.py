@@ -70,6 +70,11 @@ class MethodNotAllowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
+    """How an exception is answered.
+
+    retry: whether the response has the header Retry-After.
+    """
+
     status: int
     type: str
     code: str

@@ -5,12 +5,13 @@ then queries the others, each of which also serves the endpoints on its own Unix
 can reach the sockets, so they require no token.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
 
 from dps_gateway.api.admin_auth import for_peers
+from dps_gateway.api.admin_json import json_response
 from dps_gateway.api.call import RUNTIME
 from dps_gateway.session.keys import is_valid_entry
 from dps_gateway.session.peers import PATH
@@ -40,7 +41,7 @@ async def _read(request: web.Request) -> web.Response:
     found = [runtime.mirror.values(keys)]
     if request.app[WHOLE_REPLICA] and runtime.workers is not None:
         found += await runtime.workers.values(keys)
-    return _json({key: value.decode() for key, value in merged_values(found).items()})
+    return json_response({key: value.decode() for key, value in merged_values(found).items()})
 
 
 async def _write(request: web.Request) -> web.Response:
@@ -87,9 +88,4 @@ async def _keys(request: web.Request) -> list[str] | None:
 
 
 def _error(message: str) -> web.Response:
-    return _json({"error": message}, 400)
-
-
-def _json(document: Any, status: int = 200) -> web.Response:
-    body = orjson.dumps(document, option=orjson.OPT_INDENT_2)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return json_response({"error": message}, 400)

@@ -5,7 +5,6 @@ import fcntl
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dps_gateway.auth import HASHED, Key, digest_of, parse_key
-from dps_gateway.config import ConfigError, read_text
+from dps_gateway.config import ConfigError, read_text, replace_text
 
 KEY_BYTES: Final = 32
 NEW_FILE_MODE: Final = 0o600
@@ -164,19 +163,7 @@ def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
         before = list(lines)
         yield lines
         if lines != before:
-            _replace(path, lines, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
+            text = "".join(f"{line}\n" for line in lines)
+            replace_text(path, text, path.stat().st_mode & 0o777 if exists else NEW_FILE_MODE)
     finally:
         os.close(folder)
-
-
-def _replace(path: Path, lines: Lines, mode: int) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            os.fchmod(file.fileno(), mode)
-            file.write("".join(f"{line}\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -108,6 +108,11 @@ class EnginePool:
         return Replica(url, slow_start_seconds=self.slow_start_seconds)
 
     @property
+    def authorization(self) -> dict[str, str]:
+        """The headers that authorize the gateway's own requests to the engines, such as health checks."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    @property
     def ready(self) -> list[Replica]:
         """The replicas that may receive requests."""
         return [replica for replica in self.replicas.values() if replica.ready]

@@ -118,6 +118,7 @@ async def _status(
     path: str,
     limits: aiohttp.ClientTimeout,
 ) -> int:
-    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
-    async with session.get(replica.url + path, headers=headers, timeout=limits, ssl=pool.trust) as response:
+    async with session.get(
+        replica.url + path, headers=pool.authorization, timeout=limits, ssl=pool.trust
+    ) as response:
         return response.status

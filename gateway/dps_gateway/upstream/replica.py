@@ -178,9 +178,9 @@ class Replica:
         """The number of requests that it may have at the same time, of at most `limit`: one while it is probed."""
         return 1 if self.probing else limit
 
-    def accepts(self, max_in_flight: int) -> bool:
-        """Whether it may receive one more request. While it is probed, only one is in flight."""
-        return self.ready and self.in_flight < self.slots(max_in_flight)
+    def accepts(self, slots: int) -> bool:
+        """Whether it may receive one more request, if it may have `slots` at the same time."""
+        return self.ready and self.in_flight < slots
 
     @property
     def sent_tokens(self) -> int:

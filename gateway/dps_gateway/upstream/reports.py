@@ -92,10 +92,9 @@ async def _answer(
     session: aiohttp.ClientSession, pool: EnginePool, replica: Replica, path: str
 ) -> tuple[int | None, Any]:
     """The status, and the document if the answer is JSON; neither if the engine does not answer."""
-    headers = {"Authorization": f"Bearer {pool.api_key}"} if pool.api_key else {}
     status = None
     try:
-        async with session.get(replica.url + path, headers=headers, ssl=pool.trust) as response:
+        async with session.get(replica.url + path, headers=pool.authorization, ssl=pool.trust) as response:
             content = b""
             while len(content) <= MAX_ANSWER_BYTES and (chunk := await response.content.readany()):
                 content += chunk

@@ -1,7 +1,6 @@
 """The gateway's own metrics, read from its Prometheus endpoint."""
 
 import urllib.request
-from collections import defaultdict
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,11 +34,3 @@ def mean_between(before: Samples, after: Samples, histogram: str) -> float:
     """The mean of a histogram's observations between two scrapes, over all labels; 0 if there are none."""
     count = sum(rise(before, after, f"{histogram}_count").values())
     return sum(rise(before, after, f"{histogram}_sum").values()) / count if count else 0.0
-
-
-def add(totals: dict[str, float], more: dict[str, float]) -> dict[str, float]:
-    """The sum of two results of `rise`, by labels."""
-    result = defaultdict(float, totals)
-    for labels, value in more.items():
-        result[labels] += value
-    return dict(sorted(result.items()))

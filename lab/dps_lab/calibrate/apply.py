@@ -1,15 +1,13 @@
 """Writes a chosen policy: into a gateway's configuration file, as a patch for a DPSRouter, or as a recommendation."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from dps_gateway.config import ConfigError, parse_config, read_text
+from dps_gateway.config import ConfigError, parse_config, read_text, replace_text
 from dps_lab.calibrate.budget import Rule
 from dps_lab.calibrate.result import Calibration
 from dps_lab.calibrate.setup import Setup
@@ -29,7 +27,7 @@ def apply(setup: Setup, path: Path) -> None:
     target = path.resolve()
     changed = with_routing(_valid(path), routing_of(setup))
     try:
-        _replace(target, changed)
+        replace_text(target, changed, target.stat().st_mode & 0o777)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; check its permissions") from error
 
@@ -148,19 +146,3 @@ def _child(node: Node | None, key: str) -> Node | None:
     if not isinstance(node, MappingNode):
         return None
     return next((value for name, value in node.value if name.value == key), None)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that a reader sees either the old content or the new."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(path.stat().st_mode)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

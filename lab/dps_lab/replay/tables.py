@@ -42,10 +42,10 @@ def runs_table(summaries: Sequence[Summary], title: str) -> Table:
         ("sessions", lambda s: f"{s.sessions:,}"),
         ("turns", lambda s: f"{s.turns:,}"),
         ("sent to the speculative pool", lambda s: f"{s.speculative_share:.1%}" if s.routes else "-"),
-        ("session latency, median", lambda s: _time(s.session_latency, lambda q: q.median)),
-        ("session latency, p95", lambda s: _time(s.session_latency, lambda q: q.p95)),
-        ("time to first token, median", lambda s: _time(s.ttft, lambda q: q.median)),
-        ("time to first token, p95", lambda s: _time(s.ttft, lambda q: q.p95)),
+        ("session latency, median", lambda s: _seconds(s.session_latency, lambda q: q.median, ",.3f")),
+        ("session latency, p95", lambda s: _seconds(s.session_latency, lambda q: q.p95, ",.3f")),
+        ("time to first token, median", lambda s: _seconds(s.ttft, lambda q: q.median, ",.3f")),
+        ("time to first token, p95", lambda s: _seconds(s.ttft, lambda q: q.p95, ",.3f")),
         ("prompt tokens cached", lambda s: f"{s.cached_share:.1%}"),
         ("generated tokens per second", lambda s: f"{s.tokens_per_second:,.1f}"),
         ("duration of the run", lambda s: f"{s.wall_seconds:,.1f} s"),
@@ -64,20 +64,16 @@ def fleets_table(summaries: Sequence[Summary], title: str) -> Table:
         table.add_row(
             summary.label,
             f"{summary.wall_seconds:.1f} s",
-            _seconds(summary.session_latency, lambda q: q.median),
-            _seconds(summary.session_latency, lambda q: q.p95),
+            _seconds(summary.session_latency, lambda q: q.median, ".2f"),
+            _seconds(summary.session_latency, lambda q: q.p95, ".2f"),
             f"{summary.cached_share:.0%}",
             f"{summary.speculative_share:.0%}",
         )
     return table
 
 
-def _seconds(quantiles: Quantiles | None, pick: Callable[[Quantiles], float]) -> str:
-    return "-" if quantiles is None else f"{pick(quantiles):.2f} s"
-
-
-def _time(quantiles: Quantiles | None, pick: Callable[[Quantiles], float]) -> str:
-    return "-" if quantiles is None else f"{pick(quantiles):,.3f} s"
+def _seconds(quantiles: Quantiles | None, pick: Callable[[Quantiles], float], number_format: str) -> str:
+    return "-" if quantiles is None else f"{pick(quantiles):{number_format}} s"
 
 
 def _table(title: str, *columns: str) -> Table:
