@@ -1,1 +1,1 @@
-
+"""Recorded and synthetic sessions that can be replayed or simulated."""

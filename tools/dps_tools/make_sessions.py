@@ -1,14 +1,16 @@
-"""Write sessions.jsonl: 24 synthetic tool-use sessions, for machines that cannot download BFCL.
+"""Writes lab/dps_lab/data/sessions.jsonl: 24 synthetic tool-use sessions, for machines that cannot download BFCL.
 
-Usage: python lab/dps_lab/data/make_sessions.py. The output is deterministic.
+python -m dps_tools.make_sessions
+
+The output is deterministic.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from dps_lab.workload.assets import bundled_sessions
 from dps_lab.workload.sessions import Message, Session, Turn, dump_sessions
 
 SESSIONS_PER_SCENARIO = 6
@@ -368,5 +370,7 @@ def session(scenario: str, number: int) -> Session:
 
 
 if __name__ == "__main__":
-    sessions = [session(scenario, number) for number in range(SESSIONS_PER_SCENARIO) for scenario in SCENARIOS]
-    (Path(__file__).parent / "sessions.jsonl").write_text(dump_sessions(sessions), encoding="utf-8")
+    sessions = [
+        session(scenario, number) for number in range(SESSIONS_PER_SCENARIO) for scenario in SCENARIOS
+    ]
+    bundled_sessions().write_text(dump_sessions(sessions), encoding="utf-8")

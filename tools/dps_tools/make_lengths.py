@@ -1,8 +1,9 @@
-"""Derive the bundled length traces of `dps simulate` from recorded conversations.
+"""Derives the bundled length traces of `dps simulate`, in lab/dps_lab/data/lengths, from recorded conversations.
 
-    python make_lengths.py bfcl OUTPUT                 # BFCL multi-turn, from its PyPI package (Apache-2.0)
-    python make_lengths.py tau-bench CHECKOUT OUTPUT   # tau-bench, historical_trajectories/gpt-4o-airline.json (MIT)
-    python make_lengths.py mooncake TRACE OUTPUT       # Mooncake, FAST25-release/traces/conversation_trace.jsonl (Apache-2.0)
+python -m dps_tools.make_lengths bfcl OUTPUT                BFCL multi-turn, from its PyPI package (Apache-2.0)
+python -m dps_tools.make_lengths tau-bench CHECKOUT OUTPUT  tau-bench, historical_trajectories/gpt-4o-airline.json (MIT)
+python -m dps_tools.make_lengths mooncake TRACE OUTPUT      Mooncake, FAST25-release/traces/conversation_trace.jsonl
+                                                            (Apache-2.0)
 
 For the first two, every prompt is rendered with Qwen2.5's chat template and counted with its tokenizer. The third
 source has lengths in tokens of its own model. Only lengths and times are written.
@@ -47,6 +48,7 @@ def lengths(
 
 
 def bfcl_lengths(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """The lines of the trace `bfcl`."""
     for session in load_bfcl(bfcl().path):
         prompts = list(session.prompts())
         steps = [(prompt, turn.answer) for prompt, turn in zip(prompts, session.turns, strict=True)]
@@ -55,6 +57,7 @@ def bfcl_lengths(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
 
 
 def tau_bench_lengths(tokenizer: Tokenizer, checkout: Path) -> Iterator[dict[str, Any]]:
+    """The lines of the trace `tau-bench`, from a checkout of its repository."""
     tools = [_tool(path) for path in sorted((checkout / "tau_bench/envs/airline/tools").glob("[a-z]*.py"))]
     runs = json.loads((checkout / "historical_trajectories/gpt-4o-airline.json").read_text())
     for run in runs:
@@ -155,6 +158,7 @@ def _message(message: dict[str, Any]) -> Message:
 
 
 def main(kind: str, *arguments: str) -> None:
+    """Write the trace `kind` to the last of the arguments."""
     output = Path(arguments[-1])
     if kind == "mooncake":
         sessions = list(mooncake_lengths(Path(arguments[0])))

@@ -1,12 +1,13 @@
-"""Write the bundled tokenizer: a small byte-level BPE with special tokens and a chat template like Qwen's.
+"""Writes the bundled tokenizer: a small byte-level BPE with special tokens and a chat template like Qwen's.
 
-Usage, after make_sessions.py: python lab/dps_lab/data/make_tokenizer.py. It is trained on the sample sessions
-and on Python's help topics, that is on English, JSON and code; being byte-level, it can encode any text.
+python -m dps_tools.make_tokenizer
+
+It is trained on the sample sessions that `make_sessions` writes and on Python's help topics, that is on English, JSON
+and code; being byte-level, it can encode any text.
 """
 
 import json
 import pydoc_data.topics
-from pathlib import Path
 
 from tokenizers import (
     AddedToken,
@@ -20,6 +21,7 @@ from tokenizers import (
     trainers,
 )
 
+from dps_lab.workload.assets import bundled_sessions
 from dps_local.assets import bundled_tokenizer
 
 VOCABULARY = 4096
@@ -95,8 +97,7 @@ def train(texts: list[str]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    sample = Path(__file__).with_name("sessions.jsonl")
-    corpus = [sample.read_text(encoding="utf-8"), *pydoc_data.topics.topics.values()]
+    corpus = [bundled_sessions().read_text(encoding="utf-8"), *pydoc_data.topics.topics.values()]
     folder = bundled_tokenizer()
     folder.mkdir(exist_ok=True)
     document = json.loads(train(corpus).to_str())
