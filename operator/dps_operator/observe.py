@@ -301,15 +301,15 @@ class Observations:
             changes.append(change)
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Update a DPSRouter. A copy older than the cached one is ignored."""
+        """Update a DPSRouter. A copy older than the cached one is ignored, as is the deletion of an earlier object."""
         self._record(partial(self.update_router, body, deleted=deleted))
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
-        if deleted:
-            self.routers.pop(key, None)
-            return key
         known = self.routers.get(key)
-        if known is None or _version(body) >= _version(known):
+        if deleted:
+            if known is not None and known["metadata"].get("uid") == metadata.get("uid"):
+                del self.routers[key]
+        elif known is None or _version(body) >= _version(known):
             kept = {
                 field: metadata.get(field) for field in ROUTER_METADATA if metadata.get(field) is not None
             }

@@ -313,8 +313,15 @@ class Reconciler:
         try:
             live = await self._cluster.apply_status(key[0], key[1], status)
         except NotFoundError:
+            # Its event may have been handled already, so nothing else would remove it from the cache.
+            self._observations.update_router(body, deleted=True)
+            if key not in self._observations.routers:
+                await self._forget(key)
             return
         if live["metadata"]["uid"] != body["metadata"]["uid"]:
+            return
+        if key not in self._observations.routers:
+            # It was deleted before the response arrived, which must not add it to the cache again.
             return
         self._observations.update_router(live)
         for event in events(body["metadata"], before, status["conditions"], self._now()):

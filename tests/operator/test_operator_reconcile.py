@@ -333,3 +333,37 @@ async def test_children_of_a_deleted_router_are_not_regarded_as_applied(harness:
     before = harness.cluster.writes()
     await harness.reconcile()
     assert harness.cluster.writes() - before >= len(harness.seen.children(KEY))
+
+
+async def test_router_that_is_deleted_while_its_status_is_written_stays_deleted(
+    harness: OperatorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = harness.cluster.apply_status
+
+    async def written_before_the_deletion(*arguments: Any) -> dict[str, Any]:
+        live = await write(*arguments)
+        harness.seen.update_router(harness.cluster.objects.pop(("DPSRouter", *KEY)), deleted=True)
+        return live
+
+    monkeypatch.setattr(harness.cluster, "apply_status", written_before_the_deletion)
+    harness.rolled_out()
+    await harness.reconcile()
+    assert KEY not in harness.seen.routers
+
+
+async def test_router_whose_status_cannot_be_written_because_it_is_deleted_is_removed_from_the_cache(
+    harness: OperatorHarness,
+) -> None:
+    harness.rolled_out()
+    await harness.list_objects()
+    del harness.cluster.objects["DPSRouter", *KEY]
+    await harness.reconciler.reconcile(KEY)
+    assert KEY not in harness.seen.routers
+    assert harness.seen.children(KEY) == {}
+
+
+def test_deletion_of_a_router_does_not_remove_one_that_was_created_again(harness: OperatorHarness) -> None:
+    created = harness.cluster.objects["DPSRouter", *KEY]
+    deleted = {**created, "metadata": {**created["metadata"], "uid": "another"}}
+    harness.seen.update_router(deleted, deleted=True)
+    assert KEY in harness.seen.routers

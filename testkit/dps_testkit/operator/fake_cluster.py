@@ -25,6 +25,12 @@ class FakeCluster:
         if error := self.fail.get((verb, kind)):
             raise error
 
+    def _existing(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        try:
+            return self.objects[kind.name, namespace, name]
+        except KeyError:
+            raise NotFoundError(name, 404) from None
+
     def store(self, manifest: Manifest, manager: str = MANAGED_BY) -> Manifest:
         """Store an object with UID, managed fields, generation and resource version; a no-op keeps both numbers.
 
@@ -59,7 +65,7 @@ class FakeCluster:
 
     async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest:
         self._called("status", ROUTER.name)
-        router = self.objects[ROUTER.name, namespace, name]
+        router = self._existing(ROUTER, namespace, name)
         self._version += 1
         router["metadata"]["resourceVersion"] = str(self._version)
         router["status"] = status
@@ -67,10 +73,7 @@ class FakeCluster:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         self._called("get", kind.name)
-        try:
-            return self.objects[kind.name, namespace, name]
-        except KeyError:
-            raise NotFoundError(name, 404) from None
+        return self._existing(kind, namespace, name)
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
