@@ -22,7 +22,7 @@ from dps_lab.simulate.options import fleet_of
 from dps_operator.api.gateway import POSITIVE
 from dps_operator.api.model import Runtime
 from dps_operator.builders.calibration import calibration_cron_job
-from dps_operator.settings import DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE
+from dps_operator.settings import Settings
 from dps_sglang import cache_salt
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
@@ -39,7 +39,7 @@ def test_chart_and_default_images_have_the_version_of_the_distribution() -> None
     version = project_version()
     chart = yaml.safe_load((ROOT / "charts/dps-router/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    for image in (DEFAULT_GATEWAY_IMAGE, DEFAULT_LAB_IMAGE, DEFAULT_PLUGIN_IMAGE):
+    for image in (Settings.gateway_image, Settings.lab_image, Settings.plugin_image):
         assert image.rpartition(":")[2] == version
 
 

@@ -27,7 +27,8 @@ SECONDS = Histogram("dps_operator_api_request_seconds", "Duration of API server 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 STRATEGIC_MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
-PAGE = 500
+PAGE_OBJECTS = 500
+"""Objects per page of a listing."""
 RETRY_DELAYS = (0.1, 0.3, 0.9)
 """Seconds between the attempts of one call."""
 MAX_RETRY_DELAY = 5.0
@@ -212,7 +213,7 @@ class KubernetesCluster:
         self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncIterator[list[Manifest]]:
         """See Cluster."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
         query |= {"fieldSelector": fields} if fields else {}
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)

@@ -22,9 +22,11 @@ from dps_operator.resources import Manifest
 DURATION_SECONDS: Final = 30
 """A Lease that has not been renewed for this long may be taken over."""
 RENEW_SECONDS: Final = 5.0
+"""Interval between renewals."""
 RENEW_DEADLINE_SECONDS: Final = 15.0
 """A leader that could not renew for this long stops. Its last writes end before the Lease may be taken over."""
 RETRY_SECONDS: Final = 2.0
+"""Pause after a failed attempt to acquire or renew the Lease."""
 
 LEADER = Gauge("dps_operator_leader", "1 while this replica reconciles; 0 while it waits for the Lease")
 

@@ -13,6 +13,7 @@ from dps_operator.resources import Manifest
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 10.0
+"""Shortest interval between listings of events."""
 LISTING_SHARE: Final = 0.05
 """The largest part of the time that listing events may take. For each listing, the API server reads all events of the
 namespace."""

@@ -4,14 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from dps_operator.settings import (
-    DEFAULT_GATEWAY_IMAGE,
-    DEFAULT_LAB_IMAGE,
-    DEFAULT_LOADER_IMAGE,
-    DEFAULT_PLUGIN_IMAGE,
-    DEFAULT_REDIS_IMAGE,
-    Settings,
-)
+from dps_operator.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -41,39 +34,39 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--gateway-image",
-        default=_environment("GATEWAY_IMAGE", DEFAULT_GATEWAY_IMAGE),
+        default=_environment("GATEWAY_IMAGE", Settings.gateway_image),
         help="gateway image of DPSRouters without spec.gateway.image (default: %(default)s)",
     )
     parser.add_argument(
         "--redis-image",
-        default=_environment("REDIS_IMAGE", DEFAULT_REDIS_IMAGE),
+        default=_environment("REDIS_IMAGE", Settings.redis_image),
         help="image of managed Redis servers (default: %(default)s)",
     )
     parser.add_argument(
         "--plugin-image",
-        default=_environment("PLUGIN_IMAGE", DEFAULT_PLUGIN_IMAGE),
+        default=_environment("PLUGIN_IMAGE", Settings.plugin_image),
         help="image with the SGLang plugin of the common prefix cache, the operator's own (default: %(default)s)",
     )
     parser.add_argument(
         "--lab-image",
-        default=_environment("LAB_IMAGE", DEFAULT_LAB_IMAGE),
+        default=_environment("LAB_IMAGE", Settings.lab_image),
         help="image of calibrations (default: %(default)s)",
     )
     parser.add_argument(
         "--loader-image",
-        default=_environment("LOADER_IMAGE", DEFAULT_LOADER_IMAGE),
+        default=_environment("LOADER_IMAGE", Settings.loader_image),
         help="image of rclone, which downloads models from buckets (default: %(default)s)",
     )
     parser.add_argument(
         "--hub-endpoint",
         metavar="URL",
-        default=_environment("HUB_ENDPOINT", ""),
+        default=_environment("HUB_ENDPOINT", Settings.hub_endpoint),
         help="Hugging Face Hub or a mirror of it, to read the configurations of models (default: none)",
     )
     parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
-        default=_environment("LEASE", ""),
+        default=_environment("LEASE", Settings.lease),
         help="Lease of the replica that reconciles, if there are several (default: none)",
     )
     parser.add_argument(
@@ -85,19 +78,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         type=int,
-        default=int(_environment("WORKERS", "8")),
+        default=int(_environment("WORKERS", str(Settings.workers))),
         help="DPSRouters reconciled concurrently (default: %(default)s)",
     )
     parser.add_argument(
         "--resync-seconds",
         type=float,
-        default=float(_environment("RESYNC_SECONDS", "600")),
+        default=float(_environment("RESYNC_SECONDS", str(Settings.resync_seconds))),
         help="seconds between full listings of all watched objects (default: %(default)s)",
     )
     parser.add_argument(
         "--health-port",
         type=int,
-        default=int(_environment("HEALTH_PORT", "8080")),
+        default=int(_environment("HEALTH_PORT", str(Settings.health_port))),
         help="port of /healthz, /readyz and /metrics (default: %(default)s)",
     )
     parser.add_argument(

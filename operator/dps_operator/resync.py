@@ -16,6 +16,7 @@ from dps_operator.settings import Settings
 from dps_operator.work_queue import WorkQueue
 
 INITIAL_BACKOFF, MAX_BACKOFF = 1.0, 30.0
+"""Seconds before a failed listing is repeated, doubled after each failure up to the maximum."""
 DISCOVERY_SECONDS = 15.0
 """Seconds between checks for kinds that were not installed."""
 FAILING = Gauge("dps_operator_listing_failing", "1 while listing the required kinds fails")

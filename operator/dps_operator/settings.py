@@ -2,24 +2,18 @@
 
 from dataclasses import dataclass
 
-DEFAULT_GATEWAY_IMAGE = "dps-router/gateway:0.1.0"
-DEFAULT_REDIS_IMAGE = "redis:7.4-alpine"
-DEFAULT_PLUGIN_IMAGE = "dps-router/operator:0.1.0"
-DEFAULT_LOADER_IMAGE = "rclone/rclone:1.75.1"
-DEFAULT_LAB_IMAGE = "dps-router/lab:0.1.0"
-
 
 @dataclass(frozen=True)
 class Settings:
     """Default images and timing. Times are in seconds."""
 
-    gateway_image: str = DEFAULT_GATEWAY_IMAGE
-    redis_image: str = DEFAULT_REDIS_IMAGE
-    plugin_image: str = DEFAULT_PLUGIN_IMAGE
+    gateway_image: str = "dps-router/gateway:0.1.0"
+    redis_image: str = "redis:7.4-alpine"
+    plugin_image: str = "dps-router/operator:0.1.0"
     """Image from which the SGLang plugin of the common prefix cache is copied: the operator's own."""
-    lab_image: str = DEFAULT_LAB_IMAGE
+    lab_image: str = "dps-router/lab:0.1.0"
     """Image of calibrations."""
-    loader_image: str = DEFAULT_LOADER_IMAGE
+    loader_image: str = "rclone/rclone:1.75.1"
     """Image of rclone, which downloads models from buckets."""
     pull_secrets: tuple[str, ...] = ()
     """Pull secrets of all pods of DPSRouters. A pull secret that does not exist in a namespace is ignored there."""

@@ -24,6 +24,7 @@ RESOURCES: Final[Manifest] = {
     "limits": {"memory": "2Gi"},
 }
 DEADLINE_SECONDS: Final = 3600
+"""Time limit of a calibration, and how late after its scheduled time it may start."""
 
 
 def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:

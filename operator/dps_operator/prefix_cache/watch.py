@@ -20,6 +20,7 @@ from dps_operator.prefix_cache.health import CacheHealth, Tally, counters
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 15.0
+"""Interval at which the metrics of gateways and engines are read."""
 
 
 class MetricsReader(Protocol):
