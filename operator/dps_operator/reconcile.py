@@ -38,7 +38,7 @@ from dps_operator.resources import (
     TEMPLATE_HASH,
     Manifest,
     Router,
-    child_name,
+    engine_key,
 )
 from dps_operator.revisions import kept_pools, with_version
 from dps_operator.rollout import pool_on_hold, rolled_out, still_used
@@ -78,7 +78,7 @@ class _Outcome:
     rejected: list[str] = field(default_factory=list)
     unmonitored: str = ""
     failure: ClusterError | None = None
-    waiting_pool: str | None = None
+    waiting_pool: PoolName | None = None
     kept: Sequence[PoolName] = ()
 
 
@@ -290,7 +290,7 @@ class Reconciler:
     def _engines(self, router: Router, key: Key) -> dict[str, Child]:
         """The live Deployments of the engines, by pool."""
         known = self._observations.children(key)
-        names = {pool: ("Deployment", child_name(router, pool)) for pool in POOLS}
+        names = {pool: engine_key(router.name, pool) for pool in POOLS}
         return {
             pool: known[name]
             for pool, name in names.items()

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dps_engines.pools import PoolName
 from dps_operator.api import API_VERSION, KIND
 from dps_operator.api.spec import Spec
 from dps_operator.model_sizes import ModelSizes
@@ -63,6 +64,11 @@ class Router:
 def child_name(router: Router, component: Component) -> str:
     """`<router>-<component>`."""
     return f"{router.name}-{component}"
+
+
+def engine_key(router_name: str, pool: PoolName) -> tuple[str, str]:
+    """Kind and name of a pool's Deployment, by which observed children are found."""
+    return "Deployment", f"{router_name}-{pool}"
 
 
 def selector(router: Router, component: Component) -> dict[str, str]:

@@ -6,7 +6,7 @@ This module performs no I/O.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from dps_engines.pools import POOLS, other_pool
+from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.observe import Child, ChildKey
 from dps_operator.resources import (
     COMPONENT_LABEL,
@@ -23,7 +23,7 @@ USED_BY_PODS: Final[Sequence[Component]] = ("redis", "models", "prefix-cache", "
 
 def pool_on_hold(
     desired: list[Manifest], observed: Mapping[str, Child], kept: Collection[str] = ()
-) -> str | None:
+) -> PoolName | None:
     """The pool whose new pod template has to wait, if any; `observed` has the engine Deployments by pool.
 
     kept: pools that keep their pod template, so they do not change.

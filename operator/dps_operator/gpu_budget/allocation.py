@@ -8,6 +8,7 @@ from dps_engines.gpu_budget import Counts, Demand, receiver
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.pools import PoolSpec, PoolStrategy
 from dps_operator.api.spec import Spec
+from dps_operator.builders.pool_engines import pool_of
 from dps_operator.calibration import recommendation
 
 
@@ -98,7 +99,7 @@ def with_replicas(spec: Spec, counts: Counts) -> Spec:
     within = PoolStrategy(max_surge=0, max_unavailable=1)
     pools: dict[str, PoolSpec] = {}
     for name in POOLS:
-        pool: PoolSpec = getattr(spec.pools, name)
+        pool = pool_of(spec, name)
         strategy = within if pool.strategy == PoolStrategy() else pool.strategy
         pools[name] = pool.model_copy(update={"replicas": counts[name], "strategy": strategy})
     return spec.model_copy(update={"pools": spec.pools.model_copy(update=pools)})

@@ -13,9 +13,11 @@ from dps_operator.api.spec import Spec
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.gpu_budget.allocation import Allocation, calibrated_ratio, current_allocation, moved
 from dps_operator.observe import Key, Observations
+from dps_operator.resources import engine_key
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 5.0
+"""Interval at which the demand is read from the gateways."""
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ class Balancer:
         """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
         children = self._observations.children(key)
         for pool, count in current.counts.items():
-            found = children.get(("Deployment", f"{key[1]}-{pool}"))
+            found = children.get(engine_key(key[1], pool))
             if found is None or found.replicas is None:
                 return False
             if not found.replicas.settled or found.replicas.desired != count:

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api.spec import Spec
+from dps_operator.builders.pool_engines import pool_of
 
 SAMPLES: Final = {
     "dps_in_flight": "present",
@@ -61,7 +62,7 @@ def pools_with_zero(spec: Spec) -> list[PoolName]:
 
 def idle_seconds(spec: Spec, pool: PoolName) -> int | None:
     """The time without a request after which the pool is scaled to zero; None if it never is."""
-    scaling = getattr(spec.pools, pool).autoscaling
+    scaling = pool_of(spec, pool).autoscaling
     return scaling.idle_seconds if scaling is not None and scaling.min_replicas == 0 else None
 
 

@@ -11,6 +11,7 @@ from dps_operator.api.spec import Spec
 from dps_operator.gateway_metrics import GatewayMetrics
 from dps_operator.gateway_poll import GatewayPoll, at_intervals, specs_with
 from dps_operator.observe import Child, Key, Observations
+from dps_operator.resources import engine_key
 from dps_operator.scale_to_zero.rules import (
     UNSERVED_SECONDS,
     Activities,
@@ -119,7 +120,7 @@ class Scaler:
         past = self._past.setdefault(key, _Past(now, dict.fromkeys(POOLS, monotonic), monotonic))
         children = self._observations.children(key)
         engines: dict[str, Child] = {
-            pool: children[name] for pool in POOLS if (name := _deployment(key, pool)) in children
+            pool: children[name] for pool in POOLS if (name := engine_key(key[1], pool)) in children
         }
         ready = [pool for pool, engine in engines.items() if engine.replicas and engine.replicas.ready > 0]
         scaled_to_zero = self._idle_pools.scaled_to_zero(key, spec, engines)
@@ -137,9 +138,11 @@ class Scaler:
             if wanted or (pool not in scaled_to_zero and pool not in ready):
                 past.needed_at[pool] = monotonic
             idle = monotonic - past.needed_at[pool] >= seconds
-            if wanted if pool in scaled_to_zero else idle:
-                log.info("%s/%s: scaling the %s pool %s zero", *key, pool, "from" if wanted else "to")
-                self._idle_pools.decided.setdefault(key, {})[pool] = not wanted
+            starts = pool in scaled_to_zero and wanted
+            stops = pool not in scaled_to_zero and idle
+            if starts or stops:
+                log.info("%s/%s: scaling the %s pool %s zero", *key, pool, "from" if starts else "to")
+                self._idle_pools.decided.setdefault(key, {})[pool] = stops
                 self._queue.add(key)
         # A gateway that is not ready for a moment keeps its counters.
         gateways = {pod.ip for pod in self._observations.pods(key)}
@@ -150,10 +153,6 @@ def _mentions_zero(spec: Mapping[str, Any]) -> bool:
     """Whether a pool may be scaled to zero."""
     pools = spec.get("pools", {}).values()
     return any(pool.get("autoscaling", {}).get("minReplicas") == 0 for pool in pools)
-
-
-def _deployment(key: Key, pool: PoolName) -> tuple[str, str]:
-    return "Deployment", f"{key[1]}-{pool}"
 
 
 def _has_no_replicas(engine: Child | None) -> bool:

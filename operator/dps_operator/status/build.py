@@ -9,7 +9,7 @@ from dps_operator.api.types import to_wire
 from dps_operator.builders.network import base_url
 from dps_operator.builders.pool_engines import pool_of
 from dps_operator.observe import Replicas
-from dps_operator.resources import Manifest, Router, child_name, selector
+from dps_operator.resources import Manifest, Router, child_name, engine_key, selector
 from dps_operator.revisions import history
 from dps_operator.status.condition import Condition
 from dps_operator.status.conditions import conditions, spec_valid
@@ -88,7 +88,7 @@ def _pool(
         result["scaling"] = "External"
     if pool in observed.kept:
         result["outdated"] = True
-    engine = observed.children.get(("Deployment", child_name(router, pool)))
+    engine = observed.children.get(engine_key(router.name, pool))
     past = before.get("pools", {}).get(pool, {}).get("revisions", [])
     if revisions := history(engine, past, router.generation, now):
         result["revisions"] = revisions

@@ -35,7 +35,7 @@ class Observed:
     """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
     failing: str = ""
     """Message of a failed API server call; empty if all calls succeeded."""
-    waiting_pool: str | None = None
+    waiting_pool: PoolName | None = None
     """The pool whose rollout waits for the other pool's."""
     kept: Sequence[PoolName] = ()
     """The pools that keep the pod template of another operator release."""

@@ -1,6 +1,6 @@
 """The condition Progressing: whether changes are being rolled out."""
 
-from dps_engines.pools import POOLS
+from dps_engines.pools import POOLS, other_pool
 from dps_operator.builders.mooncake import managed_master
 from dps_operator.builders.store import managed
 from dps_operator.resources import Component, Router
@@ -38,7 +38,7 @@ def progressing(router: Router, observed: Observed) -> Condition:
 def _rollout(router: Router, observed: Observed) -> str:
     """The rollout in progress, with what delays it; empty if there is none."""
     if observed.waiting_pool:
-        (other,) = (pool for pool in POOLS if pool != observed.waiting_pool)
+        other = other_pool(observed.waiting_pool)
         message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
         return observed.with_cause(message, router, other)
     for component in _rolled_out(router):
