@@ -38,8 +38,9 @@ SPEC_HASH = "dpsrouter.io/spec-hash"
 """Annotation of an engine Deployment: digest of the fields of the spec that its pod template depends on."""
 ENGINE = "dpsrouter.io/engine"
 """Annotation of an engine Deployment: runtime and version of the engines."""
-CONFIG_HASH = "dpsrouter.io/config-hash-fixed"
-"""Annotation of the gateway's pods: digest of the configuration that a gateway reads only at startup."""
+STARTUP_CONFIG_HASH = "dpsrouter.io/startup-config-hash"
+"""Annotation of the gateway's pods: digest of the configuration read only at startup and of the Redis credentials. A
+change restarts the gateways."""
 OWNED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY},{ROUTER_LABEL}"
 """Label selector of all child objects of DPSRouters, including pods."""
 

@@ -31,7 +31,16 @@ from dps_operator.builders.pods import (
 )
 from dps_operator.builders.sources import TOKENIZER_FILES, Target, source_additions
 from dps_operator.builders.store import redis_url_source
-from dps_operator.resources import CONFIG_HASH, MODELS, Manifest, Router, child, child_name, digest, selector
+from dps_operator.resources import (
+    MODELS,
+    STARTUP_CONFIG_HASH,
+    Manifest,
+    Router,
+    child,
+    child_name,
+    digest,
+    selector,
+)
 from dps_operator.settings import Settings
 
 CONFIG_DIR = "/etc/dps"
@@ -178,7 +187,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         "gateway",
         overlay(pod, source_additions(source, "model", SOURCE, settings.loader_image)),
         gateway.pod_template,
-        {CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
+        {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
