@@ -195,6 +195,7 @@ def test_master_that_is_not_ready_is_reported_and_does_not_affect_ready(
 
 def test_master_whose_pod_is_forbidden_is_reported_with_the_cause() -> None:
     found = {one.type: one for one in conditions(router(MOONCAKE), observed(0, "exceeded quota"))}
-    assert found["PrefixCacheServing"].message.endswith(
-        "is not ready: pods cannot be created: exceeded quota"
+    assert found["PrefixCacheServing"].message == (
+        "the Mooncake master is not ready: pods cannot be created: exceeded quota; running engines serve but share no "
+        "pages, and new engines cannot start"
     )

@@ -51,10 +51,9 @@ def _master_not_ready(router: Router, observed: Observed) -> Condition | None:
     replicas = observed.replicas(router, "mooncake")
     if replicas is not None and replicas.ready > 0:
         return None
-    message = "engines share no pages and cannot start, because the Mooncake master is not ready"
-    return Condition(
-        "PrefixCacheServing", "False", "MasterNotReady", observed.with_cause(message, router, "mooncake")
-    )
+    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
+    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
+    return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
 def _serving(health: CacheHealth | None) -> Condition:
