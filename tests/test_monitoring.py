@@ -66,6 +66,12 @@ def test_autoscalers_of_pools_count_the_requests_that_wait_as_well() -> None:
     assert "seriesQuery: dps_demand{" in (ROOT / "docs/operating.md").read_text()
 
 
+def test_readme_states_the_number_of_alerts() -> None:
+    found = re.search(r"\[Grafana dashboard and (\d+)\s+alerts\]", (ROOT / "README.md").read_text())
+    assert found is not None
+    assert int(found[1]) == len(ALERTS)
+
+
 def test_page_lists_every_operator_metric() -> None:
     exposed = {family.name for family in REGISTRY.collect() if family.name.startswith("dps_operator_")}
     named = {name.removesuffix("_total") for name in metrics(PAGE)}

@@ -58,7 +58,7 @@ class Route:
     """Whether the Gateways of an HTTPRoute serve it."""
 
     failure: str
-    """What one of their controllers says against it; empty if all have accepted it."""
+    """The message of a controller that rejects it; empty if all have accepted it."""
 
 
 @dataclass(frozen=True)

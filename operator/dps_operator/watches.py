@@ -19,7 +19,7 @@ from dps_operator.work_queue import WorkQueue
 RETRY_SECONDS: Final = 5.0
 """Seconds between a failure of all watches and their restart."""
 STOP_SECONDS: Final = 3.0
-"""Time limit for Kopf's own cleanup, in seconds, before all its tasks are cancelled. It closes connections."""
+"""Time for Kopf to close its connections, in seconds, before its tasks are cancelled."""
 
 log = logging.getLogger(__name__)
 
