@@ -248,6 +248,14 @@ async def test_server_identifies_itself_as_emulated(start: Start) -> None:
     assert (server["emulated"], server["version"]) == (True, "0.5.23+emulated")
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/loads", "/health", "/server_info"])
+async def test_head_requests_are_refused_as_by_sglang(start: Start, path: str) -> None:
+    client = await start()
+    refused = await client.head(path)
+    assert (refused.status, refused.headers["Allow"]) == (405, "GET")
+    assert (await client.get(path)).status == 200
+
+
 INFERENCE: dict[str, dict[str, Any]] = {
     CHAT: HELLO,
     "/v1/completions": {"model": "m", "prompt": "hello", "max_tokens": 4, "ignore_eos": True},

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from opentelemetry.trace import Span
 
 from dps_gateway.api.errors import DeadlineExceeded, GatewayFull, error_response, errors_of
@@ -148,12 +148,14 @@ class Call:
         await response.prepare(self.request)
 
     async def write(self, data: bytes) -> None:
-        """Send a part of the body. Raises ConnectionResetError if the client has disconnected.
+        """Send a part of the body, which the answer to a HEAD request does not have.
+
+        Raises ConnectionResetError if the client has disconnected.
 
         The time for a write is limited, because a client that does not read would occupy a slot on the engine
         indefinitely.
         """
-        if data:
+        if data and self.request.method != hdrs.METH_HEAD:
             response = self._started()
             self._write_limit = self._limit(asyncio.get_running_loop().time())
             try:

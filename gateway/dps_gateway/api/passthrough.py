@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from dps_gateway.api import model_list, server_info
 from dps_gateway.api.cache_salt import SALT_HEADER
@@ -90,10 +90,12 @@ async def _forward(call: Call) -> web.StreamResponse:
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     path = unquote(request.rel_url.raw_path)
+    # Engines refuse HEAD requests. The body is left out when the answer is sent.
+    method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
     change: AnswerChange | None = None
     if request.path == server_info.PATH:
         change = _server_info
-    elif request.method == "GET":
+    elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
     body = await call.in_time(call.body()) if request.can_read_body else None
     if body:
@@ -108,7 +110,7 @@ async def _forward(call: Call) -> web.StreamResponse:
         added = {**added, SALT_HEADER: salt.of(None)}
     endpoint = path.rstrip("/")
     outbound = Outbound(
-        method=request.method,
+        method=method,
         path=target,
         body=body,
         headers=lambda api_key: forwarded_headers(request.headers, api_key, added, call.request_id),
@@ -116,11 +118,11 @@ async def _forward(call: Call) -> web.StreamResponse:
         tenant=call.tenant,
         urgency=urgency_of(request, call.key),
         # After a timeout an engine may still be executing the request, so only reading requests are sent again.
-        streamed=request.method == "GET",
+        streamed=method == hdrs.METH_GET,
         prompt=None,
         buffered=False,
         salt_header=SALT_HEADER if endpoint in _CACHES_PROMPTS and runtime.separates_tenants else None,
-        generates=request.method != "GET" and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
+        generates=method != hdrs.METH_GET and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
     placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)

@@ -10,7 +10,7 @@ from dps_local.emulated_sglang.clock import Clock, ScaledClock
 from dps_local.emulated_sglang.driver import Engine
 from dps_local.emulated_sglang.faults import FaultInjection
 from dps_local.emulated_sglang.generation import AnswerPlanner
-from dps_local.emulated_sglang.http import errors, require_api_key, starlette_headers
+from dps_local.emulated_sglang.http import Handler, errors, require_api_key, starlette_headers
 from dps_local.emulated_sglang.info import InfoEndpoints
 from dps_local.emulated_sglang.messages_api import MessagesEndpoints
 from dps_local.emulated_sglang.metrics import EngineMetrics
@@ -69,17 +69,17 @@ def create_app(
             web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", info.embeddings),
             web.post("/v1/responses", responses.create),
-            web.get("/v1/responses/{id}", responses.retrieve),
+            _get("/v1/responses/{id}", responses.retrieve),
             web.post("/v1/responses/{id}/cancel", responses.cancel),
-            web.get("/v1/models", info.models),
-            web.get("/v1/models/{model:.+}", info.model),
-            web.get("/v1/loads", info.loads),
+            _get("/v1/models", info.models),
+            _get("/v1/models/{model:.+}", info.model),
+            _get("/v1/loads", info.loads),
             web.post("/generate", native.generate),
             web.put("/generate", native.generate),
-            *(web.get(path, info.health) for path in ("/health", "/health_generate", "/ready", "/ping")),
-            *(web.get(path, info.server_info) for path in ("/server_info", "/get_server_info")),
-            *(web.get(path, info.model_info) for path in ("/model_info", "/get_model_info")),
-            web.get("/flush_cache", info.flush_cache),
+            *(_get(path, info.health) for path in ("/health", "/health_generate", "/ready", "/ping")),
+            *(_get(path, info.server_info) for path in ("/server_info", "/get_server_info")),
+            *(_get(path, info.model_info) for path in ("/model_info", "/get_model_info")),
+            _get("/flush_cache", info.flush_cache),
             web.post("/flush_cache", info.flush_cache),
             web.post("/abort_request", info.abort),
             web.get("/metrics", info.metrics),
@@ -88,6 +88,11 @@ def create_app(
         ]
     )
     return app
+
+
+def _get(path: str, handler: Handler) -> web.RouteDef:
+    """A route for GET requests. As in SGLang's FastAPI application, HEAD requests are answered with 405."""
+    return web.get(path, handler, allow_head=False)
 
 
 def _engine(settings: EngineSettings, prompts: Prompts, clock: Clock) -> Engine:

@@ -4,9 +4,12 @@ import json
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from dps_gateway.api.passthrough import RELAYED_POST
+from dps_gateway.api.response import PART_BYTES
 from dps_gateway.auth import Keys
+from dps_gateway.upstream.replica import Configuration
 from dps_testkit.in_process_gateway import (
     CHAT,
     InProcessGateway,
@@ -55,6 +58,44 @@ async def test_information_about_the_server_contains_no_secret(
     response, content = await gateway.send("GET", "/server_info")
     assert response.status == 200
     assert json.loads(content) == public | {"internal_states": [state]}
+
+
+async def refusing_head(request: web.Request) -> web.StreamResponse:
+    """Answers GET requests with a long list of models. Refuses HEAD requests, as SGLang does."""
+    if request.method != "GET":
+        raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+    return web.json_response({"object": "list", "data": [{"id": "m", "root": "x" * PART_BYTES}]})
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/version", 200),
+        ("/v1/models", 200),
+        ("/v1/models/m", 200),
+        ("/v1/models/unknown", 404),
+        ("/v1/loads", 200),
+        ("/model_info", 200),
+        ("/server_info", 200),
+    ],
+)
+async def test_head_request_is_answered_like_a_get_request_without_the_body(
+    gateway: InProcessGateway, engine: ScriptedEngine, path: str, status: int
+) -> None:
+    engine.answer = refusing_head
+    for pool in gateway.runtime.pools.values():
+        for replica in pool.replicas.values():  # the engine generates as many answers as it can
+            pool.record_configuration(replica, Configuration(max_running=1))
+            assert pool.take(None, frozenset()) is replica
+    lines: dict[str, set[bytes]] = {}
+    for method in ("GET", "HEAD"):
+        request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nx-request-id: 1\r\nConnection: close\r\n\r\n"
+        head, _, body = (await gateway.raw(request.encode())).partition(b"\r\n\r\n")
+        lines[method] = {line for line in head.split(b"\r\n") if not line.startswith(b"Date:")}
+        assert head.split()[1] == str(status).encode()
+        assert bool(body) is (method == "GET")
+    assert lines["GET"] - lines["HEAD"] <= {b"Transfer-Encoding: chunked"}
+    assert lines["HEAD"] <= lines["GET"]
 
 
 async def test_unreadable_information_about_the_server_is_not_relayed(
