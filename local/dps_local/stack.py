@@ -285,14 +285,18 @@ async def _get(url: str) -> bytes | None:
 
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """Run `work` and return its result. SIGINT or SIGTERM cancel it; then the result is 130 or 143."""
+    """Run `work` and return its result. SIGINT or SIGTERM cancel it; then the result is 130 or 143.
+
+    Further signals do not interrupt the cleanup of the cancelled `work`, which stops its processes within time limits.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []
 
     def stop(number: int) -> None:
+        if not received:
+            task.cancel()
         received.append(number)
-        task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)

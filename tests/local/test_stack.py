@@ -1,6 +1,10 @@
 """The local stack: Redis, emulated engines and two gateways, one of which is killed and restarted."""
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +23,7 @@ from dps_lab.workload.sessions import load_sessions
 from dps_local.assets import bundled_tokenizer
 from dps_local.processes import ChildError
 from dps_local.sglang import SGLangOptions
-from dps_local.stack import LocalStack, StackOptions
+from dps_local.stack import LocalStack, StackOptions, until_signal
 
 OPTIONS = StackOptions(tokenizer=bundled_tokenizer(), gateways=2, threshold_tokens=64, speed=50.0)
 
@@ -103,3 +107,25 @@ def test_stack_that_is_refused_leaves_no_folder(tmp_path: Any, monkeypatch: pyte
     with pytest.raises(EngineError, match="--prefix-cache common"):
         LocalStack(replace(OPTIONS, sglang=sglang, prefix_cache="common"))
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_second_signal_does_not_interrupt_the_cleanup() -> None:
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def slow_to_stop() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            steps.append("cleaned up")
+
+    async def work() -> int:
+        async with slow_to_stop():
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60.0)
+        return 0
+
+    assert await until_signal(work()) == 130
+    assert steps == ["cleaned up"]
