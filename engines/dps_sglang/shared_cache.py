@@ -1,9 +1,10 @@
 """Batches of pages between an engine's host memory and the shared store."""
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -108,7 +109,10 @@ class SharedCache:
             return [closed] * len(keys)
         finally:
             # The engine reuses the slots when this method returns, so no thread may still copy to or from them.
-            wait(transfers)
+            # `concurrent.futures.wait` would never return if `close` has cancelled a transfer.
+            for transfer in transfers:
+                with contextlib.suppress(CancelledError):
+                    transfer.exception()
         return results[::-1]
 
     def _read(self, key: str, slot: int) -> bool:

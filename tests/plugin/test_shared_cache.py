@@ -1,5 +1,6 @@
 """Batches between host memory and the store, with host memory as plain bytes."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -112,3 +113,28 @@ def test_closed_cache_finds_and_stores_nothing(tmp_path: Path) -> None:
     cache.close()
     assert cache.write(["k"], [0]) == [False]
     assert cache.read(["k"], [0]) == [False]
+
+
+def test_transfer_returns_if_the_cache_is_closed_before_all_its_pages_are_written(tmp_path: Path) -> None:
+    """SGLang keeps its own cache, which has the KV of replaced weights, as long as a transfer is under way."""
+    begun, closed = threading.Event(), threading.Event()
+
+    class BlockingMemory(Memory):
+        def load(self, slot: int) -> memoryview:
+            begun.set()
+            assert closed.wait(5)
+            return super().load(slot)
+
+    keys = [f"page {number}" for number in range(64)]
+    memory = BlockingMemory()
+    memory.pages = {slot: payload(key) for slot, key in enumerate(keys)}
+    cache = SharedCache(store(tmp_path), memory)
+    results: list[list[bool]] = []
+    writer = threading.Thread(target=lambda: results.append(cache.write(keys, range(len(keys)))), daemon=True)
+    writer.start()
+    assert begun.wait(5)
+    time.sleep(0.02)  # until the pages for which no thread is free are queued
+    cache.close()
+    closed.set()
+    writer.join(5)
+    assert results == [[False] * len(keys)]
