@@ -121,14 +121,29 @@ class FakeAdminPort(BaseHTTPRequestHandler):
         pass
 
 
+class InterruptedAdminPort(FakeAdminPort):
+    """Sends the server's log as the beginning of a chunked body, and ends the connection, as a restart does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write((cast(LogServer, self.server).log or "").encode())
+
+
 class LogServer(ThreadingHTTPServer):
     log: str | None
     authorization: str | None
 
 
 @contextmanager
-def serving(host: str, port: int, log: str | None) -> Iterator[LogServer]:
-    server = LogServer((host, port), FakeAdminPort)
+def serving(
+    host: str, port: int, log: str | None, handler: type[FakeAdminPort] = FakeAdminPort
+) -> Iterator[LogServer]:
+    server = LogServer((host, port), handler)
     server.log = log
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -182,6 +197,21 @@ def test_a_replica_without_a_log_is_an_error() -> None:
         pytest.raises(TraceError, match=r"status 404: .*set routing\.decisionLog"),
     ):
         load_workload(f"http://127.0.0.1:{port}/decisions")
+
+
+@pytest.mark.parametrize("cut", ["between chunks", "in a chunk"])
+def test_a_log_that_is_interrupted_is_an_error(cut: str) -> None:
+    """The part that has arrived is a valid log by itself, but lacks the newest turns."""
+    (line,) = lines(entry("a", 1, 1.0, 100))
+    size = len(line) + 1 if cut == "between chunks" else 9999
+    body = f"{size:x}\r\n{line}\n" + ("\r\n" if cut == "between chunks" else "")
+    with (
+        serving("127.0.0.1", 0, body, InterruptedAdminPort) as server,
+        pytest.raises(
+            TraceError, match="ended the connection before the end of its log; run the command again"
+        ),
+    ):
+        load_workload(f"http://127.0.0.1:{server.server_port}/decisions")
 
 
 @pytest.mark.parametrize(
