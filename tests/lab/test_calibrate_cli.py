@@ -86,6 +86,14 @@ def test_nothing_is_recommended_if_no_set_up_meets_the_limits(trace_file: Path, 
     assert not path.exists()
 
 
+def test_no_patch_is_printed_if_no_set_up_meets_the_limits(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--workload", str(trace_file), "--fleet", "speculative=1,greedy=1", "--max-ttft-p95", "1e-6"]
+    assert main([*options, "--patch"]) == 1
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("load", [["--rate", "3"], ["--concurrency", "3"], []], ids=" ".join)
 def test_every_kind_of_load_prints_a_table_and_a_verdict(
     load: list[str], trace_file: Path, capsys: pytest.CaptureFixture[str]

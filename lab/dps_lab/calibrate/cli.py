@@ -70,7 +70,8 @@ def main(argv: list[str]) -> int:
         engines = {} if measured is None else {"engines": {pool: asdict(measured[pool]) for pool in measured}}
         print(json.dumps({**result.as_json(), **budget, **engines}))
     elif options.patch:
-        print(patch(result.choice), end="")
+        if not result.excess:
+            print(patch(result.choice), end="")
     else:
         console = Console()
         if measured is not None:
