@@ -257,7 +257,15 @@ def link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize("plant", [pipe, link])
+def link_to_itself(path: Path, target: Path) -> None:
+    path.symlink_to(path)
+
+
+def link_through_a_file(path: Path, target: Path) -> None:
+    path.symlink_to(target / "page")
+
+
+@pytest.mark.parametrize("plant", [pipe, link, link_to_itself, link_through_a_file])
 def test_links_and_pipes_are_misses_and_are_replaced(
     tmp_path: Path, plant: Callable[[Path, Path], None]
 ) -> None:
@@ -297,6 +305,30 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     pages.put(second, payload(second))
     assert note.read_text() == "not a page"
     assert read(pages, first) is None
+
+
+@pytest.mark.parametrize("name", ["folder.page", "folder.tmp"])
+def test_folder_with_the_name_of_a_page_does_not_prevent_evictions(tmp_path: Path, name: str) -> None:
+    pages = store(tmp_path, pages_per_shard=1)
+    first, second = same_shard(tmp_path, 2)
+    pages.put(first, payload(first))
+    folder = files(tmp_path)[0].with_name(name)
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    assert pages.put(second, payload(second)) is Outcome.STORED
+    assert read(pages, first) is None
+    assert folder.is_dir()
+
+
+def test_folder_in_the_place_of_a_page_is_a_miss_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    pages = store(tmp_path)
+    path, _ = pages._locate("k")
+    path.mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    assert not pages.contains("k")
+    assert read(pages, "k") is None
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert pages.put("k", payload("k")) is Outcome.WRITE_ERROR
 
 
 def test_keys_are_salted_by_geometry(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ class Shard:
             entry.path for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)
         ]:
             for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     if entry.name.endswith(UNFINISHED_SUFFIX):
                         os.unlink(entry.path)
@@ -211,8 +213,9 @@ def _write_ledger(lock: int, used: int | None) -> None:
 
 
 def _size(path: Path) -> int:
+    """The bytes that are freed if the file is replaced: for a link, those of the link itself."""
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except FileNotFoundError:
         return 0
 

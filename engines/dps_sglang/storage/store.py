@@ -139,8 +139,7 @@ def _open(path: Path) -> FileIO:
     Anyone who can write to the volume could create a link, or a named pipe, on which an ordinary open would block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = FileIO(descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)
         raise PageError("not a regular file")
-    return file
+    return FileIO(descriptor)
