@@ -236,3 +236,47 @@ def test_pages_are_kept_if_evicting_them_does_not_help(
         found.append(pages.counts()["evicted"])
     assert found == evicted
     assert len(files(root)) == len(stored) - evicted[-1]
+
+
+def test_pages_are_kept_if_evicting_them_does_not_free_the_minimum_of_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, free = 1000.0, 2**40
+    monkeypatch.setattr(shard, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+    root = tmp_path / "root"
+    pages = store(root, pages_per_shard=1000, minimum_free_bytes=2**30)
+    *stored, new = same_shard(root, 31)
+    for key in stored:
+        assert pages.put(key, payload(key)) is Outcome.STORED
+    free = 2**30
+    evicted = []
+    for wait in (0.0, 59.0, 2.0, 59.0):
+        now += wait
+        assert pages.put(new, payload(new)) is Outcome.FULL
+        evicted.append(pages.counts()["evicted"])
+    assert evicted == [3, 3, 6, 6]
+    assert len(files(root)) == len(stored) - 6
+    free = 2**40
+    assert pages.put(new, payload(new)) is Outcome.STORED
+
+
+def test_size_limit_is_kept_while_evictions_do_not_free_the_minimum_of_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine, which has no minimum, fills the shard up to its limit."""
+    free = 2**40
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+    root = tmp_path / "root"
+    pages = store(root, pages_per_shard=4, minimum_free_bytes=2**30)
+    other = store(root, pages_per_shard=4)
+    *first, second, third, new = same_shard(root, 6)
+    for key in first:
+        assert pages.put(key, payload(key)) is Outcome.STORED
+    free = 2**30
+    assert pages.put(new, payload(new)) is Outcome.FULL
+    for key in (second, third):
+        assert other.put(key, payload(key)) is Outcome.STORED
+    free = 2**40
+    assert pages.put(new, payload(new)) is Outcome.STORED
+    assert len(files(root)) == 4

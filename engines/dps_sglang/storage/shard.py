@@ -30,8 +30,8 @@ RETRY_SECONDS = 0.002
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_SPACE = (*DISK_FULL, errno.EFBIG)
 USELESS_SECONDS = 60.0
-"""How long no pages are evicted for a full disk after an eviction that did not help, for example because snapshots keep
-the space, or because the quota also counts the files of other users."""
+"""How long no pages are evicted for a full disk, or for the minimum of free space, after an eviction that did not help,
+for example because snapshots keep the space, or because the quota also counts the files of other users."""
 
 
 class Outcome(Enum):
@@ -66,7 +66,7 @@ class Shard:
         self.lock_seconds = lock_seconds
         self.evicted_pages = 0
         self._useless_until = 0.0
-        """The time on the monotonic clock until which evictions are not expected to help on a full disk."""
+        """The time on the monotonic clock until which evictions are not expected to free space on the disk."""
 
     def put(self, path: Path, parts: Sequence[bytes | memoryview]) -> Outcome:
         """Write a page to `path`, a file in a folder of this shard, evicting others if necessary.
@@ -90,9 +90,14 @@ class Shard:
         used = _read_ledger(lock)
         replaced = _size(path)
         if used is None or self._excess(used - replaced + size, size) > 0:
+            below_limit = used is not None and used - replaced + size <= self.limit_bytes
+            if below_limit and time.monotonic() < self._useless_until:
+                return Outcome.FULL
             used = self._evict(size)
             replaced = _size(path)
             if self._excess(used - replaced + size, size) > 0:
+                # The limit now permits the page, so it is the file system that still has too little free space.
+                self._useless_until = time.monotonic() + USELESS_SECONDS
                 _write_ledger(lock, used)
                 return Outcome.FULL
         _write_ledger(lock, None)
