@@ -49,14 +49,14 @@ class Child:
     @property
     def pid(self) -> int:
         """The process id. Raises ChildError if the process is not running."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or self._has_exited(self._process):
             raise ChildError(f"{self.name} is not running")
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether the process was started and has exited."""
-        return self._process is not None and self._process.poll() is not None
+        """Whether the process was started and has exited. If it has, its descendants are killed."""
+        return self._process is not None and self._has_exited(self._process)
 
     def start(self) -> None:
         """Start the process without waiting. It runs in a new process session, so Ctrl-C reaches only the parent."""
@@ -75,7 +75,7 @@ class Child:
         """Wait until the process is ready. Raises ChildError if it exits first or takes longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not await self._ready():
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None or self._has_exited(self._process):
                 status = None if self._process is None else self._process.returncode
                 raise ChildError(f"{self.name} exited with status {status}\n{self.tail()}")
             if time.monotonic() > deadline:
@@ -84,26 +84,35 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal. Raises ChildError if the process is not running."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or self._has_exited(self._process):
             raise ChildError(f"{self.name} is not running")
         self._process.send_signal(number)
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its descendants, and wait until it has exited."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and not self._has_exited(self._process):
             self._kill_group(self._process.pid)
             self._process.wait()
 
     async def stop(self, seconds: float = 5.0) -> None:
         """Send SIGTERM, wait up to `seconds`, and send SIGKILL to whatever is left of its process group."""
         process = self._process
-        if process is None or process.poll() is not None:
+        if process is None or self._has_exited(process):
             return
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(process.wait, seconds)
         self._kill_group(process.pid)
         process.wait()
+
+    def _has_exited(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the process has exited. Descendants that it left behind are killed when this is first noticed.
+
+        Later the id of its process group could belong to another group.
+        """
+        if process.returncode is None and process.poll() is not None:
+            self._kill_group(process.pid)
+        return process.returncode is not None
 
     @staticmethod
     def _kill_group(leader: int) -> None:

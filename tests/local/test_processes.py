@@ -84,6 +84,26 @@ async def test_descendants_are_killed_with_the_process(tmp_path: Path, how: str)
             assert await asyncio.to_thread(connection.recv, 1) == b""
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_descendants_of_a_process_that_exited_by_itself_are_killed(tmp_path: Path, how: str) -> None:
+    """An SGLang server whose main process dies can leave processes behind that hold GPU memory."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        process = child(tmp_path, FORKS.removesuffix(f"{SLEEP}\n"), ready=False)
+        process.command.append(str(server.getsockname()[1]))
+        process.start()
+        connection, _ = await asyncio.to_thread(server.accept)
+        with connection:
+            connection.settimeout(5.0)
+            with pytest.raises(ChildError, match="exited with status 0"):
+                await process.wait_ready()
+            if how == "stop":
+                await process.stop()
+            else:
+                process.kill()
+            assert await asyncio.to_thread(connection.recv, 1) == b""
+
+
 async def test_environment_variables_are_passed_to_the_process(tmp_path: Path) -> None:
     async def has_printed() -> bool:
         return process.last_line() == "value"
