@@ -1,20 +1,23 @@
 """Health checks of engines, and checks whether they generate tokens."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
+from dps_gateway.upstream import reports
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.health import watch_generation, watch_health
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
+from dps_gateway.upstream.reports import watch_configuration, watch_load
 from dps_gateway.upstream.unanswered import ReplicaLost
-from dps_testkit.engine_pool import SinglePool
+from dps_testkit.engine_pool import LONG_SECONDS, SinglePool
 from dps_testkit.open_files import no_free_files
-from dps_testkit.waiting import wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Engine:
@@ -87,6 +90,47 @@ async def test_check_that_the_gateway_cannot_send_says_nothing_about_the_replica
             assert (engine.checks, len(pool.ready)) == (0, 1)
         await engine.checked()
         task.cancel()
+
+
+PATH = "/asked"
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        pytest.param(lambda pool: watch_health([pool], PATH, lambda: 2 * LONG_SECONDS), id="health"),
+        pytest.param(
+            lambda pool: watch_generation([pool], PATH, lambda: 1.0, lambda: 0.0, 2 * LONG_SECONDS),
+            id="generation",
+        ),
+        pytest.param(lambda pool: watch_load([pool], PATH, SGLang().load_of, lambda: True), id="load"),
+        pytest.param(
+            lambda pool: watch_configuration([pool], PATH, SGLang().configuration_of), id="configuration"
+        ),
+    ],
+)
+async def test_engine_is_asked_while_100_others_do_not_answer(
+    watch: Callable[[EnginePool], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An aiohttp session has at most 100 connections unless it is told otherwise."""
+    for name in ("LOAD_TIMEOUT_SECONDS", "CONFIGURATION_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(reports, name, 2 * LONG_SECONDS)  # so that no silent engine is given up
+    asked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.set()
+        return web.json_response({})
+
+    app, pool = web.Application(), SinglePool()
+    app.router.add_get(PATH, answer)
+    async with TestServer(app) as server:
+        with socket.create_server(("0.0.0.0", 0), backlog=128) as silent:
+            port = silent.getsockname()[1]
+            others = [f"http://127.0.0.{number}:{port}" for number in range(1, 101)]
+            pool.set_endpoints([*others, str(server.make_url("")).rstrip("/")])
+            task = asyncio.create_task(watch(pool))
+            await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
+            task.cancel()
 
 
 class WatchedEngine:

@@ -24,7 +24,8 @@ async def watch_health(pools: Iterable[EnginePool], path: str, interval_seconds:
     Replicas that have been removed are checked until they have no requests, which are given up if they do not answer.
     """
     pools = list(pools)
-    async with aiohttp.ClientSession() as session:
+    # Without a limit, because engines that do not answer would take the connections of the others.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         while True:
             limits = aiohttp.ClientTimeout(total=max(1.0, interval_seconds()))
             async with asyncio.TaskGroup() as group:
@@ -77,7 +78,8 @@ async def watch_generation(
     """
     pools = list(pools)
     limits = aiohttp.ClientTimeout(total=limit_seconds)
-    async with aiohttp.ClientSession() as session:
+    # Without a limit, because engines that do not answer would take the connections of the others.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         while True:
             async with asyncio.TaskGroup() as group:
                 for pool in pools:

@@ -79,7 +79,9 @@ async def _watch(
     interval_seconds: float,
 ) -> None:
     pools = list(pools)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as session:
+    connector = aiohttp.TCPConnector(limit=0)  # as for health checks
+    limits = aiohttp.ClientTimeout(total=timeout_seconds)
+    async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
         while True:
             if wanted():
                 await asyncio.gather(
