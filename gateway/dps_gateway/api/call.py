@@ -61,6 +61,8 @@ class Call:
     """The client's API key after `authenticate`; None if no keys are configured."""
     dispatched: bool = False
     """Whether a replica has been selected for the request. Only the time until the first selection is recorded."""
+    _entered: bool = False
+    """Whether the request counts for its API key, which it does not if the key has reached a limit."""
     _buffered: int = 0
     """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0
@@ -71,10 +73,10 @@ class Call:
 
     def authenticate(self) -> None:
         """Check the client's API key, and count the request for it. Raises Unauthorized, KeyBusy and KeyExhausted."""
-        key = self.runtime.key(self.request.headers)
-        if key is not None:
-            self.runtime.key_limits.enter(key)
-            self.key = key
+        self.key = self.runtime.key(self.request.headers)
+        if self.key is not None:
+            self.runtime.key_limits.enter(self.key)
+            self._entered = True
 
     async def body(self) -> bytes:
         """The request's body, which counts as buffered until the call has ended.
@@ -112,7 +114,7 @@ class Call:
         self.runtime.bodies.release(self.tenant, self._buffered)
         if self._watch is not None:
             self._watch.cancel()
-        if self.key is not None:
+        if self.key is not None and self._entered:
             self.runtime.key_limits.leave(self.key, self._tokens)
 
     @property
