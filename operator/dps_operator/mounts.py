@@ -105,7 +105,7 @@ class MountWatch:
         newest: dict[str, Manifest] = {}
         async for page in self._cluster.pages(EVENT, namespace, fields=fields):
             for event in page:
-                name = event["involvedObject"]["name"]
+                name = event["involvedObject"].get("name", "")
                 if event.get("reason") not in reasons or name not in pods:
                     continue
                 if name not in newest or _rank(event) >= _rank(newest[name]):

@@ -204,7 +204,7 @@ def _route(body: Manifest) -> Route | None:
     if failures:
         return Route(failures[0])
     accepted = [condition for condition in conditions if condition["type"] == "Accepted"]
-    return Route("") if len(accepted) >= len(body["spec"]["parentRefs"]) else None
+    return Route("") if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
 
 
 def _failed_run(body: Manifest) -> str:
@@ -285,7 +285,7 @@ class Observations:
         """Repeat all changes that are made in the block at its end.
 
         They may be newer than the listing with which the block replaces all observations. They are repeated in their
-        order, so the newest one remains.
+        order, so the newest one remains. A change that fails, because an object is malformed, is not repeated.
         """
         changes: list[Callable[[], Key]] = []
         self._recorded.append(changes)
@@ -302,9 +302,9 @@ class Observations:
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored, as is the deletion of an earlier object."""
-        self._record(partial(self.update_router, body, deleted=deleted))
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
+        self._record(partial(self.update_router, body, deleted=deleted))
         known = self.routers.get(key)
         if deleted:
             if known is not None and known["metadata"].get("uid") == metadata.get("uid"):
@@ -322,9 +322,9 @@ class Observations:
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a child. A copy older than the cached one is ignored."""
+        key, seen = router_key(body), child(body)
         self._record(partial(self.update_child, body, deleted=deleted))
-        key = router_key(body)
-        seen, family = child(body), self._children.setdefault(key, {})
+        family = self._children.setdefault(key, {})
         known = family.get((seen.kind, seen.name))
         if deleted:
             if known is not None and known.uid == seen.uid:
@@ -339,9 +339,9 @@ class Observations:
         A pod that has ended, for example because the kubelet evicted it, is treated as deleted: it occupies no GPU, and
         its controller has replaced it. Only the result of a calibration is read from such a pod.
         """
+        key, seen = router_key(body), pod(body)
         self._record(partial(self.update_pod, body, deleted=deleted))
-        key = router_key(body)
-        pods, seen = self._pods.setdefault(key, {}), pod(body)
+        pods = self._pods.setdefault(key, {})
         ended = body.get("status", {}).get("phase") in ("Failed", "Succeeded")
         if deleted or (ended and seen.component != "calibration"):
             pods.pop(seen.name, None)

@@ -24,6 +24,17 @@ FAILING = Gauge("dps_operator_listing_failing", "1 while listing the required ki
 log = logging.getLogger(__name__)
 
 
+def _keep(found: Manifest, keep: Callable[[Manifest], object]) -> None:
+    """Pass an object to `keep`. One that it cannot read is left out, so that one object cannot stop the operator."""
+    try:
+        keep(found)
+    except Exception:
+        metadata = found.get("metadata", {})
+        log.exception(
+            "%s %s/%s cannot be read", found["kind"], metadata.get("namespace"), metadata.get("name")
+        )
+
+
 class Resync:
     """Lists all objects, replaces the cache, and enqueues every DPSRouter.
 
@@ -57,7 +68,7 @@ class Resync:
             for namespace in self._settings.namespaces or (None,):
                 async for page in self._cluster.pages(kind, namespace, selector):
                     while page:
-                        keep(identity | page.pop())
+                        _keep(identity | page.pop(), keep)
         except NotInstalledError:
             return False
         return True

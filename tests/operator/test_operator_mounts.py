@@ -73,6 +73,15 @@ CASES: dict[str, tuple[list[Manifest], Problem]] = {
 }
 
 
+NAMELESS = event(NO_SECRET, LATER, involvedObject={"kind": "Pod"})
+
+
+async def test_event_about_a_pod_without_a_name_is_ignored() -> None:
+    harness, watch = await harness_with(event(NO_SECRET), NAMELESS, containerStatuses=[CREATING])
+    assert await watch.once() == [KEY]
+    assert harness.seen.unmounted == {KEY: {"p": NO_SECRET}}
+
+
 async def harness_with(*events: Manifest, **status: Any) -> tuple[OperatorHarness, MountWatch]:
     """A harness whose gateway has one pod with this status, after the first reconcile."""
     harness = OperatorHarness(SMALLEST)

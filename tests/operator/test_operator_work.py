@@ -174,6 +174,60 @@ async def test_router_that_was_deleted_without_an_event_is_reconciled_once_more(
     assert work.started == [A]
 
 
+ROUTE = {
+    "kind": "HTTPRoute",
+    "metadata": {"name": "a", "namespace": "ns", "labels": {"dpsrouter.io/router": "a"}},
+    "spec": {},
+}
+
+
+async def test_http_route_without_parents_is_listed() -> None:
+    """The API server accepts it, because `parentRefs` is optional."""
+    cluster = FakeCluster()
+    cluster.store(ROUTE)
+    made, seen, _ = await resync(cluster)
+    await made.once()
+    assert ("HTTPRoute", "a") in seen.children(A)
+
+
+class _MalformedCluster(FakeCluster):
+    """Serves a malformed Deployment."""
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[list[Manifest]]:
+        async for page in super().pages(kind, namespace, selector, fields):
+            yield (
+                [*page, {"metadata": {"namespace": "ns", "name": "broken"}}]
+                if kind.name == "Deployment"
+                else page
+            )
+
+
+async def test_malformed_object_does_not_prevent_a_listing(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = _MalformedCluster()
+    cluster.store(ROUTE)
+    cluster.store({"kind": "DPSRouter", "metadata": {"name": "a", "namespace": "ns"}, "spec": SMALLEST})
+    made, seen, _ = await resync(cluster)
+    await made.once()
+    assert set(seen.routers) == {A}
+    assert ("HTTPRoute", "a") in seen.children(A)
+    assert "Deployment ns/broken cannot be read" in caplog.text
+
+
+async def test_malformed_object_of_a_watch_does_not_prevent_a_listing() -> None:
+    cluster = _ChangingCluster()
+    made, seen, _ = await resync(cluster)
+
+    def change() -> None:
+        for update in (seen.update_router, seen.update_child, seen.update_pod):
+            with pytest.raises(KeyError):
+                update({})
+
+    cluster.change = change
+    await made.once()
+
+
 class _Object(dict[str, Any]):
     """A manifest that a test can hold by a weak reference."""
 
