@@ -307,6 +307,35 @@ def test_invalid_session_file_is_reported(tmp_path: Path, capsys: pytest.Capture
     )
 
 
+def test_session_file_that_is_not_text_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.jsonl").write_bytes(b"\xff\xfe{}\n")
+    status = main(["http://127.0.0.1:1/v1", "--sessions", str(tmp_path / "s.jsonl")])
+    assert (status, capsys.readouterr().err) == (
+        2,
+        f"dps replay: {tmp_path}/s.jsonl: the file is not UTF-8 text (invalid start byte); convert it to UTF-8\n",
+    )
+
+
+async def test_file_for_the_records_that_cannot_be_written_is_reported_before_a_request_is_sent(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(answering)
+    arguments = [await serve(script), "--sessions", "sample", "--limit", "1", "--json", str(tmp_path)]
+    assert await asyncio.to_thread(main, arguments) == 2
+    assert "Is a directory" in capsys.readouterr().err
+    assert script.bodies == []
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan"])
+def test_rate_that_is_not_positive_is_rejected(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["http://127.0.0.1:1/v1", "--sessions", "sample", "--limit", "1", "--rate", rate])
+    assert caught.value.code == 2
+    assert f"--rate: '{rate}' is not a number above 0" in capsys.readouterr().err
+
+
 async def test_command_prints_tables_and_writes_the_records(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

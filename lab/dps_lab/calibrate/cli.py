@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dps_gateway.config import ConfigError
 from dps_gateway.pool import Pool
+from dps_lab.arguments import positive_float, positive_int
 from dps_lab.calibrate.apply import apply, check, patch, recommendation
 from dps_lab.calibrate.budget import Rule, find_rule
 from dps_lab.calibrate.goal import OBJECTIVES, Goal
@@ -33,8 +34,6 @@ from dps_lab.simulate.options import (
     add_workload_option,
     fleet_of,
     load_of,
-    positive_float,
-    positive_int,
 )
 from dps_lab.simulate.run import Load
 from dps_lab.simulate.trace import SessionTrace

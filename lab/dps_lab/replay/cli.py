@@ -5,10 +5,12 @@ import asyncio
 import json
 import secrets
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from dps_lab.arguments import positive_float, positive_int
 from dps_lab.replay.client import ReplayOptions
 from dps_lab.replay.progress import Progress
 from dps_lab.replay.records import ReplayResult
@@ -37,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME|FILE",
         help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file in the format of docs/replay.md (default: bfcl)",
     )
-    result.add_argument("--limit", type=_positive, metavar="N", help="replay only the first N sessions")
+    result.add_argument("--limit", type=positive_int, metavar="N", help="replay only the first N sessions")
     result.add_argument(
         "--model",
         metavar="NAME",
@@ -50,14 +52,14 @@ def parser() -> argparse.ArgumentParser:
     loop = result.add_mutually_exclusive_group()
     loop.add_argument(
         "--concurrency",
-        type=_positive,
+        type=positive_int,
         default=8,
         metavar="N",
         help="closed loop: N concurrent sessions (default: 8)",
     )
     loop.add_argument(
         "--rate",
-        type=float,
+        type=positive_float,
         metavar="R",
         help="open loop: sessions arrive as a Poisson process with R per second",
     )
@@ -76,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--max-tokens",
-        type=_positive,
+        type=positive_int,
         metavar="N",
         help="max_tokens of turns for which the sessions do not set it",
     )
@@ -94,22 +96,30 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run `dps replay`. Returns 0 if every turn was answered, 1 if some were lost, 2 if the input is invalid."""
     arguments = parser().parse_args(argv)
-    try:
-        name, sessions = load_source(arguments.sessions)
-    except (OSError, SessionFormatError) as error:
-        print(f"dps replay: {error}", file=sys.stderr)
-        return 2
-    console = Console()
-    console.print(f"sessions: {name}", markup=False, highlight=False)
-    result = asyncio.run(_replay(sessions[: arguments.limit], arguments, console))
+    with ExitStack() as files:
+        try:
+            name, sessions = load_source(arguments.sessions)
+            # The file is opened before the replay, so that no records are lost because it cannot be written.
+            records = None if arguments.json is None else files.enter_context(arguments.json.open("w"))
+        except (OSError, SessionFormatError) as error:
+            print(f"dps replay: {error}", file=sys.stderr)
+            return 2
+        console = Console()
+        console.print(f"sessions: {name}", markup=False, highlight=False)
+        result = asyncio.run(_replay(sessions[: arguments.limit], arguments, console))
+        if records is not None:
+            json.dump(result.as_json(), records, indent=1)
+    return _report(result, console)
+
+
+def _report(result: ReplayResult, console: Console) -> int:
+    """Print the tables of a replay and its first lost turns. Returns 1 if turns were lost, or 0."""
     summary = summarize(result)
     if summary.routes:
         console.print(routes_table(summary), lengths_table(summary))
     console.print(runs_table([summary], "summary"))
     for record in [record for record in result.turns if record.error is not None][:5]:
         console.print(f"lost: {record.session}, turn {record.turn}: {record.error}", markup=False)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result.as_json(), indent=1))
     return 1 if summary.lost else 0
 
 
@@ -125,16 +135,13 @@ async def _replay(sessions: list[Session], arguments: argparse.Namespace, consol
         extra_body=arguments.extra_body,
         api_key=arguments.api_key,
     )
-    pace = OpenLoop(arguments.rate, arguments.seed) if arguments.rate else ClosedLoop(arguments.concurrency)
+    pace = (
+        ClosedLoop(arguments.concurrency)
+        if arguments.rate is None
+        else OpenLoop(arguments.rate, arguments.seed)
+    )
     with Progress(console, arguments.label, sum(len(session.turns) for session in sessions)) as progress:
         return await replay(sessions, options, pace, label=arguments.label, on_turn=progress.turn_ended)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _object(text: str) -> dict[str, object]:

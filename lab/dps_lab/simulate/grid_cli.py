@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from dps_lab.arguments import positive_int
 from dps_lab.simulate.grid import (
     ADAPTIVE,
     CHANGES,
@@ -22,7 +23,7 @@ from dps_lab.simulate.grid import (
     sample,
     set_ups,
 )
-from dps_lab.simulate.options import add_replicas_option, positive_int
+from dps_lab.simulate.options import add_replicas_option
 from dps_lab.simulate.workloads import WORKLOADS, load_workload
 
 TOLERANCE = 0.02

@@ -1,10 +1,10 @@
 """Options that `dps simulate` and `dps calibrate` have in common: the workload, the load and the engines."""
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from dps_gateway.pool import Pool
+from dps_lab.arguments import number, positive_float, positive_int
 from dps_lab.simulate.arrivals import PATTERNS
 from dps_lab.simulate.fleet import FleetSpec
 from dps_lab.simulate.hardware import HARDWARE
@@ -12,8 +12,6 @@ from dps_lab.simulate.roofline import ALGORITHMS, speculation
 from dps_lab.simulate.run import Load
 from dps_lab.simulate.trace import SessionTrace
 from dps_lab.simulate.workloads import WORKLOADS
-
-Number = TypeVar("Number", int, float)
 
 
 def add_workload_option(parser: argparse.ArgumentParser) -> None:
@@ -140,24 +138,4 @@ def threshold(text: str) -> int | None:
     """A threshold in tokens; None for 'none'. Raises ArgumentTypeError if the text is neither."""
     if text == "none":
         return None
-    return _number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)
-
-
-def positive_int(text: str) -> int:
-    """A whole number above 0. Raises ArgumentTypeError for other text."""
-    return _number(text, int, "a whole number above 0")
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0. Raises ArgumentTypeError for other text."""
-    return _number(text, float, "a number above 0")
-
-
-def _number(text: str, parse: Callable[[str], Number], expected: str, allow_zero: bool = False) -> Number:
-    try:
-        value = parse(text)
-        if 0 < value < float("inf") or (allow_zero and value == 0):
-            return value
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+    return number(text, int, "a number of tokens, at least 0, or 'none'", allow_zero=True)

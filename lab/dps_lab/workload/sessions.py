@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 class SessionFormatError(ValueError):
-    """A line is not a valid session. The message names the file, the line and the key."""
+    """A file is not text, or a line is not a valid session. The message names the file, the line and the key."""
 
 
 class _Record(BaseModel):
@@ -82,8 +82,13 @@ def parse_sessions(lines: Iterable[str], name: str = "sessions") -> list[Session
 
 def load_sessions(path: Path) -> list[Session]:
     """Load a JSONL file. Raises OSError if it cannot be read, and SessionFormatError if it is invalid."""
-    with path.open(encoding="utf-8") as lines:
-        return parse_sessions(lines, str(path))
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return parse_sessions(lines, str(path))
+    except UnicodeDecodeError as error:
+        raise SessionFormatError(
+            f"{path}: the file is not UTF-8 text ({error.reason}); convert it to UTF-8"
+        ) from None
 
 
 def dump_sessions(sessions: Iterable[Session]) -> str:
