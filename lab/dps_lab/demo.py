@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dps_lab.arguments import positive_float, positive_int
 from dps_lab.fleets import FLEETS, THRESHOLD_TOKENS, Fleet, conclusion
 from dps_lab.plots import DemoPlot, Outage, draw_demo
 from dps_lab.replay.client import ReplayOptions
@@ -256,11 +257,15 @@ def parser() -> argparse.ArgumentParser:
         "is computed offline.",
     )
     result.add_argument(
-        "--sessions", type=int, default=40, metavar="N", help="number of sessions to replay (default: 40)"
+        "--sessions",
+        type=positive_int,
+        default=40,
+        metavar="N",
+        help="number of sessions to replay (default: 40)",
     )
     result.add_argument(
         "--speed",
-        type=float,
+        type=positive_float,
         default=1.0,
         metavar="FACTOR",
         help="emulated seconds per real second (default: 1)",

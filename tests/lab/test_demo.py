@@ -2,7 +2,7 @@
 
 import pytest
 
-from dps_lab.demo import MAX_ANSWER_TOKENS, choose, verdict
+from dps_lab.demo import MAX_ANSWER_TOKENS, choose, parser, verdict
 from dps_lab.replay.oracle import Decision, PromptCounter
 from dps_lab.replay.records import TurnRecord, Usage, Verdict
 from dps_lab.replay.report import Comparison
@@ -68,3 +68,15 @@ def test_demo_succeeds_if_nothing_is_lost_and_nothing_differs() -> None:
 )
 def test_loss_or_difference_fails_the_demo(comparison: Comparison, lost: int, fine: bool) -> None:
     assert verdict(7, comparison, lost)[0] is fine
+
+
+@pytest.mark.parametrize("option", ["--sessions", "--speed"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_number_that_is_not_positive_is_rejected(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a session the demo would wait forever for the turn at which it kills a gateway."""
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args([option, value])
+    assert caught.value.code == 2
+    assert f"{option}: '{value}' is not a" in capsys.readouterr().err
