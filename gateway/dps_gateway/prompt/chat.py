@@ -4,8 +4,9 @@ Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_tem
 `protocol.py`), because every additional or missing field of a tool schema changes L_t.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from threading import Lock
 from typing import Any, Final, Literal
 
 import jinja2
@@ -28,8 +29,14 @@ _MEDIA_PARTS: Final = {
     "image_url": "image", "input_image": "image", "video_url": "video",
     "audio_url": "audio", "input_audio": "audio",
 }  # fmt: skip
-MAX_CACHED_TOOLS_BYTES: Final = 256 * 1024
-"""Longer tool lists are converted on every request instead of being cached."""
+MAX_CACHED_TOOLS_BYTES: Final = 16 * 1024 * 1024
+"""Approximate limit of the memory of all cached tool lists."""
+
+MAX_CACHED_LIST_BYTES: Final = 1024 * 1024
+"""Tool lists that need more memory are converted on every request instead of being cached."""
+
+_VALUE_BYTES: Final = 100
+"""Approximate memory of a parsed JSON value, in addition to its text. Short values need much more memory than text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +159,48 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if isinstance(choice, dict):
         named = choice["function"]["name"]
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    encoded = orjson.dumps(tools)
-    if len(encoded) > MAX_CACHED_TOOLS_BYTES:
-        return [_tool(tool) for tool in tools]
-    return _cached_tools(encoded) or None
+    return _CONVERTED.of(tools) or None
 
 
-@lru_cache(maxsize=256)
-def _cached_tools(encoded: bytes) -> list[dict[str, Any]]:
-    """Cached, because a session sends the same tools with every turn, and so do all sessions of an agent."""
-    return [_tool(tool) for tool in orjson.loads(encoded)]
+class _ConvertedTools:
+    """Converted tool lists, of which those that were used last are cached.
+
+    They are cached because a session sends the same tools with every turn, and so do all sessions of an agent. Long
+    requests are converted in threads, so a lock protects the cache.
+    """
+
+    def __init__(self) -> None:
+        self._lists: OrderedDict[bytes, list[dict[str, Any]]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def of(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The conversion of `tools`."""
+        encoded = orjson.dumps(tools)
+        if _memory(encoded) > MAX_CACHED_LIST_BYTES:
+            return [_tool(tool) for tool in tools]
+        with self._lock:
+            if encoded in self._lists:
+                self._lists.move_to_end(encoded)
+                return self._lists[encoded]
+        converted = [_tool(tool) for tool in orjson.loads(encoded)]
+        with self._lock:
+            if encoded not in self._lists:
+                key = bytes(memoryview(encoded))  # a copy, because orjson's result keeps its larger buffer
+                self._lists[key] = converted
+                self._bytes += _memory(encoded)
+            while self._bytes > MAX_CACHED_TOOLS_BYTES:
+                evicted, _ = self._lists.popitem(last=False)
+                self._bytes -= _memory(evicted)
+        return converted
+
+
+_CONVERTED: Final = _ConvertedTools()
+
+
+def _memory(encoded: bytes) -> int:
+    """The approximate memory (bytes) of a JSON text and of the values that are parsed from it."""
+    return len(encoded) + _VALUE_BYTES * sum(encoded.count(mark) for mark in (b",", b"{", b"["))
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
