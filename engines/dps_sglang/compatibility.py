@@ -41,17 +41,21 @@ WEIGHT_UPDATES = tuple(
         "update_weights_from_tensor",
         "update_weights_from_ipc",
         "begin_weight_update",
+        "end_weight_update",
     )
 )
-"""After the last one, another process may write weights into the engine's memory without a further request."""
+"""Between the last two, another process may write weights into the engine's memory without a further request."""
 WEIGHT_CHECK = f"{WEIGHT_UPDATER}.check_weights"
 MEMORY_RELEASE = f"{WEIGHT_UPDATER}.release_memory_occupation"
 
-ATTACH_STORAGE = "sglang.srt.managers.scheduler.Scheduler.attach_hicache_storage_wrapped"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+ATTACH_STORAGE = f"{SCHEDULER}.attach_hicache_storage_wrapped"
+FLUSH = f"{SCHEDULER}.flush_cache"
 
-SHARING_SIGNATURES: Mapping[str, tuple[str, ...]] = dict.fromkeys(
-    (*WEIGHT_UPDATES, WEIGHT_CHECK, MEMORY_RELEASE, ATTACH_STORAGE), ("self", "recv_req")
-)
+SHARING_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*WEIGHT_UPDATES, WEIGHT_CHECK, MEMORY_RELEASE, ATTACH_STORAGE), ("self", "recv_req")),
+    FLUSH: ("self", "empty_cache"),
+}
 """The functions that `sharing` wraps. Without them, no pages are shared."""
 STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **SHARING_SIGNATURES,

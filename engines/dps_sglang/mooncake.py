@@ -37,17 +37,19 @@ def tagged(original: Callable[..., Any], self: Any, storage_config: Any, mem_poo
     """Wraps `MooncakeStore.__init__`: engines whose pages differ use different names."""
     settings = storage_config.extra_config or {}
     page_bytes = 0
+    rename = partial(_rename_pages, self)
     try:
         if getattr(mem_pool, "kv_buffer", None) is None:
             raise NotShareable("the model has state other than attention KV")
         page_bytes = TorchPages(mem_pool).page_bytes
         geometry = engine_geometry(storage_config, mem_pool, page_bytes, settings.get("weights"))
         suffix = geometry.digest().hex()[:16]
-        SHARING.begin(partial(_rename_pages, self))
+        SHARING.begin(rename)
         SHARING.identify(suffix)
         logger.info("dps prefix cache: shared with the tag %s; geometry: %s", suffix, geometry)
     except NotShareable as error:
         suffix = unique_name()
+        SHARING.on_new_weights(rename)
         SHARING.refuse(str(error))
     tag = f"{settings[TAG]}-{suffix}" if TAG in settings else suffix
     made = original(self, replace(storage_config, extra_config={**settings, TAG: tag}), mem_pool)
@@ -62,5 +64,5 @@ def not_cleared(original: Callable[..., Any], self: Any) -> None:
 
 
 def _rename_pages(store: Any) -> None:
-    """From the next page on, use names that no other engine uses."""
+    """From the next page on, use names that neither this engine nor another one has used."""
     store.config_prefix = unique_name()

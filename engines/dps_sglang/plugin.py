@@ -8,11 +8,12 @@ from importlib.metadata import version
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import announced, salted
 from dps_sglang.sharing import (
-    before_new_weights,
-    before_weights_are_released,
-    before_weights_are_reset,
+    flushing,
     not_shared,
     refuse_other_storage,
+    releasing_weights,
+    replacing_weights,
+    resetting_weights,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,10 @@ def register() -> None:
         _wrap(compatibility.MOONCAKE_INIT, not_shared(without_mooncake))
     if _objection("not shared", compatibility.SHARING_SIGNATURES) is None:
         for update in compatibility.WEIGHT_UPDATES:
-            _wrap(update, before_new_weights)
-        _wrap(compatibility.WEIGHT_CHECK, before_weights_are_reset)
-        _wrap(compatibility.MEMORY_RELEASE, before_weights_are_released)
+            _wrap(update, replacing_weights)
+        _wrap(compatibility.WEIGHT_CHECK, resetting_weights)
+        _wrap(compatibility.MEMORY_RELEASE, releasing_weights)
+        _wrap(compatibility.FLUSH, flushing)
         _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None

@@ -42,7 +42,7 @@ class Sharing:
     def begin(self, end: Callable[[], None]) -> None:
         """Begin to share pages. Raises NotShareable if the weights have been replaced.
 
-        end: ends the sharing. The state is reported when the pages are identified.
+        end: ends the sharing; see `on_new_weights`. The state is reported when the pages are identified.
         """
         with self._lock:
             if self._replaced:
@@ -50,6 +50,14 @@ class Sharing:
             self._ends.append(end)
             self.begun = self.configured = self._shares = True
             self._pages = self._problem = ""
+
+    def on_new_weights(self, end: Callable[[], None]) -> None:
+        """Call `end` each time that the weights are replaced or released, even if this process shares no pages.
+
+        Afterwards, also call it each time that the engine's own memory is flushed.
+        """
+        with self._lock:
+            self._ends.append(end)
 
     def identify(self, pages: str) -> None:
         """Report which pages this process shares, unless it no longer shares pages.
@@ -78,13 +86,20 @@ class Sharing:
                 self._metric.export(self._pages, problem)
 
     def end(self) -> None:
-        """End the sharing, because the weights are about to be replaced or released."""
+        """End the sharing, because the weights are about to be replaced or released, or have just been.
+
+        An engine may still store pages in Mooncake for itself. Each further call gives them other names.
+        """
         self._replaced = True
-        if self._ends:
-            for end in self._ends:
-                end()
-            self._ends.clear()
+        for end in self._ends:
+            end()
+        if self._shares:
             self.refuse(REPLACED)
+
+    def flushed(self) -> None:
+        """The engine has removed all KV from its own memory, which may include that of earlier weights."""
+        if self._replaced:
+            self.end()
 
 
 def refuse_to_clear() -> None:
@@ -123,27 +138,44 @@ def _with_unique_tag(argument: Any) -> Any:
     return replace(argument, extra_config={**(settings or {}), TAG: unique_name()})
 
 
-def before_new_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps the methods of SGLang's scheduler that replace weights."""
+def replacing_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps the methods of SGLang's scheduler that replace weights.
+
+    Meanwhile, other threads may write pages of the earlier weights, so their names must not be used afterwards.
+    """
     SHARING.end()
-    return original(self, *args, **kwargs)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        SHARING.end()
 
 
-def before_weights_are_reset(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+def resetting_weights(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Wraps the scheduler's `check_weights`, one of whose actions replaces the weights by random numbers."""
     if recv_req.action == "reset_tensors":
-        SHARING.end()
+        return replacing_weights(original, self, recv_req)
     return original(self, recv_req)
 
 
-def before_weights_are_released(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+def releasing_weights(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Wraps the scheduler's `release_memory_occupation`.
 
     If it releases the weights, their memory may have any content when it is resumed.
     """
     if not recv_req.tags or "weights" in recv_req.tags:
-        SHARING.end()
+        return replacing_weights(original, self, recv_req)
     return original(self, recv_req)
+
+
+def flushing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps the scheduler's `flush_cache`, which returns whether the KV in the engine's own memory was removed.
+
+    If it refuses to, for example because pages are being written, the engine keeps and stores KV of earlier weights.
+    """
+    done = original(self, *args, **kwargs)
+    if done:
+        SHARING.flushed()
+    return done
 
 
 def refuse_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:

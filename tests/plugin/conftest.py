@@ -1,10 +1,13 @@
-"""A small file system."""
+"""A small file system, and the state of a process that may share pages."""
 
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from dps_sglang import metrics, sharing
+from dps_sglang.sharing import Sharing
 
 
 @pytest.fixture
@@ -21,3 +24,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs privileges")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
+    """The state of a process that has just started."""
+    state = Sharing()
+    monkeypatch.setattr(sharing, "SHARING", state)
+    yield state
+    metrics._sharing().clear()

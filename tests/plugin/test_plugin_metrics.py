@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from dps_sglang import metrics, sharing
 from dps_sglang.metrics import PAGES, SHARING, PageMetrics
 from dps_sglang.shared_cache import SharedCache
 from dps_sglang.sharing import (
@@ -19,11 +18,11 @@ from dps_sglang.sharing import (
     TAG,
     NotShareable,
     Sharing,
-    before_new_weights,
-    before_weights_are_released,
-    before_weights_are_reset,
     not_shared,
     refuse_other_storage,
+    releasing_weights,
+    replacing_weights,
+    resetting_weights,
 )
 from tests.plugin.pages import Memory, files, payload, read, store
 
@@ -70,15 +69,6 @@ def test_outcomes_of_all_stores_of_the_process_are_added(tmp_path: Path) -> None
     }
 
 
-@pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
-    """The state of a process that has just started."""
-    state = Sharing()
-    monkeypatch.setattr(sharing, "SHARING", state)
-    yield state
-    metrics._sharing().clear()
-
-
 def test_only_the_present_state_of_an_engine_is_exported(
     shares: Sharing, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +104,7 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
     assert cache.write(["a"], [0]) == [True]
 
     request = SimpleNamespace()
-    assert before_new_weights(lambda _self, given: given, None, request) is request
+    assert replacing_weights(lambda _self, given: given, None, request) is request
 
     assert cache.prefix_pages(["a"]) == 0
     assert cache.read(["a"], [0]) == [False]
@@ -127,11 +117,11 @@ def test_engine_whose_weights_are_replaced_finds_reads_and_writes_no_pages_any_m
 @pytest.mark.parametrize(
     ("hook", "fields", "ends"),
     [
-        pytest.param(before_weights_are_reset, {"action": "reset_tensors"}, True, id="reset"),
-        pytest.param(before_weights_are_reset, {"action": "checksum"}, False, id="compared"),
-        pytest.param(before_weights_are_released, {"tags": None}, True, id="all memory released"),
-        pytest.param(before_weights_are_released, {"tags": ["kv_cache", "weights"]}, True, id="released"),
-        pytest.param(before_weights_are_released, {"tags": ["kv_cache"]}, False, id="other memory released"),
+        pytest.param(resetting_weights, {"action": "reset_tensors"}, True, id="reset"),
+        pytest.param(resetting_weights, {"action": "checksum"}, False, id="compared"),
+        pytest.param(releasing_weights, {"tags": None}, True, id="all memory released"),
+        pytest.param(releasing_weights, {"tags": ["kv_cache", "weights"]}, True, id="released"),
+        pytest.param(releasing_weights, {"tags": ["kv_cache"]}, False, id="other memory released"),
     ],
 )
 def test_engine_shares_no_pages_after_its_weights_are_reset_or_released(
@@ -149,7 +139,7 @@ def test_engine_shares_no_pages_after_its_weights_are_reset_or_released(
 
 def test_weights_are_replaced_as_usual_if_no_pages_are_shared(shares: Sharing) -> None:
     before = states()
-    assert before_new_weights(lambda _self, given: given, None, 1) == 1
+    assert replacing_weights(lambda _self, given: given, None, 1) == 1
     assert states() == before
 
 
