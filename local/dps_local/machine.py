@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
+from itertools import takewhile
 
 TIMEOUT_SECONDS = 60.0
 _VERSION = "from importlib.metadata import version; print(version('sglang'))"
@@ -13,10 +14,14 @@ class SGLangNotFound(Exception):
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The ids of the usable NVIDIA GPUs: CUDA_VISIBLE_DEVICES if it is set, otherwise all that the driver lists."""
+    """The ids of the usable NVIDIA GPUs: CUDA_VISIBLE_DEVICES if it is set, otherwise all that the driver lists.
+
+    CUDA ignores the variable from the first negative or empty id on, so `-1` disables all GPUs.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name for name in visible.split(",") if name]
+        names = (name.strip() for name in visible.split(","))
+        return list(takewhile(lambda name: name and not name.startswith("-"), names))
     try:
         query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS)

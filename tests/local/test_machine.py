@@ -8,8 +8,19 @@ import pytest
 from dps_local.machine import SGLangNotFound, gpus, sglang_version
 
 
-@pytest.mark.parametrize(("visible", "wanted"), [("0,3", ["0", "3"]), ("GPU-a1", ["GPU-a1"]), ("", [])])
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [
+        ("0,3", ["0", "3"]),
+        ("0, 3", ["0", "3"]),
+        ("GPU-a1", ["GPU-a1"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["0"]),
+    ],
+)
 def test_cuda_visible_devices_selects_the_gpus(visible: str, wanted: list[str]) -> None:
+    """CUDA ignores all ids from the first negative one on."""
     assert gpus({"CUDA_VISIBLE_DEVICES": visible}) == wanted
 
 
