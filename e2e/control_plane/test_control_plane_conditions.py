@@ -29,6 +29,15 @@ def test_pod_template_rejected_by_the_api_server_is_reported(kube: Kube) -> None
     assert "Deployment qwen-gateway" in kube.condition("qwen", "SpecValid")["message"]
 
 
+def test_unknown_field_of_a_pod_template_is_reported_and_other_objects_are_applied(kube: Kube) -> None:
+    kube.apply(router(pools={"speculative": {"podTemplate": {"spec": {"nodeSelectr": {}}}}}))
+    kube.until("qwen", SpecValid="InvalidSpec")
+    message = kube.condition("qwen", "SpecValid")["message"]
+    assert "Deployment qwen-speculative" in message
+    assert "nodeSelectr" in message
+    assert deployment(kube, "gateway")["metadata"]["name"] == "qwen-gateway"
+
+
 def test_missing_resource_kind_is_named_in_the_condition(kube: Kube) -> None:
     kube.apply(router(telemetry={"serviceMonitor": {}}))
     kube.until("qwen", Monitored="CRDNotInstalled", SpecValid="True", Ready="True")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from dps_operator.builders.scaling import min_replicas
 from dps_operator.cluster import Cluster
-from dps_operator.errors import ClusterError, NotFoundError, RejectedError
+from dps_operator.errors import ClusterError, NotFoundError, RejectedError, SchemaError
 from dps_operator.kinds import BY_NAME, kind_of
 from dps_operator.observe import Child, ChildKey, Key, Observations, child
 from dps_operator.resources import COMPONENT_LABEL, Manifest, Router, digest
@@ -50,6 +50,9 @@ class Applier:
             await self._hand_over_replicas(router, manifest, found)
         try:
             live = await self._cluster.apply(manifest)
+        except SchemaError:
+            # For a merge patch, the API server would ignore the unknown field.
+            raise
         except RejectedError:
             if found is None:
                 raise

@@ -16,6 +16,7 @@ from dps_operator.errors import (
     NotFoundError,
     NotInstalledError,
     RejectedError,
+    SchemaError,
     TimedOutError,
 )
 from dps_operator.kinds import ROUTER, Kind, kind_of
@@ -77,7 +78,9 @@ class Cluster(Protocol):
 def error_from(status: int, reason: str, body: Any, retry_after: str | None = None) -> ClusterError:
     """The exception for an error response of the API server.
 
-    A 404 without `details.name` concerns the path: the kind is not installed. A 400 or 422 concerns the object.
+    A 404 without `details.name` concerns the path: the kind is not installed. A 400 or 422 concerns the object. For
+    server-side apply of an object that does not fit its schema, the API server returns 500 (kubernetes#122480); the
+    exception's status is 400 then.
     """
     details: dict[str, Any] = {}
     message = reason
@@ -88,6 +91,8 @@ def error_from(status: int, reason: str, body: Any, retry_after: str | None = No
     except (ValueError, TypeError, AttributeError):
         pass
     message = message[:1024]
+    if message.startswith("failed to create typed patch object"):
+        return SchemaError(message, 400)
     if status == 404:
         return NotFoundError(message, status) if details.get("name") else NotInstalledError(message, status)
     if status == 409 and isinstance(body, str | bytes) and "AlreadyExists" in str(body):

@@ -49,6 +49,10 @@ class RejectedError(ClusterError):
     """The API server rejected the object (400, 422): a field that is copied from the spec unchecked is invalid."""
 
 
+class SchemaError(RejectedError):
+    """The object has a field that its kind does not have, or a value of another type than the field's."""
+
+
 class NotInstalledError(ClusterError):
     """The API server does not serve the kind, because its CRD is not installed."""
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dps_operator.apply import HANDOVER
-from dps_operator.errors import ClusterError, NotInstalledError, RejectedError
+from dps_operator.errors import ClusterError, NotInstalledError, RejectedError, SchemaError
 from dps_testkit.operator.harness import KEY, NOW, OperatorHarness
 from dps_testkit.operator.routers import EVERYTHING, SMALLEST
 
@@ -116,6 +116,17 @@ async def test_rejected_child_is_reported_and_the_others_are_applied() -> None:
         "StatefulSet qwen-redis: spec is invalid; the other objects of the DPSRouter are applied"
     )
     assert "qwen-gateway" in harness.cluster.names("Deployment")
+
+
+async def test_unknown_field_is_reported_and_not_dropped_by_a_merge_patch(harness: OperatorHarness) -> None:
+    harness.cluster.fail["apply", "Deployment"] = SchemaError(
+        "failed to create typed patch object: .spec.nodeSelectr: field not declared in schema", 400
+    )
+    pools = {**SMALLEST["pools"], "greedy": {"podTemplate": {"spec": {"nodeSelectr": {}}}}}
+    harness.edit({**SMALLEST, "pools": pools})
+    await harness.reconcile()
+    assert ".spec.nodeSelectr: field not declared in schema" in harness.condition("SpecValid")["message"]
+    assert harness.cluster.calls["merge"] == 0
 
 
 async def test_missing_crd_is_reported() -> None:

@@ -15,6 +15,7 @@ from dps_operator.errors import (
     NotFoundError,
     NotInstalledError,
     RejectedError,
+    SchemaError,
 )
 from dps_operator.health import stuck_reason
 from dps_operator.kinds import CHILDREN, POD, ROUTER, Kind
@@ -126,6 +127,14 @@ RESPONSES: dict[str, tuple[ClusterError, type[ClusterError]]] = {
     "kind not found": (error_from(404, "Not Found", "404 page not found\n"), NotInstalledError),
     "invalid": (error_response(422, message="x"), RejectedError),
     "malformed": (error_response(400, message="x"), RejectedError),
+    "unknown field": (
+        error_response(
+            500,
+            message="failed to create typed patch object (ns/a; apps/v1, Kind=Deployment): "
+            ".spec.template.spec.nodeSelectr: field not declared in schema",
+        ),
+        SchemaError,
+    ),
     "already exists": (error_response(409, reason="AlreadyExists"), AlreadyExistsError),
     "conflict": (error_response(409, reason="Conflict"), ClusterError),
     "forbidden": (error_response(403, message="x"), ClusterError),
@@ -137,6 +146,10 @@ RESPONSES: dict[str, tuple[ClusterError, type[ClusterError]]] = {
 @pytest.mark.parametrize(("error", "kind"), RESPONSES.values(), ids=RESPONSES.keys())
 def test_response_is_mapped_to_an_exception(error: ClusterError, kind: type[ClusterError]) -> None:
     assert type(error) is kind
+
+
+def test_unknown_field_is_not_retried() -> None:
+    assert not RESPONSES["unknown field"][0].transient
 
 
 def test_exception_has_the_servers_message_and_retry_after() -> None:
