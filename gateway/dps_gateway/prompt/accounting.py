@@ -189,7 +189,9 @@ class Accountant:
         try:
             return convert(body, self._tokenizer.chat_template or "")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Uncountable(f"the engine will refuse the request ({type(error).__name__})") from error
+            raise Uncountable(
+                f"the request cannot be converted to a chat ({type(error).__name__})"
+            ) from error
 
     def text(self, prompt: Any) -> Prompt:
         """The prompt of /v1/completions or /generate: a string or a list of token ids. Raises Uncountable."""

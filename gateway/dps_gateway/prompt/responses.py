@@ -16,12 +16,17 @@ _REASONING_STATE: Final = "sglang-reasoning-v1."
 _OMITTED_FIELDS: Final = ("id", "status", "type")
 _DEFAULT_EFFORT: Final = "medium"
 
+MAX_REASONING_BYTES: Final = 4 * 1024 * 1024
+"""Limit of the decompressed size of all reasoning states of a request, because a state may be a thousand times as long
+as its compressed form."""
+
 
 def chat_request(body: dict[str, Any], *, inline_system: bool) -> dict[str, Any]:
     """The chat request for a request to /v1/responses, without the fields that do not affect the prompt.
 
     `inline_system` states whether the chat template renders a system message that is not the first message. Raises
-    KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request.
+    KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request, and ValueError if its
+    reasoning states are longer than MAX_REASONING_BYTES.
     """
     messages = _merged(_messages(body))
     if not inline_system:
@@ -45,13 +50,14 @@ def _messages(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(items, str):
         yield {"role": "user", "content": items}
         return
+    states = _ReasoningStates()
     for item in items:
-        message = _message(item)
+        message = _message(item, states)
         if message is not None:
             yield message
 
 
-def _message(item: dict[str, Any]) -> dict[str, Any] | None:
+def _message(item: dict[str, Any], states: "_ReasoningStates") -> dict[str, Any] | None:
     """The chat message for an input item, or None for reasoning without text."""
     kind = item.get("type")
     if kind == "function_call":
@@ -64,7 +70,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any] | None:
             output = "".join(part.get("text", "") for part in output)
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
     if kind == "reasoning":
-        text = _reasoning(item)
+        text = _reasoning(item, states)
         return {"role": "assistant", "reasoning_content": text} if text else None
     if kind not in (None, "message"):
         raise ValueError(f"unsupported input item {kind!r}")
@@ -95,7 +101,7 @@ def _arguments(arguments: Any) -> str:
     return arguments if valid else "{}"
 
 
-def _reasoning(item: dict[str, Any]) -> str:
+def _reasoning(item: dict[str, Any], states: "_ReasoningStates") -> str:
     """The text of a reasoning item: its summary, or else its content, or else the encoded state."""
     for parts in (item.get("summary"), item.get("content")):
         texts = [text for part in parts or () if (text := part.get("text"))]
@@ -104,10 +110,28 @@ def _reasoning(item: dict[str, Any]) -> str:
     state = item.get("encrypted_content")
     if not isinstance(state, str) or not state.startswith(_REASONING_STATE):
         return ""
-    try:
-        return zlib.decompress(base64.urlsafe_b64decode(state.removeprefix(_REASONING_STATE))).decode()
-    except (ValueError, zlib.error):
-        return ""
+    return states.text(state.removeprefix(_REASONING_STATE))
+
+
+class _ReasoningStates:
+    """Decodes the reasoning states of one request, up to MAX_REASONING_BYTES in total."""
+
+    def __init__(self) -> None:
+        self._left = MAX_REASONING_BYTES
+
+    def text(self, state: str) -> str:
+        """The text of a state, or "" if it is invalid. Raises ValueError if the states are too long."""
+        inflater = zlib.decompressobj()
+        raw = b""
+        try:
+            raw = inflater.decompress(base64.urlsafe_b64decode(state), self._left + 1)
+            text = raw.decode() if inflater.eof else ""
+        except (ValueError, zlib.error):
+            text = ""
+        if len(raw) > self._left:
+            raise ValueError("the reasoning states are too long")
+        self._left -= len(raw)
+        return text
 
 
 def _labelled(content: Any) -> Any:

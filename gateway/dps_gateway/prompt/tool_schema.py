@@ -4,7 +4,10 @@ The prompt contains the normalized schema. `normalized_schema` is equivalent to 
 SGLang 0.5.23's function_call/utils.py. This module performs no I/O.
 """
 
-from typing import Any
+from typing import Any, Final
+
+MAX_MIXED_TYPES: Final = 64
+"""Limit of the length of a `type` list that does not contain only strings, because its values are compared in pairs."""
 
 STANDARD_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 ALIASES = {
@@ -59,7 +62,10 @@ SCHEMAS = (
 
 
 def normalized_schema(schema: Any) -> Any:
-    """`schema` with every known alias of a JSON Schema type replaced by that type. Key order is preserved."""
+    """`schema` with every known alias of a JSON Schema type replaced by that type. Key order is preserved.
+
+    Raises ValueError for an invalid `type` list with more than MAX_MIXED_TYPES values.
+    """
     if isinstance(schema, list):
         return [normalized_schema(item) for item in schema]
     if not isinstance(schema, dict):
@@ -72,6 +78,10 @@ def _normalized_entry(key: str, value: Any) -> Any:
         return _normalized_type(value)
     if key == "type" and isinstance(value, list):
         types = [_normalized_type(item) for item in value]
+        if all(isinstance(item, str) for item in types):
+            return list(dict.fromkeys(types))
+        if len(types) > MAX_MIXED_TYPES:
+            raise ValueError("a type list is too long")
         return [item for index, item in enumerate(types) if item not in types[:index]]
     if key in SCHEMAS_BY_NAME and isinstance(value, dict):
         return {name: normalized_schema(item) for name, item in value.items()}
