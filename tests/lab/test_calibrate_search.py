@@ -1,5 +1,6 @@
 """The search of `dps calibrate`: it finds what an exhaustive search finds, with fewer simulations."""
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -220,3 +221,22 @@ def test_a_rounded_threshold_routes_every_turn_like_the_length_it_stands_for(del
 
 def test_a_workload_whose_turns_are_all_equally_long_has_no_threshold() -> None:
     assert Thresholds.of(sessions(50, 50)).coarse("DeltaPrefill", 8) == []
+
+
+def test_thresholds_are_the_lengths_of_sessions_with_a_rewritten_history() -> None:
+    lengths = (100, 250, 120, 300)
+    turns = [TurnLengths(prompt_tokens=tokens, output_tokens=5) for tokens in lengths]
+    shares = Thresholds.of([SessionTrace(id="s", turns=turns)]).shares
+    assert shares == {"DeltaPrefill": [100, 120, 150, 180], "TotalLength": [100, 120, 250, 300]}
+
+
+def test_thresholds_do_not_need_the_memory_of_all_prompts() -> None:
+    """The operator's Job has 2 GiB. The prompts of this workload take 80 MB."""
+    turns = [TurnLengths(prompt_tokens=400 * (turn + 1), output_tokens=5) for turn in range(50)]
+    workload = [SessionTrace(id=f"s{number}", turns=turns) for number in range(20)]
+    tracemalloc.start()
+    try:
+        Thresholds.of(workload)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()

@@ -11,7 +11,6 @@ from typing import Final
 from dps_gateway.routing.policies import POLICIES
 from dps_lab.calibrate.goal import Goal
 from dps_lab.calibrate.setup import THRESHOLD_POLICIES, Measurement, Setup
-from dps_lab.simulate.prompts import plan_sessions
 from dps_lab.simulate.trace import SessionTrace
 
 COARSE_THRESHOLDS: Final = 8
@@ -52,10 +51,14 @@ class Thresholds:
     @classmethod
     def of(cls, sessions: Sequence[SessionTrace]) -> "Thresholds":
         """The thresholds for a workload, by its distributions of ΔL and L."""
-        turns = [turn for session in plan_sessions(sessions) for turn in session.turns()]
+        turns = [
+            (turn.prompt_tokens, base)
+            for session in sessions
+            for turn, base in zip(session.turns, session.base_tokens(), strict=True)
+        ]
         lengths = {
-            "DeltaPrefill": sorted(turn.delta_tokens for turn in turns),
-            "TotalLength": sorted(len(turn.prompt) for turn in turns),
+            "DeltaPrefill": sorted(length - base for length, base in turns),
+            "TotalLength": sorted(length for length, _ in turns),
         }
         return cls({policy: sorted({*values})[:-1] for policy, values in lengths.items()}, lengths)
 

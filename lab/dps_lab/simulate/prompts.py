@@ -51,11 +51,8 @@ class PlannedSession:
         runs = _Runs((self.number + 1) * SPACE)
         previous: tuple[int, ...] = ()
         answer: tuple[int, ...] = ()
-        for lengths in self.trace.turns:
-            if lengths.prompt_tokens < len(previous) or not previous:
-                base, known = 0, self.prefix
-            else:
-                base, known = len(previous), (previous + answer)[: lengths.prompt_tokens]
+        for lengths, base in zip(self.trace.turns, self.trace.base_tokens(), strict=True):
+            known = (previous + answer)[: lengths.prompt_tokens] if base else self.prefix
             prompt = known + runs.take(lengths.prompt_tokens - len(known))
             previous, answer = prompt, runs.take(lengths.output_tokens)
             yield PlannedTurn(prompt, answer, base, lengths.think_seconds)

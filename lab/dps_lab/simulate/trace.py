@@ -5,6 +5,7 @@ docs/simulate.md describes the format for users; this module is its definition.
 
 import reprlib
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -49,6 +50,14 @@ class SessionTrace(_Record):
     def output_tokens(self) -> int:
         """Tokens generated over the whole session."""
         return sum(turn.output_tokens for turn in self.turns)
+
+    def base_tokens(self) -> list[int]:
+        """L_{t-1} of each turn, so that the rest of its prompt is ΔL_t (paper, Eq. 1).
+
+        It is 0 for the first turn, and if the history was rewritten: the prompt is shorter than the previous one.
+        """
+        lengths = [0, *(turn.prompt_tokens for turn in self.turns)]
+        return [previous if previous <= length else 0 for previous, length in pairwise(lengths)]
 
 
 def parse_trace(lines: Iterable[str], name: str = "trace") -> list[SessionTrace]:
