@@ -54,6 +54,12 @@ def test_redis_uses_at_most_half_of_its_volume_for_data(size: Any, data: str) ->
     assert max_memory({"size": size, "resources": {"limits": {"memory": "4Gi"}}}) == data
 
 
+def test_redis_writes_no_snapshots_beside_its_append_only_file() -> None:
+    """Half of the volume is reserved for rewriting that file; a snapshot would need further space."""
+    arguments = redis_pod()["containers"][0]["args"]
+    assert arguments[arguments.index("--save") + 1] == ""
+
+
 def test_gateways_mount_the_authorities_of_an_external_redis() -> None:
     store = {**EXTERNAL, "caSecretRef": {"name": "redis-ca", "key": "tls.crt"}}
     made = gateway_deployment(router({**SMALLEST, "sessionStore": store}), SETTINGS, "s")

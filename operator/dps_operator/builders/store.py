@@ -69,6 +69,8 @@ def _container(store: ManagedStore, settings: Settings, router_name: str) -> Man
             *("--dir", "/data"),
             *("--appendonly", "yes"),
             *("--appendfsync", "everysec"),
+            # Snapshots would be written to the same volume, although the append-only file contains the same data.
+            *("--save", ""),
             *("--maxmemory", _max_memory(resources, store.size)),
             # The shortest remaining TTL belongs to the session that has been idle the longest.
             *("--maxmemory-policy", "volatile-ttl"),
