@@ -15,7 +15,8 @@ from dps_gateway.routing.decision import Policy
 from dps_gateway.routing.policies import policy_named
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, parse_session_key
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -179,7 +180,7 @@ class Timeouts(_Section):
     """Time in which the head of a request must arrive, from the first byte or from the opening of the connection."""
     body_seconds: Seconds = 300.0
     """Time in which the body of a request must arrive."""
-    keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 3600.0
+    keep_alive_seconds: Annotated[Seconds, Field(le=3600)] = 3600.0
     """Time for which a client's connection is kept open between requests. Load balancers should close it first."""
     connect_seconds: Seconds = 2.0
     """Maximum time to connect to an engine."""
@@ -199,10 +200,10 @@ class Timeouts(_Section):
     """Interval between health checks."""
     silent_seconds: Seconds = 30.0
     """Time without a token from an engine after which its scheduler is checked."""
-    slow_start_seconds: Annotated[float, Field(ge=0)] = 30.0
+    slow_start_seconds: SecondsOrZero = 30.0
     """Duration of the slow start in which the share of requests of an engine that joins a pool or returns to service
     grows from a tenth to that of the other engines; 0 to disable."""
-    drain_delay_seconds: Annotated[float, Field(ge=0)] = 5.0
+    drain_delay_seconds: SecondsOrZero = 5.0
     """Time between reporting not-ready and refusing connections, for endpoint changes to propagate. Requests are
     served meanwhile."""
     drain_seconds: Seconds = 60.0

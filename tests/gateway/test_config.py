@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pydantic.alias_generators import to_camel
 
-from dps_gateway.config import ConfigError, GatewayConfig, load_config, parse_config
+from dps_gateway.config import ConfigError, GatewayConfig, Timeouts, load_config, parse_config
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, DeltaPrefill
 
@@ -85,6 +86,13 @@ def test_policy_is_selected_by_name() -> None:
 def test_error_names_the_invalid_key(addition: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"gateway.yaml: .*{message}"):
         parse(MINIMAL + addition)
+
+
+@pytest.mark.parametrize("key", [to_camel(name) for name in Timeouts.model_fields])
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+def test_timeouts_must_be_finite(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"gateway.yaml: timeouts.{key}: "):
+        parse(MINIMAL + f"timeouts: {{{key}: {value}}}")
 
 
 @pytest.mark.parametrize(

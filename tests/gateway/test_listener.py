@@ -71,6 +71,20 @@ async def until(condition: Callable[[], bool], iterations: int) -> bool:
     return condition()
 
 
+def test_connections_are_accepted_although_the_idle_timeout_exceeds_the_greatest_of_the_system(
+    run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
+) -> None:
+    async def accept() -> None:
+        clients = Clients()
+        listening = await Listener.listen(clients, "127.0.0.1", 0, backlog=1, idle_seconds=lambda: 1e306)
+        connect(opened, listening)
+        assert await until(lambda: bool(clients.transports), 10)
+        clients.close()
+        listening.close()
+
+    run(accept())
+
+
 def test_burst_of_connections_is_accepted_in_few_iterations(
     run: Callable[[Coroutine[Any, Any, None]], None], opened: ExitStack
 ) -> None:

@@ -160,7 +160,7 @@ def _detect_lost_clients(connection: socket.socket, idle_seconds: float) -> None
     Otherwise an engine would go on generating for it, until the buffers of the connection are full or, on Linux, for a
     quarter of an hour.
     """
-    options = {**_PROBES, "TCP_USER_TIMEOUT": min(round(1000 * idle_seconds), _MAX_OPTION)}
+    options = {**_PROBES, "TCP_USER_TIMEOUT": round(min(1000 * idle_seconds, _MAX_OPTION))}
     with suppress(OSError):  # the client has closed the connection already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
