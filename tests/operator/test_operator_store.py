@@ -9,6 +9,7 @@ from dps_gateway.config import GatewayConfig
 from dps_operator.builders.children import children
 from dps_operator.builders.gateway import gateway_deployment
 from dps_operator.builders.gateway_config import gateway_config
+from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest
 from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
@@ -58,6 +59,16 @@ def test_redis_writes_no_snapshots_beside_its_append_only_file() -> None:
     """Half of the volume is reserved for rewriting that file; a snapshot would need further space."""
     arguments = redis_pod()["containers"][0]["args"]
     assert arguments[arguments.index("--save") + 1] == ""
+
+
+def test_name_of_more_than_46_characters_requires_an_external_redis() -> None:
+    """The StatefulSet controller could not create the pod, because the value of one of its labels would be too long."""
+    children(router(SMALLEST, "q" * 46), SETTINGS, "uid")
+    with pytest.raises(
+        SpecError, match="a managed Redis requires a DPSRouter whose name has at most 46 characters"
+    ):
+        children(router(SMALLEST, "q" * 47), SETTINGS, "uid")
+    children(router({**SMALLEST, "sessionStore": EXTERNAL}, "q" * 50), SETTINGS, "uid")
 
 
 def test_gateways_mount_the_authorities_of_an_external_redis() -> None:

@@ -4,6 +4,7 @@ from dps_operator.api.session_store import ManagedStore
 from dps_operator.api.types import quantity_bytes, to_wire
 from dps_operator.builders.credentials import CREDENTIALS, entry
 from dps_operator.builders.pods import container_resources, pod_template, pull_secrets, restricted
+from dps_operator.errors import SpecError
 from dps_operator.resources import Manifest, Router, child, child_name, selector
 from dps_operator.settings import Settings
 
@@ -23,6 +24,12 @@ With the default limit it is enough for about a million sessions."""
 VOLUME_SHARE = 0.5
 """The largest `maxmemory` as a part of the volume. Redis appends to its file until its size has doubled and then writes
 a new one beside it. A file is smaller than its data in memory. If the volume were full, Redis would refuse writes."""
+
+LONGEST_STATEFUL_SET_NAME = 52
+"""Longest name of a StatefulSet, in characters, whose pods can be created.
+
+The controller appends a hyphen and a hash of up to ten characters for a label, whose value is limited to 63
+(kubernetes#64023)."""
 
 
 def managed(router: Router) -> ManagedStore | None:
@@ -93,7 +100,16 @@ def _container(store: ManagedStore, settings: Settings, router_name: str) -> Man
 def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, revision: str) -> Manifest:
     """One Redis server with its append-only file on a volume.
 
-    revision: identifies the password; a change restarts the server."""
+    revision: identifies the password; a change restarts the server. Raises SpecError if the DPSRouter's name is too
+    long.
+    """
+    name = child_name(router, "redis")
+    excess = len(name) - LONGEST_STATEFUL_SET_NAME
+    if excess > 0:
+        raise SpecError(
+            "spec.sessionStore: a managed Redis requires a DPSRouter whose name has at most "
+            f"{len(router.name) - excess} characters; use urlSecretRef, or choose another name"
+        )
     template = pod_template(
         router,
         "redis",
@@ -129,7 +145,7 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
         "redis",
         spec={
             "replicas": 1,
-            "serviceName": child_name(router, "redis"),
+            "serviceName": name,
             # With OrderedReady, a pod that cannot start would not be replaced when its template is corrected.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector(router, "redis")},
