@@ -225,7 +225,8 @@ async def _relay(
             call.status = HTTPStatus.BAD_GATEWAY
             # Closes the connection, so that the client cannot mistake the body for a complete one.
             raise ConnectionResetError(str(error)) from error
-        await call.write(error_event(error, call.errors))
+        # After an incomplete event, the error event would otherwise be a part of it.
+        await call.write(b"\n\n" + error_event(error, call.errors))
     await call.finish()
     return response
 

@@ -321,6 +321,16 @@ async def test_answer_that_stalls_after_its_first_bytes_fails_after_the_idle_tim
     assert (response.status, message_of(content)) == (502, "the engine sent nothing for 0.5 s")
 
 
+async def test_error_event_of_a_relayed_stream_is_separate_from_an_incomplete_event(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    engine.stream(b'data: {"a": 1}\n\ndata: {"b', abort=True)
+    _, content = await gateway.post("/v1/audio/speech", json={"model": "m"})
+    complete, incomplete, event = content.decode().strip().split("\n\n")
+    assert (complete, incomplete) == ('data: {"a": 1}', 'data: {"b')
+    assert message_of(event.removeprefix("data: ").encode())
+
+
 async def test_relayed_answer_that_stalls_after_its_first_bytes_is_broken_off_after_the_idle_timeout(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
