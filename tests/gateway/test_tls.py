@@ -162,6 +162,12 @@ def test_sentinel_url_can_name_an_authority() -> None:
     assert client.connection_pool.connection_kwargs["ssl_ca_certs"] == "/ca.pem"  # type: ignore[union-attr]
 
 
+def test_credentials_in_a_sentinel_url_are_decoded() -> None:
+    client = connect("redis+sentinel://u%40:p%2Fss@host:26379/0?service=s", 1.0)
+    options = client.connection_pool.connection_kwargs  # type: ignore[union-attr]
+    assert (options["username"], options["password"]) == ("u@", "p/ss")
+
+
 def test_unknown_option_of_a_sentinel_url_is_named_without_its_value() -> None:
     with pytest.raises(ValueError, match=r"unknown option sentinel_pasword$"):
         connect("redis+sentinel://a/0?service=main&sentinel_pasword=secret", 1.0)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from hiredis import pack_command
 from redis.asyncio import Redis, RedisCluster, Sentinel, SentinelConnectionPool
@@ -124,8 +124,8 @@ def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options:
     master: Redis = manager.master_for(
         service,
         db=int(path.strip("/") or 0),
-        username=username or None,
-        password=password or None,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
         ssl=tls,
         **authorities,
         **options,
