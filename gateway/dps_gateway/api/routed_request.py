@@ -18,7 +18,7 @@ from dps_gateway.api.model_names import resolve_model
 from dps_gateway.api.request import parse_object
 from dps_gateway.api.stored_responses import holder
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.accounting import Prompt, Uncountable
+from dps_gateway.prompt.accounting import Prompt, Uncountable, total_tokens
 from dps_gateway.prompt.separation import CacheSalt
 from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.session.growth import History
@@ -129,7 +129,7 @@ async def _measure(
     if not prompts:
         return None, None
     if len(prompts) > 1:
-        return None, sum([(await prompt.measure(None))[0] for prompt in prompts])
+        return None, await total_tokens(prompts)
     prompt = prompts[0] if salt is None else prompts[0].in_cache(salt.mark)
     scope = call.runtime.scope(call.tenant)
     turn = await call.runtime.turns.measure(scope, prompt, call.request.headers, body, stored)

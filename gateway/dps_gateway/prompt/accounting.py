@@ -127,6 +127,17 @@ class Prompt:
         return await asyncio.to_thread(self.count, base)
 
 
+async def total_tokens(prompts: list[Prompt]) -> int:
+    """The sum of the lengths of several prompts. If they are long, they are tokenized in a thread."""
+    if sum(len(prompt.data) for prompt in prompts) < LONG_TEXT_BYTES:
+        return _total(prompts)
+    return await asyncio.to_thread(_total, prompts)
+
+
+def _total(prompts: list[Prompt]) -> int:
+    return sum(prompt.count(None)[0] for prompt in prompts)
+
+
 class ChatRules(Protocol):
     """An engine's conversion of a chat request to its chat template's arguments (see `engine.dialect`)."""
 

@@ -99,6 +99,26 @@ async def test_empty_prompt_is_refused(
     assert message_of(content).startswith("a prompt is empty")
 
 
+@pytest.mark.parametrize("levels", [3, 600])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/completions", "prompt"), ("/generate", "text"), ("/generate", "input_ids"), (CHAT, "input_ids")],
+)
+async def test_deeply_nested_prompt_is_refused(
+    gateway: InProcessGateway,
+    engine: ScriptedEngine,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    field: str,
+    levels: int,
+) -> None:
+    body = json.dumps(chat()).removesuffix("}") + f', "{field}": {"[" * levels}1{"]" * levels}}}'
+    response, content = await gateway.post(path, data=body.encode())
+    assert (response.status, engine.requests) == (400, [])
+    assert message_of(content) == "prompts are nested too deeply"
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_body_with_too_many_values_is_refused() -> None:
     body = b'{"messages": [' + b",".join([b"{}"] * MAX_VALUES) + b"]}"
     with pytest.raises(BadRequest, match=f"^the body has more than {MAX_VALUES} values$"):

@@ -2,12 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dps_gateway.api.errors import BadRequest
 from dps_gateway.engine.dialect import AnswerFormat
 from dps_gateway.engine.stream_content import StreamContent
-from dps_gateway.prompt.accounting import Accountant, Prompt
+from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
+
+MAX_PROMPTS: Final = 4096
+"""The maximum number of prompts of one request that are counted. Even a short one takes hundreds of bytes of memory."""
+
+_MAX_DEPTH: Final = 2
+"""Prompts are nested at most as a list of lists of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,8 @@ class Route:
     prompts: Callable[[Accountant, dict[str, Any]], list[Prompt]]
     """The prompts of a request. Only a request with exactly one prompt is a turn of a session.
 
-    Raises BadRequest for an empty prompt and Uncountable for prompts whose length cannot be determined.
+    Raises BadRequest for empty or too deeply nested prompts and Uncountable for prompts whose length cannot be
+    determined.
     """
     salted: tuple[str, ...] = ("cache_salt",)
     """The request fields that receive the tenant's cache salt. If the endpoint has no such field, it is sent in the
@@ -34,7 +41,7 @@ class Route:
 
 
 def refuse_empty(prompts: Any) -> None:
-    """Raise BadRequest if any prompt is empty.
+    """Raise BadRequest if any prompt is empty, or if they are nested too deeply.
 
     Depending on the endpoint, SGLang fails an assertion on an empty prompt, which stops the engine.
     """
@@ -49,12 +56,16 @@ def text_prompts(accountant: Accountant, value: Any) -> list[Prompt]:
     """
     refuse_empty(value)
     several = isinstance(value, list) and value and not isinstance(value[0], int)
+    if several and len(value) > MAX_PROMPTS:
+        raise Uncountable("too many prompts")
     return [accountant.text(prompt) for prompt in (value if several else [value])]
 
 
-def _has_empty(value: Any) -> bool:
+def _has_empty(value: Any, depth: int = 0) -> bool:
     if isinstance(value, list):
+        if depth == _MAX_DEPTH:
+            raise BadRequest("prompts are nested too deeply")
         if value and isinstance(value[0], int):  # one prompt of token ids, which may be long
             return False
-        return not value or any(_has_empty(item) for item in value)
+        return not value or any(_has_empty(item, depth + 1) for item in value)
     return isinstance(value, str) and not value
