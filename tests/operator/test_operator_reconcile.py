@@ -257,6 +257,22 @@ async def test_resumed_pool_of_another_controller_starts_with_its_minimum(
     assert managers == {"dps-operator": False, HANDOVER: True}
 
 
+async def test_pool_that_loses_its_autoscaler_has_no_more_replicas_than_its_maximum(
+    harness: OperatorHarness,
+) -> None:
+    def spec(most: int) -> dict[str, Any]:
+        pool = {"autoscaling": {"minReplicas": 0, "maxReplicas": most}}
+        return {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": pool}}
+
+    harness.edit(spec(4))
+    await harness.reconcile()
+    harness.object("Deployment", "qwen-greedy")["spec"]["replicas"] = 3
+    harness.edit(spec(1))
+    await harness.reconcile()
+    assert harness.cluster.names("HorizontalPodAutoscaler") == set()
+    assert engine_replicas(harness)["greedy"] == 1
+
+
 async def test_paused_router_is_not_changed_but_its_status_is_updated(harness: OperatorHarness) -> None:
     del harness.cluster.objects["Service", "serving", "qwen-greedy"]
     before = copy.deepcopy(harness.cluster.objects)

@@ -30,6 +30,7 @@ from dps_operator.builders.prefix_cache import (
     separates_tenants,
     shared,
 )
+from dps_operator.builders.scaling import has_autoscaler
 from dps_operator.builders.shared_gpu import start_order, waiting_seconds
 from dps_operator.builders.sources import (
     ENGINE_RESOURCES,
@@ -297,7 +298,7 @@ def engine_deployment(
     if router.spec.suspend:
         # A HorizontalPodAutoscaler is inactive while its target has no replicas.
         spec["replicas"] = 0
-    elif pool.autoscaling is None and pool.scaling == "Managed":
+    elif pool.scaling == "Managed" and not has_autoscaler(pool):
         spec["replicas"] = pool.replicas or 1
     annotations = {
         TEMPLATE_HASH: digest(template),
