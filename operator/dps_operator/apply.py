@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Collection, Sequence
 
-from dps_operator.builders.scaling import min_replicas
+from dps_engines.pools import POOLS
+from dps_operator.builders.pool_engines import pool_of
+from dps_operator.builders.scaling import has_autoscaler, min_replicas
 from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError, NotFoundError, RejectedError, SchemaError
 from dps_operator.kinds import BY_NAME, kind_of
 from dps_operator.observe import Child, ChildKey, Key, Observations, child
-from dps_operator.resources import COMPONENT_LABEL, Manifest, Router, digest
+from dps_operator.resources import COMPONENT_LABEL, Manifest, Router, child_name, digest
 
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
@@ -43,10 +45,11 @@ class Applier:
         applied = digest(manifest)
         cached = self._observed(router).get(name)
         digests = self._applied.setdefault(router.key, {})
-        if cached is not None and digests.get(name) == (router.uid, applied, cached.owned):
+        inactive = self._leaves_autoscaler_inactive(router, manifest)
+        if cached is not None and digests.get(name) == (router.uid, applied, cached.owned) and not inactive:
             return
         found = await self._find(router, manifest)
-        if found is not None and found.owns_replicas and "replicas" not in manifest["spec"]:
+        if found is not None and (inactive or (found.owns_replicas and "replicas" not in manifest["spec"])):
             await self._hand_over_replicas(router, manifest, found)
         try:
             live = await self._cluster.apply(manifest)
@@ -104,10 +107,24 @@ class Applier:
             "choose another name for the DPSRouter"
         )
 
+    def _leaves_autoscaler_inactive(self, router: Router, manifest: Manifest) -> bool:
+        """Whether it is a pool's Deployment without replicas, whose autoscaler is yet to be created.
+
+        Another controller has scaled the pool to zero before.
+        """
+        if manifest["kind"] != "Deployment" or "replicas" in manifest["spec"]:
+            return False
+        name, observed = manifest["metadata"]["name"], self._observed(router)
+        scaled = {child_name(router, pool) for pool in POOLS if has_autoscaler(pool_of(router.spec, pool))}
+        if name not in scaled or ("HorizontalPodAutoscaler", name) in observed:
+            return False
+        found = observed.get(("Deployment", name))
+        return found is not None and found.replicas is not None and found.replicas.desired == 0
+
     async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:
         """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
 
-        Server-side apply would otherwise reset the field to its default. A pool that was suspended starts with the
+        Server-side apply would otherwise reset the field to its default. A pool without replicas starts with the
         minimum, because an autoscaler does not scale up a Deployment without replicas.
         """
         if found.replicas is None:

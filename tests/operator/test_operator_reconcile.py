@@ -273,6 +273,29 @@ async def test_pool_that_loses_its_autoscaler_has_no_more_replicas_than_its_maxi
     assert engine_replicas(harness)["greedy"] == 1
 
 
+async def test_pool_without_replicas_starts_with_the_minimum_of_its_new_autoscaler(
+    harness: OperatorHarness,
+) -> None:
+    """A HorizontalPodAutoscaler is inactive while its target has no replicas."""
+
+    def spec(pool: dict[str, Any]) -> dict[str, Any]:
+        return {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": pool}}
+
+    harness.edit(spec({"scaling": "External"}))
+    await harness.reconcile()
+    scaled = {"kind": "Deployment", "metadata": {"name": "qwen-greedy", "namespace": "serving"}}
+    for manager in (HANDOVER, "keda"):
+        harness.cluster.store({**scaled, "spec": {"replicas": 0} if manager == "keda" else {}}, manager)
+    await harness.reconcile()
+    assert engine_replicas(harness)["greedy"] == 0
+    harness.edit(spec({"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}))
+    await harness.reconcile()
+    assert engine_replicas(harness)["greedy"] == 2
+    harness.object("Deployment", "qwen-greedy")["spec"]["replicas"] = 0
+    await harness.reconcile()
+    assert engine_replicas(harness)["greedy"] == 0, "a user may deactivate the autoscaler in this way"
+
+
 async def test_paused_router_is_not_changed_but_its_status_is_updated(harness: OperatorHarness) -> None:
     del harness.cluster.objects["Service", "serving", "qwen-greedy"]
     before = copy.deepcopy(harness.cluster.objects)
