@@ -6,7 +6,8 @@ import pytest
 
 from dps_engines.pools import POOLS
 from dps_operator.errors import RejectedError
-from dps_testkit.operator.harness import OperatorHarness
+from dps_testkit.operator.harness import NOW, OperatorHarness
+from dps_testkit.operator.objects import pod
 from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SMALLEST
 
 CREDENTIALS = "dps-router-credentials"
@@ -39,6 +40,22 @@ async def test_managed_redis_is_kept_until_all_gateways_use_the_external_one() -
     await harness.reconcile()
     assert existing(harness) >= REDIS
     harness.rolled_out()
+    await harness.reconcile()
+    assert not existing(harness) & REDIS
+
+
+async def test_managed_redis_is_kept_until_the_last_old_gateway_has_answered_its_requests() -> None:
+    """The counts of a Deployment do not include pods that are terminating."""
+    harness = await serving(SMALLEST)
+    harness.edit(EXTERNAL)
+    await harness.reconcile()
+    harness.rolled_out()
+    draining = pod("qwen-gateway-old", "gateway")
+    draining["metadata"]["deletionTimestamp"] = NOW
+    harness.cluster.objects["Pod", "serving", "qwen-gateway-old"] = draining
+    await harness.reconcile()
+    assert existing(harness) >= REDIS
+    del harness.cluster.objects["Pod", "serving", "qwen-gateway-old"]
     await harness.reconcile()
     assert not existing(harness) & REDIS
 
