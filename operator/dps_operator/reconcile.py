@@ -236,8 +236,8 @@ class Reconciler:
         """Delete the children that are no longer desired, and their credentials. Raises ClusterError.
 
         Pods of an older template serve until they have been replaced, and may have to be restarted. So what they use is
-        deleted only after that, and a rollout that cannot succeed can be reverted. A Deployment does not count pods that
-        are terminating, although they complete their requests.
+        deleted only after that, and a rollout that cannot succeed can be reverted. A Deployment does not count pods
+        that are terminating, although they complete their requests.
         """
         draining = any(
             pod.terminating and pod.component in (*POOLS, "gateway") for pod in self._observations.pods(key)
