@@ -49,6 +49,15 @@ async def test_upgrade_of_the_operator_restarts_no_engine() -> None:
     assert harness.cluster.writes() == writes
 
 
+async def test_paused_router_still_reports_that_its_engines_are_outdated() -> None:
+    harness = await serving(PREFIX_CACHE)
+    harness.restart(NEXT_RELEASE)
+    await harness.reconcile()
+    harness.edit({**PREFIX_CACHE, "paused": True})
+    await harness.reconcile()
+    assert [harness.status()["pools"][pool]["outdated"] for pool in ("speculative", "greedy")] == [True, True]
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "replicas": {"pools": {**SMALLEST["pools"], "greedy": {"replicas": 2}}},
     "routing": {"routing": {"thresholdTokens": 1}},

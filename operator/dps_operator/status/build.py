@@ -86,10 +86,11 @@ def _pool(
     result = _counts(observed.replicas(router, pool))
     if pool_of(router.spec, pool).scaling == "External":
         result["scaling"] = "External"
-    if pool in observed.kept:
+    past = before.get("pools", {}).get(pool, {})
+    # While the DPSRouter is paused, no pod templates are compared.
+    if past.get("outdated") if router.spec.paused else pool in observed.kept:
         result["outdated"] = True
     engine = observed.children.get(engine_key(router.name, pool))
-    past = before.get("pools", {}).get(pool, {}).get("revisions", [])
-    if revisions := history(engine, past, router.generation, now):
+    if revisions := history(engine, past.get("revisions", []), router.generation, now):
         result["revisions"] = revisions
     return result
