@@ -193,6 +193,39 @@ def test_generate_stream_reports_usage_in_every_event() -> None:
     assert usage == Usage(3, 2, cached_tokens=1, fetched_tokens=1, finish_reason="stop", response_id="r")
 
 
+SAMPLE = b'{"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":%d%s},"index":%d}'
+
+
+def test_generate_stream_of_several_answers_reports_the_last_usage_of_each() -> None:
+    parts = [SAMPLE % (1, b"", 0), SAMPLE % (1, b"", 1), SAMPLE % (5, b"", 1), SAMPLE % (7, b"", 0)]
+    stream = b"".join(b"data: " + part + b"\n\n" for part in parts)
+    passed, closing, usage = relay(stream + DONE, [], answers=GENERATE_ANSWERS)
+    assert passed + closing == stream + DONE
+    assert usage == Usage(6, 12, several=True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        pytest.param([SAMPLE % (5, b"", 0)], Usage(3, 5), id="one answer"),
+        pytest.param(
+            [SAMPLE % (5, b',"cached_tokens":2', 0), SAMPLE % (7, b',"cached_tokens":0', 1)],
+            Usage(6, 12, cached_tokens=2, several=True),
+            id="several answers",
+        ),
+        pytest.param(
+            [SAMPLE % (5, b',"cached_tokens":2', 0), SAMPLE % (7, b"", 1)],
+            Usage(6, 12, several=True),
+            id="cached tokens of one are unknown",
+        ),
+        pytest.param([SAMPLE % (5, b"", 0), b"{}"], None, id="one without usage"),
+        pytest.param([], None, id="no answer"),
+    ],
+)
+def test_usage_of_a_list_of_answers_is_their_sum(answers: list[bytes], expected: Usage | None) -> None:
+    assert read_usage(b"[" + b",".join(answers) + b"]", GENERATE_ANSWERS) == expected
+
+
 @pytest.mark.parametrize(
     ("document", "expected"),
     [

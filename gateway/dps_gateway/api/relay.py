@@ -264,6 +264,8 @@ class Relay:
         metrics.genai_token_usage.labels(*labels, "input").observe(usage.prompt_tokens)
         metrics.genai_token_usage.labels(*labels, "output").observe(usage.completion_tokens)
         metrics.cached_tokens.labels(pool.name.value).inc(usage.cached_tokens or 0)
+        if usage.several:  # sums show neither the engine's speed nor the length of the session's prompt
+            return
         per_token = None
         continued = self._continuation is not None
         if self._answer.streams and usage.completion_tokens > 1 and not continued:

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, read_usage
+from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, read_usage, total_usage
 from dps_gateway.engine.sources import SOURCES, read_fetched, without_sources
 
 MAX_HELD_BYTES: Final = 1024 * 1024
@@ -37,12 +37,19 @@ class EventRelay:
         self._sources = b""
         self._first_usage = b""
         self._last_usage = b""
+        self._parts: dict[bytes, Usage] = {}
+        """The most recent usage of each of several answers, by its number."""
         self.count = 0
         """The number of complete events so far."""
 
     @property
     def usage(self) -> Usage | None:
-        """The most recent usage in the stream. If it has no prompt tokens, they are taken from the first usage."""
+        """The most recent usage in the stream, or the sum over several answers.
+
+        If it has no prompt tokens, they are taken from the first usage.
+        """
+        if len(self._parts) > 1:
+            return total_usage(list(self._parts.values()))
         last = read_usage(self._last_usage, self._format) if self._last_usage else None
         if last is None:
             return None
@@ -93,4 +100,9 @@ class EventRelay:
             return event
         self._last_usage = event.partition(b"data:")[2]
         self._first_usage = self._first_usage or self._last_usage
+        marker = self._format.part_marker
+        if marker is not None and (part := marker.search(event)) is not None:
+            usage = read_usage(self._last_usage, self._format)
+            if usage is not None:
+                self._parts[part[1]] = usage
         return b"" if self._requested.usage and _NO_CHOICES.search(event) else event

@@ -41,6 +41,7 @@ class _AnthropicAnswers:
 
     closing = (b"event: message_stop",)
     usage_marker = re.compile(rb'"usage":\s*\{')
+    part_marker = None
 
     def request_usage(
         self, body: Mapping[str, Any], raw: bytes, *, sources: bool

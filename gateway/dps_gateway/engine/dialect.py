@@ -10,7 +10,7 @@ differences between SGLang's and vLLM's lists of models and administrative endpo
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,7 +25,7 @@ MAX_TOKENS: Final = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one answer, as the engine reports them."""
+    """Token counts of one answer, or the sums over several answers to a request, as the engine reports them."""
 
     prompt_tokens: int
     """0 if the answer does not report it yet, because the engine answers in the background."""
@@ -38,6 +38,8 @@ class Usage:
     finish_reason: str | None = None
     response_id: str | None = None
     model: str | None = None
+    several: bool = False
+    """Whether these are sums. Each of several samples of a prompt adds the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,13 @@ class AnswerFormat(Protocol):
     @property
     def usage_marker(self) -> re.Pattern[bytes]:
         """Matches a stream event that may carry usage or `sources`, so that other events need no parsing."""
+
+    @property
+    def part_marker(self) -> re.Pattern[bytes] | None:
+        """Matches, in a stream event with the usage of one of several answers, the number of that answer (group 1).
+
+        None if every event with usage has that of the whole request.
+        """
 
     def request_usage(
         self, body: Mapping[str, Any], raw: bytes, *, sources: bool
@@ -156,6 +165,22 @@ def read_usage(document: bytes, answer_format: AnswerFormat) -> Usage | None:
     except orjson.JSONDecodeError:
         return None
     return answer_format.usage_of(parsed)
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """The sums over several answers. A sum is None if the engine has not reported the count for one of them."""
+
+    def total(counts: Sequence[int | None]) -> int | None:
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=total([usage.cached_tokens for usage in usages]),
+        fetched_tokens=total([usage.fetched_tokens for usage in usages]),
+        several=True,
+    )
 
 
 def token_count(value: Any) -> int | None:

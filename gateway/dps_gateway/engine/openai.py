@@ -25,6 +25,7 @@ class _OpenAIAnswers:
 
     closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"(?:usage|sglext)":\s*\{')
+    part_marker = None
 
     def request_usage(
         self, body: Mapping[str, Any], raw: bytes, *, sources: bool
@@ -81,6 +82,7 @@ class _ResponsesAnswers:
 
     closing = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
     usage_marker = re.compile(rb'"(?:usage":\s*\{|response\.created")')
+    part_marker = None
 
     def request_usage(
         self, body: Mapping[str, Any], raw: bytes, *, sources: bool

@@ -10,7 +10,14 @@ from typing import Any, Final
 import orjson
 
 from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CacheUnits
-from dps_gateway.engine.dialect import AnswerFormat, RequestedByGateway, Usage, text_or_none, token_count
+from dps_gateway.engine.dialect import (
+    AnswerFormat,
+    RequestedByGateway,
+    Usage,
+    text_or_none,
+    token_count,
+    total_usage,
+)
 from dps_gateway.engine.sources import fetched_tokens
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
@@ -129,11 +136,13 @@ def _load_of_rank(rank: Any) -> Load | None:
 class _GenerateAnswers:
     """Answers of /generate. The `meta_info` of every event contains usage, even if it was not requested.
 
-    The answer to a batch, or to several samples of one prompt, is a list, for which no usage is reported.
+    The answer to a batch, or to several samples of one prompt, is a list. In a stream, the events of each of these
+    answers have its `index`.
     """
 
     closing = (b"data: [DONE]",)
     usage_marker = re.compile(rb'"meta_info":\s*\{')
+    part_marker = re.compile(rb'"index":\s*(\d+)')
 
     def request_usage(
         self, body: Mapping[str, Any], raw: bytes, *, sources: bool
@@ -141,6 +150,14 @@ class _GenerateAnswers:
         return raw, RequestedByGateway()
 
     def usage_of(self, document: Any) -> Usage | None:
+        if isinstance(document, list):
+            usages = [usage for answer in document if (usage := self._usage_of_one(answer)) is not None]
+            if not usages or len(usages) != len(document):
+                return None
+            return usages[0] if len(usages) == 1 else total_usage(usages)
+        return self._usage_of_one(document)
+
+    def _usage_of_one(self, document: Any) -> Usage | None:
         meta = document.get("meta_info") if isinstance(document, dict) else None
         if not isinstance(meta, dict):
             return None

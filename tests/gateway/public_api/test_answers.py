@@ -105,6 +105,29 @@ async def test_failure_after_the_headers_closes_the_connection(
     assert gateway.requests(500) == 1
 
 
+@pytest.mark.parametrize(("samples", "corrections"), [(1, 1), (2, 0)])
+async def test_record_of_a_session_is_corrected_by_the_usage_of_one_answer_only(
+    gateway: InProcessGateway,
+    engine: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    samples: int,
+    corrections: int,
+) -> None:
+    """Each of several samples reports the tokens of the prompt, so that their sum is not its length."""
+    corrected = []
+
+    async def correct(*arguments: object) -> bool:
+        corrected.append(arguments)
+        return False
+
+    monkeypatch.setattr(gateway.runtime.turns, "correct", correct)
+    sample = {"text": "a", "meta_info": {"prompt_tokens": 9, "completion_tokens": 2}}
+    engine.respond(body=json.dumps([sample] * samples), content_type="application/json")
+    body = {"text": ["hello"], "sampling_params": {"n": samples}}
+    response, _ = await gateway.post("/generate", json=body)
+    assert (response.headers["x-dps-turn"], len(corrected)) == ("1", corrections)
+
+
 async def test_failed_accounting_does_not_disturb_the_answer(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

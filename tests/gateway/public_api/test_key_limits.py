@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from dps_gateway.auth import Key, Keys, digest_of
 from dps_testkit.in_process_gateway import (
     CHAT,
     CHUNK,
+    DONE,
     USAGE,
     InProcessGateway,
     ScriptedEngine,
@@ -87,6 +89,27 @@ async def test_tokens_of_a_key_per_minute_are_limited(
     engine.respond(body=json.dumps({"choices": [], "usage": usage}), content_type="application/json")
     headers = {"Authorization": "Bearer sk"}
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
+    await check_exhausted(gateway, headers)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["complete", "streamed"])
+async def test_tokens_of_all_answers_to_a_batch_count_for_its_key(
+    gateway: InProcessGateway, engine: ScriptedEngine, stream: bool
+) -> None:
+    """Every event of a stream reports the tokens of one answer until then."""
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=1000)])
+
+    def answer(index: int, tokens: int) -> dict[str, Any]:
+        return {"text": "a", "meta_info": {"prompt_tokens": 1, "completion_tokens": tokens}, "index": index}
+
+    if stream:
+        parts = [answer(index, tokens) for tokens in (1, 600) for index in (0, 1)]
+        engine.stream(*(f"data: {json.dumps(part)}\n\n".encode() for part in parts), DONE)
+    else:
+        engine.respond(body=json.dumps([answer(0, 600), answer(1, 600)]), content_type="application/json")
+    headers = {"Authorization": "Bearer sk"}
+    body = {"text": ["a", "b"], "stream": stream}
+    assert (await gateway.post("/generate", json=body, headers=headers))[0].status == 200
     await check_exhausted(gateway, headers)
 
 
