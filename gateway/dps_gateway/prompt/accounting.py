@@ -1,6 +1,7 @@
 """The prompt of a request: rendered as the engine renders it, compared with history, counted incrementally."""
 
 import asyncio
+import re
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ _TOKEN_ID_BYTES: Final = 4
 _STORED_ANSWER: Final = "\x00stored answer\x00"
 _STORED: Final = ({"role": "user", "content": "q"}, {"role": "assistant", "content": _STORED_ANSWER})
 """Placeholder for a conversation that only the engine has stored."""
+
+_SENTINEL: Final = re.compile("(\x00media [0-9]+\x00)")
+"""Marks the start of a message with media."""
 
 
 class Uncountable(Exception):
@@ -233,7 +237,8 @@ class Accountant:
         """The positions and digests of the chat's media. The rendered text has equal placeholders for them, or none.
 
         The chat is rendered again with a sentinel at the start of every message with media. If removing the sentinels
-        does not restore `text`, all media are treated as being at the start of the prompt.
+        does not restore `text`, all media are treated as being at the start of the prompt. Media in a message that the
+        template does not render are at its end.
         """
         if not chat.media:
             return ()
@@ -241,13 +246,16 @@ class Accountant:
         sentinels = [f"\x00media {number}\x00" for number in range(len(chat.media))]
         for sentinel, (index, _) in zip(sentinels, chat.media, strict=True):
             messages[index] = _prefixed(messages[index], sentinel)
-        marked = self._tokenizer.render(messages, chat.tools, chat.variables)
-        offsets = []
-        for sentinel in sentinels:
-            before, _, after = marked.partition(sentinel)
-            offsets.append(len(before.encode()))
-            marked = before + after
-        if marked != text:
+        parts = _SENTINEL.split(self._tokenizer.render(messages, chat.tools, chat.variables))
+        found: dict[str, int] = {}
+        offset = 0
+        for before, sentinel in zip(parts[::2], parts[1::2], strict=False):
+            offset += len(before.encode())
+            found.setdefault(sentinel, offset)
+        if "".join(parts[::2]) == text:
+            not_rendered = len(text.encode())
+            offsets = [found.get(sentinel, not_rendered) for sentinel in sentinels]
+        else:
             offsets = [0] * len(sentinels)
         return tuple(sorted((offset, key) for offset, (_, key) in zip(offsets, chat.media, strict=True)))
 

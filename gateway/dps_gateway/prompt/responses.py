@@ -159,35 +159,63 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with consecutive messages of the assistant merged into one, unless their phases differ."""
-    merged: list[dict[str, Any]] = []
+    runs: list[list[dict[str, Any]]] = []
+    fields: set[str] = set()
     for message in messages:
-        last = merged[-1] if merged else {}
-        if message.get("role") == last.get("role") == "assistant" and (
-            last.get("phase") == message.get("phase") or last.keys() == {"role", "reasoning_content"}
+        previous = runs[-1][-1] if runs else {}
+        if message.get("role") == previous.get("role") == "assistant" and (
+            previous.get("phase") == message.get("phase") or fields == {"role", "reasoning_content"}
         ):
-            merged[-1] = _joined(last, message)
+            runs[-1].append(message)
+            fields |= _added_fields(message)
         else:
-            merged.append(message)
-    return merged
+            runs.append([message])
+            fields = set(message)
+    return [_joined(run) for run in runs]
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    joined = dict(first)
-    if second.get("phase") is not None:
-        joined["phase"] = second["phase"]
-    before, after = first.get("content") or "", second.get("content")
-    if isinstance(before, str) and isinstance(after, str) and before and after:
-        joined["content"] = f"{before}\n\n{after}"
-    elif before and after:
-        joined["content"] = [*_as_parts(before), *_as_parts(after)]
-    elif after is not None and after != "":
-        joined["content"] = after
-    if calls := second.get("tool_calls"):
-        joined["tool_calls"] = [*(first.get("tool_calls") or ()), *calls]
-    if reasoning := second.get("reasoning_content"):
-        earlier = first.get("reasoning_content")
-        joined["reasoning_content"] = f"{earlier}\n{reasoning}" if earlier else reasoning
+def _added_fields(message: dict[str, Any]) -> set[str]:
+    """The fields that a message adds to the one that it is merged into."""
+    names = ("phase", "content", "tool_calls", "reasoning_content")
+    return {name for name in names if (value := message.get(name)) or (name == "content" and value == [])}
+
+
+def _joined(run: list[dict[str, Any]]) -> dict[str, Any]:
+    """One message for consecutive messages of the assistant. Other fields are those of the first message."""
+    if len(run) == 1:
+        return run[0]
+    joined = dict(run[0])
+    if (phase := run[-1].get("phase")) is not None:
+        joined["phase"] = phase
+    contents: list[str | list[dict[str, Any]]] = []
+    for message in run:
+        content = message.get("content")
+        if content:
+            contents.append(content)
+        elif content is not None and content != "":  # an empty list replaces the content before it
+            contents.clear()
+            joined["content"] = content
+    if contents:
+        joined["content"] = _joined_contents(contents)
+    if calls := [call for message in run for call in message.get("tool_calls") or ()]:
+        joined["tool_calls"] = calls
+    if reasoning := [text for message in run if (text := message.get("reasoning_content"))]:
+        joined["reasoning_content"] = "\n".join(reasoning)
     return joined
+
+
+def _joined_contents(contents: list[str | list[dict[str, Any]]]) -> str | list[dict[str, Any]]:
+    """The texts as one text; if there are parts too, the parts, preceded by the texts before the first of them."""
+    texts: list[str] = []
+    for content in contents:
+        if not isinstance(content, str):
+            break
+        texts.append(content)
+    others = contents[len(texts) :]
+    text = "\n\n".join(texts)
+    if not others:
+        return text
+    return [part for content in ([text] if text else []) + others for part in _as_parts(content)]
 
 
 def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
