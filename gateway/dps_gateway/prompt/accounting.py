@@ -36,7 +36,7 @@ _SENTINEL: Final = re.compile("(\x00media [0-9]+\x00)")
 
 
 class Uncountable(Exception):
-    """The prompt's length cannot be determined: the engine will refuse it, or it is several prompts.
+    """The prompt's length cannot be determined: the engine will refuse it, it is several prompts, or it is too long.
 
     The message contains no part of the request. The exception that caused it may, so only its type is stated.
     """
