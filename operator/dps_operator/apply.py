@@ -22,7 +22,7 @@ def image_volumes(manifest: Manifest) -> set[str]:
     """The names of a Deployment's image volumes, which the API server removes if their feature gate is disabled."""
     if manifest["kind"] != "Deployment":
         return set()
-    volumes = manifest["spec"]["template"]["spec"].get("volumes", [])
+    volumes = manifest["spec"]["template"]["spec"].get("volumes") or []
     return {volume["name"] for volume in volumes if "image" in volume}
 
 

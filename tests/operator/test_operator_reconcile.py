@@ -79,6 +79,75 @@ async def test_unknown_field_is_reported(harness: OperatorHarness) -> None:
     assert harness.condition("SpecValid")["message"].startswith("spec.futureField: ")
 
 
+def in_engines(**spec: Any) -> dict[str, Any]:
+    """A spec with this pod spec in the pod template of one pool."""
+    return {**SMALLEST, "pools": {**SMALLEST["pools"], "greedy": {"podTemplate": {"spec": spec}}}}
+
+
+def with_affinity(**affinity: Any) -> dict[str, Any]:
+    return {**SMALLEST, "nodePool": {"affinity": affinity}}
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "object instead of containers": (
+        in_engines(containers={"name": "engine"}),
+        "containers must be a list of objects",
+    ),
+    "text instead of a volume": (in_engines(volumes=["x"]), "volumes must be a list of objects"),
+    "null instead of a variable": (
+        in_engines(containers=[{"name": "engine", "env": [None]}]),
+        "env must be a list of objects",
+    ),
+    "object instead of a name": (
+        in_engines(containers=[{"name": {}}]),
+        "name must be a single value in the items of containers",
+    ),
+    "text instead of limits": (
+        in_engines(containers=[{"name": "engine", "resources": {"limits": "x"}}]),
+        "limits must be an object",
+    ),
+    "text instead of a probe": (
+        in_engines(containers=[{"name": "engine", "startupProbe": "x"}]),
+        "startupProbe must be an object",
+    ),
+    "list instead of an affinity": (with_affinity(nodeAffinity=[1]), "nodeAffinity must be an object"),
+    "object instead of terms": (
+        with_affinity(nodeAffinity={REQUIRED: {"nodeSelectorTerms": {"a": 1}}}),
+        "nodeSelectorTerms must be a list of objects",
+    ),
+    "number instead of expressions": (
+        with_affinity(nodeAffinity={REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": 1}]}}),
+        "matchExpressions must be a list of objects",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "problem"), MALFORMED.values(), ids=MALFORMED.keys())
+async def test_malformed_part_of_a_free_object_is_reported(spec: dict[str, Any], problem: str) -> None:
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["reason"] == "InvalidSpec"
+    assert problem in harness.condition("SpecValid")["message"]
+
+
+NULLS: dict[str, dict[str, Any]] = {
+    "affinity": with_affinity(nodeAffinity=None, podAffinity=None),
+    "node selector": with_affinity(nodeAffinity={REQUIRED: None}),
+    "lists of a pod": in_engines(volumes=None, initContainers=None),
+    "parts of a container": in_engines(
+        containers=[{"name": "engine", "env": None, "resources": None, "startupProbe": None}]
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", NULLS.values(), ids=NULLS.keys())
+async def test_null_in_a_free_object_is_valid(spec: dict[str, Any]) -> None:
+    harness = OperatorHarness(spec)
+    await harness.reconcile()
+    assert harness.condition("SpecValid")["reason"] == "Accepted"
+
+
 FAILURES: dict[str, tuple[ClusterError, str, str]] = {
     "server overloaded": (ClusterError("too many requests", 429, 2.0), "Progressing", "Retrying"),
     "server unreachable": (ClusterError("cannot be reached"), "Progressing", "Retrying"),

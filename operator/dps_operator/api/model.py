@@ -1,14 +1,15 @@
 """`spec.model`, `spec.engine` and `spec.nodePool`: the model, the engine, and the nodes for it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from dps_engines.launch import TENSOR_PARALLEL_LIMITS
 from dps_engines.sglang.runtime import DEFAULT_VERSION as SGLANG_VERSION
 from dps_engines.sglang.runtime import REPOSITORY as SGLANG_REPOSITORY
 from dps_engines.vllm.runtime import DEFAULT_VERSION as VLLM_VERSION
 from dps_engines.vllm.runtime import REPOSITORY as VLLM_REPOSITORY
+from dps_operator.api.shapes import checked_affinity, without_nulls
 from dps_operator.api.sources import ModelSource
 from dps_operator.api.types import (
     APIObject,
@@ -273,7 +274,7 @@ class NodePool(APIObject):
     tolerations: list[Toleration] = Field(
         default=[], max_length=32, description="Tolerations in addition to those of `profile`."
     )
-    affinity: FreeObject = Field(
+    affinity: Annotated[FreeObject, BeforeValidator(without_nulls), AfterValidator(checked_affinity)] = Field(
         default={},
         description="Affinity in addition to that of `profile`, as in a pod. Both must be satisfied.",
     )

@@ -5,9 +5,19 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict, JsonValue
+
+from dps_operator.api.shapes import checked_pod_spec
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
@@ -126,7 +136,7 @@ class PodTemplate(APIObject):
     metadata: TemplateMetadata | None = Field(
         default=None, description="Labels and annotations added to the pods."
     )
-    spec: FreeObject | None = Field(
+    spec: Annotated[FreeObject, AfterValidator(checked_pod_spec)] | None = Field(
         default=None,
         description="A pod spec. Containers, volumes, environment variables and image pull secrets are merged by "
         "name, volume mounts by path, ports by number, and topology spread constraints by topologyKey; other lists, "

@@ -2,22 +2,10 @@
 
 from typing import Any
 
+from dps_operator.api.shapes import MERGE_KEYS
 from dps_operator.api.types import PodTemplate, Resources, quantity_value
 from dps_operator.resources import Component, Manifest, Router, labels, selector
 from dps_operator.settings import Settings
-
-MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "topologySpreadConstraints": "topologyKey",
-}
-"""The lists of generated pods that merge by a key, and their keys, as in a strategic merge patch. Other lists are
-replaced."""
 
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
 UNIONS = {
