@@ -112,7 +112,7 @@ PATH = "/asked"
 async def test_engine_is_asked_while_100_others_do_not_answer(
     watch: Callable[[EnginePool], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An aiohttp session has at most 100 connections unless it is told otherwise."""
+    """By default, an aiohttp session opens at most 100 connections."""
     for name in ("LOAD_TIMEOUT_SECONDS", "CONFIGURATION_TIMEOUT_SECONDS"):
         monkeypatch.setattr(reports, name, 2 * LONG_SECONDS)  # so that no silent engine is given up
     asked = asyncio.Event()

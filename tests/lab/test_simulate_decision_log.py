@@ -201,7 +201,7 @@ def test_a_replica_without_a_log_is_an_error() -> None:
 
 @pytest.mark.parametrize("cut", ["between chunks", "in a chunk"])
 def test_a_log_that_is_interrupted_is_an_error(cut: str) -> None:
-    """The part that has arrived is a valid log by itself, but lacks the newest turns."""
+    """The received part is a valid log, but does not contain the newest turns."""
     (line,) = lines(entry("a", 1, 1.0, 100))
     size = len(line) + 1 if cut == "between chunks" else 9999
     body = f"{size:x}\r\n{line}\n" + ("\r\n" if cut == "between chunks" else "")

@@ -167,13 +167,14 @@ def read_usage(document: bytes, answer_format: AnswerFormat) -> Usage | None:
     return answer_format.usage_of(parsed)
 
 
+def total(counts: Sequence[int | None]) -> int | None:
+    """The sum of counts; None if one of them is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
 def total_usage(usages: Sequence[Usage]) -> Usage:
     """The sums over several answers. A sum is None if the engine has not reported the count for one of them."""
-
-    def total(counts: Sequence[int | None]) -> int | None:
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),

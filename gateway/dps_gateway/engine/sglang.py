@@ -4,7 +4,7 @@ This module performs no I/O.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -16,6 +16,7 @@ from dps_gateway.engine.dialect import (
     Usage,
     text_or_none,
     token_count,
+    total,
     total_usage,
 )
 from dps_gateway.engine.sources import fetched_tokens
@@ -75,8 +76,8 @@ class SGLang:
             sum(load.running for load in loads),
             sum(load.waiting for load in loads),
             sum(load.waiting_tokens for load in loads),
-            _total([load.limit for load in loads]),
-            _total([load.free_tokens for load in loads]),
+            total([load.limit for load in loads]),
+            total([load.free_tokens for load in loads]),
         )
 
     def configuration_of(self, document: Any) -> Configuration | None:
@@ -108,12 +109,6 @@ def _fetch_threshold(extra_config: Any) -> int:
         settings = None
     found = token_count(settings.get("prefetch_threshold")) if isinstance(settings, dict) else None
     return FETCH_THRESHOLD_TOKENS if found is None else found
-
-
-def _total(values: Sequence[int | None]) -> int | None:
-    """The sum over all ranks; None if the value of one is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _load_of_rank(rank: Any) -> Load | None:
