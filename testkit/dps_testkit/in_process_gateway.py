@@ -28,6 +28,20 @@ async def complete(request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": "c", "choices": [], "usage": USAGE})
 
 
+class HeldAnswers:
+    """Complete answers that an engine sends only after `release` is set."""
+
+    def __init__(self) -> None:
+        self.received = asyncio.Event()
+        """Set when the first request arrives."""
+        self.release = asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.received.set()
+        await self.release.wait()
+        return await complete(request)
+
+
 async def broken_off(request: web.Request) -> web.StreamResponse:
     """An answer whose connection breaks before its body is complete."""
     response = web.StreamResponse(headers={"Content-Length": "100"})

@@ -7,11 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from aiohttp import web
-
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.telemetry.json_log import JsonLog
-from dps_testkit.in_process_gateway import CHAT, USAGE, InProcessGateway, ScriptedEngine, chat, complete
+from dps_testkit.in_process_gateway import CHAT, USAGE, HeldAnswers, InProcessGateway, ScriptedEngine, chat
 
 
 async def test_access_log_has_one_line_per_request_without_prompts_and_keys(
@@ -56,20 +54,13 @@ async def test_access_log_names_the_tenant_of_a_request_that_exceeds_a_limit(
     path = tmp_path / "access.jsonl"
     gateway.runtime.access_log = JsonLog(path)
     gateway.runtime.keys = Keys([Key("team", digest_of("sk"), max_in_flight=1)])
-    received, release = asyncio.Event(), asyncio.Event()
-
-    async def slow(request: web.Request) -> web.StreamResponse:
-        received.set()
-        await release.wait()
-        return await complete(request)
-
-    engine.answer = slow
+    engine.answer = held = HeldAnswers()
     headers = {"Authorization": "Bearer sk"}
     first = asyncio.create_task(gateway.post(json=chat(), headers=headers))
-    await received.wait()
+    await held.received.wait()
     for _ in range(2):  # a refused request does not end the one that is in flight
         assert (await gateway.post(json=chat(), headers=headers))[0].status == 429
-    release.set()
+    held.release.set()
     assert (await first)[0].status == 200
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
     await gateway.runtime.access_log.flush()

@@ -14,6 +14,7 @@ from dps_testkit.in_process_gateway import (
     CHUNK,
     DONE,
     USAGE,
+    HeldAnswers,
     InProcessGateway,
     ScriptedEngine,
     chat,
@@ -36,21 +37,14 @@ async def test_requests_in_flight_of_a_key_are_limited(
     gateway: InProcessGateway, engine: ScriptedEngine
 ) -> None:
     gateway.runtime.keys = Keys([Key("team", digest_of("sk"), max_in_flight=1)])
-    received, release = asyncio.Event(), asyncio.Event()
-
-    async def slow(request: web.Request) -> web.StreamResponse:
-        received.set()
-        await release.wait()
-        return await complete(request)
-
-    engine.answer = slow
+    engine.answer = held = HeldAnswers()
     headers = {"Authorization": "Bearer sk"}
     first = asyncio.create_task(gateway.post(json=chat(), headers=headers))
-    await received.wait()
+    await held.received.wait()
     response, content = await gateway.post(json=chat(), headers=headers)
     assert (response.status, json.loads(content)["error"]["code"]) == (429, "too_many_in_flight")
     assert response.headers["Retry-After"] == "1"
-    release.set()
+    held.release.set()
     assert (await first)[0].status == 200
     assert (await gateway.post(json=chat(), headers=headers))[0].status == 200
 
