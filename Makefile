@@ -4,8 +4,10 @@ ROUTERS ?= 1000
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Tests and the demo start hundreds of processes. Without cached bytecode, each would compile all modules that it imports.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test lint audit format bench bench-operator grid e2e e2e-paper-engines images release generate lock clean
+.PHONY: help demo test lint audit format bench bench-operator e2e e2e-vllm images release generate lock clean
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -17,12 +19,14 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-demo: $(INSTALLED) ## replay real sessions, kill a gateway during the run, and plot the routing decisions
+demo: $(INSTALLED) ## compare fleets in simulation, kill a gateway during a replay, and plot both
 	@$(BIN)/dps demo
 
 test: $(INSTALLED) ## run the unit and integration tests; no cluster and no GPU needed
 	@$(BIN)/python -m dps_lab.workload.assets
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope
+	@# The modules that take longest come first, so that the processes finish at about the same time.
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
+		tests/test_documents.py tests/integration tests
 
 lint: $(INSTALLED) ## check formatting, lint rules, types and import contracts
 	@$(BIN)/ruff format --check .
@@ -31,13 +35,13 @@ lint: $(INSTALLED) ## check formatting, lint rules, types and import contracts
 	@$(BIN)/lint-imports --no-cache
 
 audit: $(INSTALLED) ## check the locked dependencies for known vulnerabilities; needs PyPI
-	@$(BIN)/python -m dps_tools.audit
+	@$(BIN)/uv tool run "pip-audit>=2.10,<3" --requirement requirements.lock --no-deps --disable-pip --progress-spinner off
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## benchmark the request path against other routers, tracing and, if Go is installed, the operator
+bench: $(INSTALLED) ## benchmark the request path beside vllm-router and LiteLLM and, if Go is installed, the operator
 	@$(BIN)/python -m dps_lab.bench
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory bench-operator; else echo "Go is not installed: skipping bench-operator"; fi
 
@@ -45,17 +49,13 @@ bench-operator: $(INSTALLED) ## benchmark one operator with 1,000 DPSRouters, or
 	@e2e/cluster/build control-plane
 	@$(BIN)/python -m e2e.cluster.bench $(ROUTERS)
 
-grid: $(INSTALLED) ## compare the policy Adaptive with the other policies and other fleets in simulations; takes hours
-	@$(BIN)/python -m dps_lab.simulate.grid_cli
-
 e2e: $(INSTALLED) ## run the end-to-end tests with real Kubernetes, SGLang, Phoenix and Prometheus; see e2e/README.md
 	@e2e/cluster/build $$([ "$$(id -u)" = 0 ] || echo control-plane)
 	@e2e/run
 
-e2e-paper-engines: $(INSTALLED) ## install vLLM (6 GB) and run the tests with the paper's other engines, vLLM and Transformers
-	@e2e/paper_engines/install
-	@e2e/cluster/build
-	@$(BIN)/python -m pytest e2e/paper_engines e2e/node/test_vllm_pods.py --timeout 600 --tb short
+e2e-vllm: $(INSTALLED) ## install vLLM (6 GB) and run the tests with it
+	@e2e/vllm/install
+	@$(BIN)/python -m pytest e2e/vllm --timeout 600 --tb short
 
 images: ## build the container images with buildah and run the command of each once
 	@e2e/build-images
@@ -64,7 +64,7 @@ release: $(INSTALLED) images ## write images, chart, manifests, wheel, SBOMs and
 	@e2e/cluster/build helm
 	@$(BIN)/python -m dps_tools.release "$${CLUSTER_BIN:-$$HOME/.cache/dps-router/cluster/bin}/helm" build/release
 
-generate: $(INSTALLED) ## write every generated file: the CRD, its reference, install.yaml, test fixtures
+generate: $(INSTALLED) ## write the generated files: the CRD and test fixtures
 	@$(BIN)/python -m dps_tools.generate
 
 lock: ## write requirements.lock with the newest versions that pyproject.toml allows

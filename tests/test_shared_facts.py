@@ -1,7 +1,6 @@
 """Facts that two packages must state separately, because neither may import the other, agree."""
 
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -10,37 +9,19 @@ from pydantic import BaseModel, ValidationError
 
 from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm
 from dps_gateway.api.cache_salt import SALT_HEADER
-from dps_gateway.config import Limits, Listen, Timeouts
+from dps_gateway.config import Limits, Timeouts
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, FORBIDDEN_HEADERS, parse_session_key
-from dps_gateway.telemetry.tracing import OTLP_HTTP_TRACES_PATH
 from dps_lab.calibrate.cli import command_line
-from dps_lab.calibrate.goal import OBJECTIVES
+from dps_lab.calibrate.search import OBJECTIVES
 from dps_lab.simulate.hardware import HARDWARE
 from dps_lab.simulate.options import fleet_of
-from dps_operator.api.gateway import POSITIVE
-from dps_operator.api.model import Runtime
-from dps_operator.builders.calibration import calibration_cron_job
-from dps_operator.settings import Settings
+from dps_operator.api import POSITIVE, Runtime
+from dps_operator.build.calibration import calibration_cron_job
 from dps_sglang import cache_salt
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
-
-ROOT = Path(__file__).parent.parent
-
-
-def project_version() -> str:
-    match = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert match is not None
-    return match[1]
-
-
-def test_chart_and_default_images_have_the_version_of_the_distribution() -> None:
-    version = project_version()
-    chart = yaml.safe_load((ROOT / "charts/dps-router/Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (version, version)
-    for image in (Settings.gateway_image, Settings.lab_image, Settings.plugin_image):
-        assert image.rpartition(":")[2] == version
+from dps_testkit.paths import ROOT
 
 
 def spec_schema(field: str) -> Any:
@@ -58,7 +39,6 @@ PASSED: list[tuple[str, type[BaseModel], str, Any]] = [
     for section, model in (("limits", Limits), ("timeouts", Timeouts))
     for name, field in spec_schema("gateway")["properties"][section]["properties"].items()
 ] + [
-    ("listen", Listen, "workers", spec_schema("gateway")["properties"]["workers"]),
     ("timeouts", Timeouts, "drainSeconds", spec_schema("gateway")["properties"]["drainSeconds"]),
 ]
 """The fields of spec.gateway that are keys of the gateway's configuration: section, its model, key and schema."""
@@ -124,28 +104,5 @@ def test_crd_accepts_every_default_session_key() -> None:
     assert all(parse_session_key(key) for key in DEFAULT_SESSION_KEYS)
 
 
-def test_operator_and_gateway_agree_on_the_path_of_otlp_over_http() -> None:
-    """The operator passes SGLang a complete URL; the gateway appends the path itself."""
-    sources = [path.read_text() for path in (ROOT / "operator").rglob("*.py")]
-    sources += [path.read_text() for path in (ROOT / "engines").rglob("*.py")]
-    paths = {path for source in sources for path in re.findall(r"\}(/v\d+/traces)", source)}
-    assert paths == {OTLP_HTTP_TRACES_PATH}
-
-
 def test_gateway_and_plugin_use_the_same_header_for_the_cache_salt() -> None:
     assert SALT_HEADER == cache_salt.SALT_HEADER
-
-
-def test_dockerfiles_of_the_components_differ_only_in_what_is_particular_to_one() -> None:
-    """A Dockerfile cannot include another one, so three repeat the same steps."""
-    particular = re.compile(
-        r"^(# The image of .*|# .*Python 3\.11.*|# as /usr/.*|COPY (cli|engines|gateway|lab|local|operator) .*"
-        r"|EXPOSE .*|CMD .*)\n",
-        re.MULTILINE,
-    )
-    extra = re.compile(r"--extra \w+")
-    common = {
-        extra.sub("--extra EXTRA", particular.sub("", (ROOT / folder / "Dockerfile").read_text()))
-        for folder in ("gateway", "operator", "lab")
-    }
-    assert len(common) == 1

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from dps_operator.kinds import CHILDREN
+from dps_operator.objects import CHILDREN
 from dps_testkit.cluster.control_plane import control_plane
 from dps_testkit.cluster.kube import Kube
 from dps_testkit.cluster.operator import Operator, service_account_kubeconfig

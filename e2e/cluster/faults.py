@@ -29,12 +29,9 @@ class FaultyServer:
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.fault: Fault = lambda _: None
-        self.delay = 0.0
-        """Delay of every answer, in seconds."""
         self.answered: Counter[int] = Counter()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(self.delay)
         status = self.fault(request)
         if status is not None:
             self.answered[status] += 1

@@ -77,13 +77,17 @@ def start_operator(kube: Kube, tmp_path: Path) -> Iterator[StartOperator]:
 @pytest.fixture
 def operator(start_operator: StartOperator) -> Operator:
     """A running operator for the test's namespace."""
-    return start_operator()
+    operator = start_operator()
+    operator.wait_ready()
+    return operator
 
 
 @pytest.fixture(scope="module")
 def _operator_of_module(installed: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     with _operators(installed, tmp_path_factory.mktemp("operator")) as start:
-        yield start(everywhere=True)
+        operator = start(everywhere=True)
+        operator.wait_ready()
+        yield operator
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ EVERY_VALUE: Manifest = {
         "pullPolicy": "Always",
     },
     "imagePullSecrets": [{"name": "pull"}],
-    "modelHub": {"endpoint": "https://hub.example"},
     "gatewayImage": {"repository": "reg/gateway", "tag": "2", "digest": "sha256:" + "1" * 64},
     "redisImage": "reg/valkey:8",
     "loaderImage": "reg/rclone:1",

@@ -1,21 +1,18 @@
 """Changes to the spec of a running DPSRouter: routing, options, scaling, pauses and rollouts."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dps_gateway.config import ConfigMapRef
-from dps_gateway.kubernetes_api import ApiServer, watch_config_map
-from dps_testkit.cluster.kube import Kube, Manifest
-from dps_testkit.operator.gateway_pod import decoded
-from dps_testkit.waiting import eventually, tls_connections_closed
+from dps_testkit.cluster.kube import Kube, Manifest, decoded
+from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
 from e2e.control_plane.objects import HASH, children, deployment, fate, pods, ready
 from e2e.node.commands import run_documented
 
 pytest_plugins = ["e2e.cluster.fixtures"]
+
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
 COMPONENTS = ("speculative", "greedy", "gateway", "redis")
@@ -35,37 +32,6 @@ def test_routing_change_reaches_gateways_without_restarting_pods(kube: Kube) -> 
     eventually(propagated)
     after = {pod["metadata"]["uid"] for name in COMPONENTS for pod in pods(kube, name).values()}
     assert after == set(before)
-
-
-def gateway_api(kube: Kube, folder: Path) -> ApiServer:
-    """The API server with the permissions of a gateway."""
-    cluster = yaml.safe_load(kube.kubeconfig.read_text())["clusters"][0]["cluster"]
-    token, authority = folder / "token", folder / "ca.crt"
-    token.write_text(kube.kubectl("create", "token", "qwen-gateway"))
-    authority.write_bytes(Path(cluster["certificate-authority"]).read_bytes())
-    return ApiServer(cluster["server"], token, authority)
-
-
-async def test_gateway_receives_a_routing_change_from_its_config_map(kube: Kube, tmp_path: Path) -> None:
-    await asyncio.to_thread(ready, kube)
-    mine = ConfigMapRef(name="qwen-gateway", namespace=kube.namespace)
-    received: asyncio.Queue[str] = asyncio.Queue()
-    watching = asyncio.create_task(watch_config_map(gateway_api(kube, tmp_path), mine, received.put_nowait))
-    try:
-        async with asyncio.timeout(60):
-            first = yaml.safe_load(await received.get())
-            assert first["configMap"] == {
-                "name": "qwen-gateway",
-                "namespace": kube.namespace,
-                "key": "config.yaml",
-            }
-            change = {"spec": {"routing": {"thresholdTokens": 512}}}
-            await asyncio.to_thread(kube.patch, "dpsrouter", "qwen", change)
-            assert yaml.safe_load(await received.get())["routing"]["thresholdTokens"] == 512
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
-        await tls_connections_closed()
 
 
 OPTIONS: Manifest = {
@@ -103,39 +69,6 @@ def test_removing_an_option_removes_its_children(kube: Kube) -> None:
     kube.until("qwen", Ready="True", Progressing="Settled")
 
 
-def test_external_redis_replaces_the_managed_one(kube: Kube) -> None:
-    kube.kubectl("create", "secret", "generic", "redis", "--from-literal", "url=redis://redis:6379")
-    ready(kube)
-    ready(kube, sessionStore={"urlSecretRef": {"name": "redis", "key": "url"}})
-
-    def gone() -> None:
-        assert not [name for name in children(kube) if name.endswith(("-redis", "-redis-0"))]
-
-    eventually(gone)
-    assert kube.condition("qwen", "SessionStoreReady")["reason"] == "External"
-
-
-def test_managed_redis_is_kept_while_gateways_with_the_external_one_cannot_start(kube: Kube) -> None:
-    def store() -> tuple[str, Manifest]:
-        """The UID of the pod, and the values that the pods of the old templates refer to."""
-        values = kube.get("secret", "dps-router-credentials")["data"]
-        return kube.get("pod", "qwen-redis-0")["metadata"]["uid"], values
-
-    def new_gateway_is_stuck() -> None:
-        assert len(pods(kube, "gateway")) == 3
-
-    ready(kube)
-    before = store()
-    missing = {"urlSecretRef": {"name": "missing", "key": "url"}}
-    kube.apply(router(sessionStore=missing, gateway=fate("loading")))
-    kube.until("qwen", SessionStoreReady="External", Progressing="RollingOut", Ready="True")
-    eventually(new_gateway_is_stuck)
-    kube.until("qwen", SessionStoreReady="External", Progressing="RollingOut", Ready="True")
-    assert store() == before
-    ready(kube)
-    assert store() == before
-
-
 def test_redis_that_cannot_start_is_replaced_when_the_spec_is_corrected(kube: Kube) -> None:
     nowhere = {"podTemplate": {"spec": {"nodeSelector": {"disk": "absent"}}}}
     kube.apply(router(sessionStore={"managed": nowhere}))
@@ -170,22 +103,6 @@ def _has_ready_replicas(kube: Kube, component: str, count: int) -> None:
     assert deployment(kube, component).get("status", {}).get("readyReplicas") == count
 
 
-def test_suspended_router_frees_its_gpus_and_can_be_resumed(kube: Kube) -> None:
-    scaled = {"greedy": {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}}
-    ready(kube, pools=scaled)
-    kube.apply(router(pools=scaled, suspend=True))
-    kube.until("qwen", Ready="Suspended", GatewayReady="True", SessionStoreReady="True")
-
-    def stopped() -> None:
-        assert not pods(kube, "speculative")
-        assert not pods(kube, "greedy")
-
-    eventually(stopped)
-    assert len(pods(kube, "gateway")) == 2
-    ready(kube, pools=scaled)
-    assert len(pods(kube, "greedy")) >= 2
-
-
 def test_documented_commands_change_a_router_its_api_keys_and_its_password(
     kube: Kube, tmp_path: Path
 ) -> None:
@@ -207,16 +124,6 @@ def test_documented_commands_change_a_router_its_api_keys_and_its_password(
         assert password() not in (None, before)
 
     eventually(renewed)
-
-
-def test_paused_router_is_changed_only_after_the_pause(kube: Kube) -> None:
-    ready(kube)
-    before = deployment(kube, "greedy")["metadata"]["generation"]
-    kube.apply(router(paused=True, pools={"greedy": {"replicas": 2}}))
-    kube.until("qwen", Ready="True", Progressing="Paused")
-    assert deployment(kube, "greedy")["metadata"]["generation"] == before
-    ready(kube, pools={"greedy": {"replicas": 2}})
-    assert deployment(kube, "greedy")["spec"]["replicas"] == 2
 
 
 def test_strategy_can_be_changed_to_recreate_and_back(kube: Kube) -> None:

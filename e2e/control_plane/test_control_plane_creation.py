@@ -10,7 +10,7 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.errors import RefusedError
 from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router
-from e2e.control_plane.objects import EVERY_KIND, OWNED, children, deployment, pods, ready
+from e2e.control_plane.objects import OWNED, children, deployment, pods, ready
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 pytestmark = pytest.mark.usefixtures("shared_operator")
@@ -142,20 +142,3 @@ def test_gateway_and_redis_satisfy_the_restricted_pod_security_standard(kube: Ku
         }
 
     eventually(replaced)
-
-
-def test_two_routers_share_a_namespace(kube: Kube) -> None:
-    kube.apply(router("qwen"), router("qwen-gateway", routing={"policy": "AlwaysGreedy"}))
-    kube.until("qwen", Ready="True")
-    kube.until("qwen-gateway", Ready="True")
-    assert kube.get("service", "qwen-gateway")["metadata"]["labels"]["dpsrouter.io/router"] == "qwen"
-    kube.kubectl("delete", "dpsrouter", "qwen-gateway")
-    eventually(lambda: _only_owner(kube, "qwen"))
-
-
-def _only_owner(kube: Kube, name: str) -> None:
-    owners = {
-        item["metadata"]["labels"]["dpsrouter.io/router"]
-        for item in kube.list(EVERY_KIND, "dpsrouter.io/router")
-    }
-    assert owners == {name}

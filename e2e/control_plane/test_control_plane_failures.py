@@ -1,8 +1,6 @@
 """Reconciliation succeeds despite a failing API server, a killed operator, or a second running operator."""
 
 import itertools
-import time
-from collections import Counter
 
 import pytest
 from aiohttp import web
@@ -73,17 +71,6 @@ def test_router_becomes_ready_despite_intermittent_api_server_errors(
         assert server.answered.total() > 0
 
 
-def test_router_becomes_ready_with_a_slow_api_server(kube: Kube, start_operator: StartOperator) -> None:
-    with FaultyServer(kube).running() as server:
-        server.delay = 0.5
-        operator = start_operator(server=server.url)
-        kube.apply(router())
-        settled(kube)
-        kube.kubectl("delete", "deployment", "qwen-greedy")
-        settled(kube)
-        assert operator.get("/healthz") == "ok"
-
-
 def test_changes_during_an_api_server_outage_are_applied_afterwards(
     kube: Kube, start_operator: StartOperator
 ) -> None:
@@ -122,34 +109,6 @@ def test_successor_completes_the_reconciliation_of_a_killed_operator(
     assert kube.get("secret", "dps-router-credentials")["data"]["qwen-redis.password"]
 
 
-def test_two_operators_do_not_conflict(kube: Kube, start_operator: StartOperator) -> None:
-    first, second = start_operator(), start_operator()
-    kube.apply(router())
-    settled(kube)
-    time.sleep(
-        1.1
-    )  # event timestamps have a resolution of a second, and the next events must be distinguishable
-    kube.patch("dpsrouter", "qwen", {"spec": {"routing": {"thresholdTokens": 9}}})
-    kube.kubectl("delete", "deployment", "qwen-greedy")
-    settled(kube)
-
-    def idle() -> None:
-        before = first.writes(), second.writes()
-        kube.get("dpsrouter", "qwen")
-        eventually(lambda: _queue_is_empty(first.get("/metrics")), 10)
-        assert (first.writes(), second.writes()) == before
-
-    eventually(idle)
-    events = [item for item in kube.get("events")["items"] if item["involvedObject"]["kind"] == "DPSRouter"]
-    posted = Counter((item["reason"], item["message"], item["firstTimestamp"]) for item in events)
-    assert posted
-    assert max(posted.values()) <= 2, "each operator may post an event once"
-
-
-def _queue_is_empty(metrics: str) -> None:
-    assert "dps_operator_queue_length 0.0" in metrics
-
-
 def test_one_of_two_replicas_reconciles_and_the_other_takes_over(
     kube: Kube, start_operator: StartOperator
 ) -> None:
@@ -184,43 +143,3 @@ def leading(operator: Operator) -> float:
     """The operator's metric dps_operator_leader."""
     lines = operator.get("/metrics").splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("dps_operator_leader "))
-
-
-def test_router_deleted_while_the_operator_is_down_leaves_no_children(
-    kube: Kube, start_operator: StartOperator
-) -> None:
-    operator = start_operator()
-    kube.apply(router())
-    settled(kube)
-    operator.kill()
-    kube.kubectl("delete", "dpsrouter", "qwen", "--timeout", "30s")
-
-    def gone() -> None:
-        assert children(kube) == []
-
-    eventually(gone)
-
-
-def test_changes_made_while_the_operator_was_down_are_reconciled(
-    kube: Kube, start_operator: StartOperator
-) -> None:
-    operator = start_operator()
-    kube.apply(router(networkPolicy={}))
-    kube.until("qwen", Ready="True", Progressing="Settled")
-    operator.kill()
-    kube.apply(router())
-    kube.kubectl("delete", "configmap", "qwen-gateway")
-    kube.patch("service", "qwen-gateway", {"metadata": {"labels": {"app.kubernetes.io/part-of": "other"}}})
-    start_operator()
-    settled(kube)
-    assert kube.list("networkpolicy") == []
-    assert (
-        kube.get("service", "qwen-gateway")["metadata"]["labels"]["app.kubernetes.io/part-of"] == "dps-router"
-    )
-
-
-def test_operator_exits_cleanly_on_sigterm(kube: Kube, start_operator: StartOperator) -> None:
-    operator = start_operator()
-    kube.apply(router())
-    settled(kube)
-    assert operator.stop() == 0

@@ -8,7 +8,6 @@ from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.operator.gpu_nodes import OFFERS, Offer
 from dps_testkit.waiting import eventually
 from e2e.cluster.routers import merged, router
-from e2e.control_plane.objects import deployment
 
 pytest_plugins = ["e2e.cluster.fixtures"]
 
@@ -56,26 +55,3 @@ def test_both_engines_run_on_the_node_that_offers_gpus_as_the_spec_says(kube: Ku
         assert {name: placed(kube, name) for name in OFFERS} == {name: [name, name] for name in OFFERS}
 
     eventually(check, 180)
-
-
-@pytest.mark.usefixtures("operator")
-def test_engines_that_share_a_gpu_divide_its_memory_and_start_one_after_the_other(kube: Kube) -> None:
-    kube.apply(router(placement="SharedGPU"))
-    kube.until("qwen", SpecValid="Accepted")
-    pods = {pool: deployment(kube, pool)["spec"]["template"]["spec"] for pool in ("greedy", "speculative")}
-    memory = {}
-    for pool, pod in pods.items():
-        (engine,) = pod["containers"]
-        options = dict(zip(engine["args"], engine["args"][1:], strict=False))
-        memory[pool] = options["--mem-fraction-static"], options["--max-total-tokens"]
-    assert memory == {"greedy": ("0.64", "167936"), "speculative": ("0.70", "167936")}
-    assert "initContainers" not in pods["greedy"]
-    (waiting,) = pods["speculative"]["initContainers"]
-    (port, *_) = kube.get("service", "qwen-greedy")["spec"]["ports"]
-    url = f"http://qwen-greedy.{kube.namespace}.svc:{port['port']}/health"
-    assert (waiting["name"], waiting["command"][3]) == ("wait-for-neighbour", url)
-    for pool in pods:
-        assert deployment(kube, pool)["spec"]["strategy"]["rollingUpdate"] == {
-            "maxSurge": 0,
-            "maxUnavailable": 1,
-        }

@@ -1,12 +1,10 @@
 """Options of the spec on a real API server, which validates the objects that they lead to."""
 
 import pytest
-import yaml
 
 from dps_engines.launch import WITHOUT_DRAFT_MODEL
-from dps_operator.builders.pods import overlay
+from dps_operator.build.pods import overlay
 from dps_testkit.cluster.kube import Kube, Manifest
-from dps_testkit.cluster.operator import StartOperator
 from dps_testkit.operator.fragments import fragments
 from e2e.cluster.routers import router
 from e2e.control_plane.objects import deployment, ready
@@ -44,30 +42,6 @@ def test_pod_template_replaces_members_of_unions(kube: Kube) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-def test_options_of_the_gateway_reach_its_pods_its_service_and_its_configuration(kube: Kube) -> None:
-    kube.kubectl(
-        "create", "secret", "generic", "certificate", "--from-literal=tls.crt=c", "--from-literal=tls.key=k"
-    )
-    ready(
-        kube,
-        gateway={
-            "limits": {"maxBodyBytes": 1000},
-            "timeouts": {"totalSeconds": 120},
-            "workers": 2,
-            "drainSeconds": 90,
-            "tls": {"secretName": "certificate"},
-        },
-    )
-    assert template(kube, "gateway")["terminationGracePeriodSeconds"] > 90
-    (port, *_) = kube.get("service", "qwen-gateway")["spec"]["ports"]
-    assert port["appProtocol"] == "https"
-    config = yaml.safe_load(kube.get("configmap", "qwen-gateway")["data"]["config.yaml"])
-    assert config["limits"]["maxBodyBytes"] == 1000
-    assert config["timeouts"]["totalSeconds"] == 120
-    assert config["listen"]["workers"] == 2
-
-
-@pytest.mark.usefixtures("operator")
 def test_pools_with_different_engines_and_a_model_on_a_volume_become_ready(kube: Kube) -> None:
     claim = {
         "apiVersion": "v1",
@@ -87,19 +61,3 @@ def test_pools_with_different_engines_and_a_model_on_a_volume_become_ready(kube:
     for pool in ports:
         (volume,) = [one for one in template(kube, pool)["volumes"] if "persistentVolumeClaim" in one]
         assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
-
-
-def test_pull_secrets_and_the_options_of_the_managed_redis_reach_the_pods(
-    kube: Kube, start_operator: StartOperator
-) -> None:
-    start_operator("--pull-secret", "mirror")
-    redis = {
-        "resources": {"requests": {"memory": "1Gi"}},
-        "podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "cpu-0"}}},
-    }
-    ready(kube, sessionStore={"managed": redis})
-    store: Manifest = kube.get("statefulset", "qwen-redis")["spec"]["template"]["spec"]
-    assert store["containers"][0]["resources"]["requests"]["memory"] == "1Gi"
-    assert store["nodeSelector"] == {"kubernetes.io/hostname": "cpu-0"}
-    for pod in (store, *(template(kube, component) for component in ("speculative", "greedy", "gateway"))):
-        assert {"name": "mirror"} in pod["imagePullSecrets"]

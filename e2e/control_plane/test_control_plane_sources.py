@@ -1,14 +1,12 @@
 """Models from buckets, the engines' caches, and missing Secrets, on a real API server."""
 
-import datetime
-
 import pytest
 
 from dps_testkit.cluster.kube import Kube, Manifest
-from dps_testkit.waiting import eventually
 from e2e.cluster.routers import router, speculation
 
 pytest_plugins = ["e2e.cluster.fixtures"]
+
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
 BUCKET = {"s3": {"uri": "s3://models/qwen", "credentialsSecretRef": {"name": "bucket"}}}
@@ -38,33 +36,3 @@ def test_router_with_models_in_buckets_becomes_ready_and_is_not_rolled_out_again
     assert versions == {
         item["metadata"]["name"]: item["metadata"]["generation"] for item in kube.list("deployment")
     }
-
-
-def test_missing_secret_of_api_keys_is_reported_with_the_kubelets_words(kube: Kube) -> None:
-    stuck = {"metadata": {"annotations": {"dps-test/fate": "mount"}}}
-    kube.apply(router(gateway={"auth": {"secretName": "keys"}, "podTemplate": stuck}))
-    kube.until("qwen", GatewayReady="Starting")
-
-    def created() -> str:
-        pods = kube.list("pod", "dpsrouter.io/component=gateway")
-        assert pods
-        name: str = pods[0]["metadata"]["name"]
-        return name
-
-    name = eventually(created)
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    event: Manifest = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{name}.mount"},
-        "involvedObject": {"kind": "Pod", "name": name, "namespace": kube.namespace},
-        "type": "Warning",
-        "reason": "FailedMount",
-        "message": 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found',
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "source": {"component": "kubelet"},
-    }
-    kube.apply(event)
-    kube.until("qwen", GatewayReady="ConfigMissing")
-    assert kube.condition("qwen", "GatewayReady")["message"].endswith('secret "keys" not found')

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dps_engines.sglang.runtime import DEFAULT_VERSION
 from dps_testkit.cluster.kube import Kube, Manifest
 from dps_testkit.cluster.operator import StartOperator
 from dps_testkit.errors import RefusedError
@@ -36,9 +35,9 @@ def older(tmp_path: Path) -> Path:
     del fields(crd)["networkPolicy"]
     (chart / "files/crd.yaml").write_text(yaml.safe_dump(crd))
     roles = (chart / "templates/rbac.yaml").read_text()
-    rules = 'rules: {{- include "dps-router.rules" . | nindent 2 }}\n'
+    rules = '  {{- include "dps-router.rules" . | nindent 2 }}\n'
     assert rules in roles
-    more = "  - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [list]}\n"
+    more = '  - {apiGroups: [""], resources: [nodes], verbs: [list]}\n'
     (chart / "templates/rbac.yaml").write_text(roles.replace(rules, rules + more))
     return chart
 
@@ -63,17 +62,17 @@ def has_policies(system: Kube) -> bool:
     return "networkPolicy" in fields(system.get("crd", CRD))
 
 
-def may_list_crds(system: Kube) -> bool:
+def may_list_nodes(system: Kube) -> bool:
     account = f"system:serviceaccount:{SYSTEM}:{OPERATOR}"
     try:
-        return system.kubectl("auth", "can-i", "list", "crd", "--as", account).strip() == "yes"
+        return system.kubectl("auth", "can-i", "list", "nodes", "--as", account).strip() == "yes"
     except RefusedError:
         return False
 
 
 def features(system: Kube) -> tuple[bool, bool]:
-    """The two differences between the releases: `networkPolicy` in the CRD, and the permission to list CRDs."""
-    return has_policies(system), may_list_crds(system)
+    """The two differences between the releases: `networkPolicy` in the CRD, and the permission to list nodes."""
+    return has_policies(system), may_list_nodes(system)
 
 
 def uids(kube: Kube) -> dict[str, str]:
@@ -85,7 +84,7 @@ def uids(kube: Kube) -> dict[str, str]:
     }
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_routers_survive_upgrade_rollback_uninstall_and_reinstall(
     kube: Kube, system: Kube, older: Path, start_operator: StartOperator
 ) -> None:
@@ -131,11 +130,11 @@ def test_routers_survive_upgrade_rollback_uninstall_and_reinstall(
     assert uids(kube) == before
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_upgrade_of_the_operator_restarts_engines_only_on_request(
     kube: Kube, start_operator: StartOperator
 ) -> None:
-    cache = {"mode": "Common", "file": {"hostPath": "/mnt/cache"}, "size": "10Gi"}
+    cache = {"mode": "Common", "mooncake": {"segmentSize": "1Gi"}}
     shared: dict[str, Any] = {"engine": {"version": "0.5.23"}, "prefixCache": cache}
     operator = start_operator()
     kube.apply(router(**shared))
@@ -157,25 +156,6 @@ def test_upgrade_of_the_operator_restarts_engines_only_on_request(
     assert len(revisions) == 2
 
 
-@pytest.mark.usefixtures("operator")
-def test_engines_keep_the_version_in_use_when_the_default_changes(kube: Kube) -> None:
-    """An older version that is no longer in the spec looks like the default of an older operator."""
-    kube.apply(router(engine={"version": "0.5.8.post1"}))
-    kube.until("qwen", 120, Ready="True", Progressing="Settled")
-    before = engine_pods(kube)
-    kube.apply(router())
-    kube.until("qwen", 120, Ready="True", Progressing="Settled")
-    assert engine_pods(kube) == before
-    kube.apply(router(engine={"upgradePolicy": "Automatic"}))
-    eventually(lambda: _are_replaced(kube, before))
-    images = {
-        pod["spec"]["containers"][0]["image"]
-        for pod in kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
-        if pod["metadata"]["uid"] not in before
-    }
-    assert {image.rpartition(":")[2] for image in images} == {f"v{DEFAULT_VERSION}"}
-
-
 def engine_pods(kube: Kube) -> set[str]:
     found = kube.list("pod", "dpsrouter.io/component in (speculative,greedy)")
     return {item["metadata"]["uid"] for item in found if "deletionTimestamp" not in item["metadata"]}
@@ -192,17 +172,3 @@ def _are_replaced(kube: Kube, before: set[str]) -> None:
 
 def _has_features(system: Kube, expected: tuple[bool, bool]) -> None:
     assert features(system) == expected
-
-
-def test_helm_test_queries_the_operator_through_its_service(system: Kube) -> None:
-    """Pods simulated by kwok never exit, so `helm test` times out; its pod's command is checked instead."""
-    with pytest.raises(RefusedError, match="timed out"):
-        system.helm("test", RELEASE, "--timeout", "5s")
-    pod = system.get("pod", f"{OPERATOR}-test")["spec"]["containers"][0]
-    operator = system.get("deployment", OPERATOR)["spec"]["template"]["spec"]["containers"][0]
-    port = system.get("service", OPERATOR)["spec"]["ports"][0]["port"]
-    assert f"http://{OPERATOR}:{port}{operator['readinessProbe']['httpGet']['path']}" in pod["args"][0]
-    assert pod["image"] == operator["image"]
-    slices = system.list("endpointslice", f"kubernetes.io/service-name={OPERATOR}")
-    assert [len(item["endpoints"]) for item in slices] == [1]
-    system.kubectl("delete", "pod", f"{OPERATOR}-test", "--wait=false")

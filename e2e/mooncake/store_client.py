@@ -1,9 +1,10 @@
-"""store_client.py write|read|fill KEY SETTINGS: use a Mooncake store with the settings of SGLang's backend.
+"""store_client.py write|read|fill|remove KEY SETTINGS: use a Mooncake store with the settings of SGLang's backend.
 
 SETTINGS are the JSON object of --hicache-storage-backend-extra-config. A writer prints "written", and keeps its
 segment, which contains the value, until its standard input is closed. A reader prints "same" if it has read the value
 that a writer writes, otherwise "different". A filler stores values that Mooncake does not evict, until no page of an
-engine fits into the segments of all clients. It prints "full", and removes them when its standard input is closed.
+engine fits into the segments of all clients. It prints "full", and removes them when its standard input is closed. The
+action `remove` removes all values whose names contain `-KEY_`, and prints "removed".
 """
 
 import json
@@ -73,6 +74,9 @@ def main(action: str, key: str, settings: str) -> None:
         print("full", flush=True)
         sys.stdin.read()
         store.batch_remove(names, True)
+    elif action == "remove":
+        store.remove_by_regex(f".*-{key}_.*", True)
+        print("removed", flush=True)
     else:
         print("same" if store.get(name) == VALUE else "different", flush=True)
     store.close()

@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dps_local.processes import free_ports
-from dps_operator.builders.children import children
-from dps_operator.builders.prefix_cache import MASTER_PORT
-from dps_operator.resources import Manifest
+from dps_operator.build import children
+from dps_operator.build.prefix_cache import MASTER_PORT
+from dps_operator.objects import Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 from dps_testkit.waiting import PATIENCE_SECONDS, eventually
 
@@ -36,7 +36,7 @@ pytestmark = [
 SPEC = {
     **SMALLEST,
     "engine": {"version": "0.5.23"},
-    "prefixCache": {"mode": "Common", "backend": "Mooncake", "mooncake": {"segmentSize": "64Mi"}},
+    "prefixCache": {"mode": "Common", "mooncake": {"segmentSize": "64Mi"}},
 }
 ADDRESS = f"qwen-mooncake.serving.svc:{MASTER_PORT}"
 """The address of the master's Service, which does not exist here."""
@@ -71,7 +71,7 @@ def container(name: str) -> Manifest:
     """The first container of a Deployment."""
     (found,) = [
         one["spec"]["template"]["spec"]["containers"][0]
-        for one in children(router(SPEC), SETTINGS, "", "")
+        for one in children(router(SPEC), SETTINGS, "")
         if one["kind"] == "Deployment" and one["metadata"]["name"] == name
     ]
     result: Manifest = found

@@ -24,12 +24,11 @@ def run_documented(test: Path, kube: Kube, seconds: float, folder: Path = ROOT) 
 
     seconds: time limit of the script. folder: where it runs. Fails if a command fails.
     """
-    return run_commands("".join(block.text for block in run_by(test)), kube, seconds, folder)
+    return run_script("".join(block.text for block in run_by(test)), kube, seconds, folder)
 
 
-def run_commands(commands: str, kube: Kube, seconds: float, folder: Path = ROOT) -> str:
-    """Like `run_documented`, for these commands."""
-    script = PRELUDE + commands
+def run_script(script: str, kube: Kube, seconds: float, folder: Path = ROOT) -> str:
+    """Like `run_documented`, for the given commands."""
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **os.environ,
@@ -38,7 +37,7 @@ def run_commands(commands: str, kube: Kube, seconds: float, folder: Path = ROOT)
             "PATH": os.pathsep.join([str(BIN), str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         done = subprocess.run(
-            ["bash", "-c", script],
+            ["bash", "-c", PRELUDE + script],
             cwd=folder,
             env=environment,
             capture_output=True,

@@ -32,7 +32,8 @@ class LongStream:
     async def continued(self, url: str, killed: asyncio.Event) -> None:
         """Read the stream at this base URL until its engine is killed and another one has continued it.
 
-        Fails if it ends earlier, for example with an error event.
+        Keeps the text of the killed engine: text is tokenized again for the continuation, which may then differ. Fails
+        if the stream ends earlier, for example with an error event.
         """
         before: int | None = None
         async with aclosing(self._parts(url)) as parts:
@@ -43,18 +44,9 @@ class LongStream:
                 if killed.is_set():
                     before = len(self.text) if before is None else before
                     if len(self.text) > before + NEW_CHARS:
+                        self.text = self.text[:before]
                         return
         raise AssertionError("the stream was completed before its engine was killed")
-
-    async def check(self, url: str) -> None:
-        """Assert that the answer of the engine at this base URL begins with the received text."""
-        answer = ""
-        async with aclosing(self._parts(url)) as parts:
-            async for text in parts:
-                answer += text
-                if len(answer) >= len(self.text):
-                    break
-        assert answer.startswith(self.text)
 
     async def _parts(self, url: str) -> AsyncGenerator[str, None]:
         question = " ".join(WORDS[number % len(WORDS)] for number in range(self._words))

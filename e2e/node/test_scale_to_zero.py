@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import pytest
 
 from dps_testkit.cluster.kube import Kube
@@ -57,37 +56,3 @@ def test_requests_wait_while_pools_start_from_zero_and_none_fails(
             answered = [turn for session in sessions for turn in session.result()]
             assert len(answered) == 3 * CLIENTS
         eventually(lambda: all_stopped(kube), READY_SECONDS)
-
-
-def test_suspended_router_answers_at_once_and_starts_on_demand_when_resumed(
-    node: Cluster, kube: Kube, router: str
-) -> None:
-    request = {"model": "emulated", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-    suspend(kube, True)
-    kube.until(router, READY_SECONDS, Ready="Suspended")
-    with node.reach(kube, f"{router}-gateway", 8000) as url:
-
-        def refused() -> None:
-            answer = httpx2.post(f"{url}/v1/chat/completions", json=request, timeout=120)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "suspended")
-
-        eventually(refused)
-        suspend(kube, False)
-
-        def answered() -> None:
-            assert httpx2.post(f"{url}/v1/chat/completions", json=request, timeout=120).status_code == 200
-
-        eventually(answered)
-
-
-def suspend(kube: Kube, value: bool) -> None:
-    """Set spec.suspend."""
-    kube.kubectl(
-        "patch",
-        "dpsrouter",
-        "zero",
-        "--type",
-        "merge",
-        "--patch",
-        f'{{"spec": {{"suspend": {str(value).lower()}}}}}',
-    )

@@ -1,4 +1,4 @@
-"""How many drafts an engine accepts after it has fetched a prefix that a greedy engine wrote."""
+"""How many drafts an engine accepts after a prefix that it has cached, or fetched after a greedy engine wrote it."""
 
 import asyncio
 import contextlib
@@ -54,10 +54,7 @@ async def after_a_fetch(
     fetched, cold, learned = (f"{name} {algorithm} {salt}" for name in ("fetched", "cold", "learned"))
     first = await _generate(urls.gateway, prompts, 1, fetched)
     await until_stored(urls.greedy, before + PROMPTS * _in_pages(page_tokens))
-    prompts = [
-        prompt + answer["output_ids"] + random_ids.choices(range(100, 100_000), k=SHORT)
-        for prompt, answer in zip(prompts, first, strict=True)
-    ]
+    prompts = _second_prompts(prompts, first, random_ids)
     if algorithm.upper() == "NGRAM":
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, learned)
     for leave in leaving:
@@ -66,6 +63,25 @@ async def after_a_fetch(
         await _generate(urls.gateway, prompts, GENERATED_TOKENS, fetched),
         await _generate(urls.speculative, prompts, GENERATED_TOKENS, cold),
     )
+
+
+async def after_a_turn(url: str) -> tuple[list[Answer], list[Answer]]:
+    """Answers to concurrent second turns: with the first turn in the engine's memory, and without cached tokens."""
+    random_ids = random.Random(0)
+    prompts = [random_ids.choices(range(100, 100_000), k=SHORT) for _ in range(PROMPTS)]
+    first = await _generate(url, prompts, GENERATED_TOKENS, "cached")
+    prompts = _second_prompts(prompts, first, random_ids)
+    return (
+        await _generate(url, prompts, GENERATED_TOKENS, "cached"),
+        await _generate(url, prompts, GENERATED_TOKENS, "cold"),
+    )
+
+
+def check_accepted_after_a_turn(cached: Sequence[Answer], cold: Sequence[Answer]) -> None:
+    """Assert that the first turn was cached, and that as many drafts were accepted as without cached tokens."""
+    assert _cached(cold) == [0] * PROMPTS
+    assert all(tokens > SHORT for tokens in _cached(cached))
+    assert _accepted(cached) == _accepted(cold)
 
 
 def are_fetched(answers: Sequence[Answer], page_tokens: int) -> bool:
@@ -93,6 +109,15 @@ def check_fewer_accepted(fetched: Sequence[Answer], cold: Sequence[Answer], page
     assert are_fetched(fetched, page_tokens)
     assert [tokens for tokens, _ in _accepted(fetched)] == [tokens for tokens, _ in _accepted(cold)]
     assert sum(steps for _, steps in _accepted(fetched)) > sum(steps for _, steps in _accepted(cold))
+
+
+def _second_prompts(
+    prompts: Sequence[list[int]], answers: Sequence[Answer], random_ids: random.Random
+) -> list[list[int]]:
+    return [
+        prompt + answer["output_ids"] + random_ids.choices(range(100, 100_000), k=SHORT)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 async def _generate(url: str, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> list[Answer]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dps_engines.launch import MooncakeCache
 from dps_engines.sglang.prefix_cache import arguments
+from dps_local.prefix_cache import master_command
 from dps_local.processes import Child, free_ports
-from dps_operator.builders.mooncake import ARGUMENTS, COMMAND
 from dps_testkit.http import metric, status_of
 from dps_testkit.waiting import wait_until
 from e2e.prefix_cache.shared_servers import SGLANG_VERSION
@@ -80,17 +80,15 @@ class Master:
 
 @asynccontextmanager
 async def mooncake_master(folder: Path) -> AsyncIterator[Master]:
-    """Start a master with the command line of the operator's Deployment on free ports, and wait until it is ready."""
+    """Start a master as `dps up` does, and wait until it is ready."""
     rpc, http = free_ports(2)
-    # The last value of a flag applies.
-    name, *options = (*COMMAND, *ARGUMENTS, f"--rpc_port={rpc}", f"--metrics_port={http}")
-
     url = f"http://127.0.0.1:{http}"
 
     async def ready() -> bool:
         return await status_of(f"{url}/health") == 200
 
-    child = Child("mooncake", [str(PACKAGE / "mooncake" / name), *options], folder / "mooncake.log", ready)
+    command = master_command(str(VENV / "bin/python"), rpc, http)
+    child = Child("mooncake", command, folder / "mooncake.log", ready, ENVIRONMENT)
     cache = MooncakeCache(
         f"127.0.0.1:{rpc}", segment_bytes=256 * 2**20, owner="e2e/mooncake", version=SGLANG_VERSION
     )
@@ -119,11 +117,19 @@ async def full_store(master: Master) -> AsyncIterator[None]:
             await asyncio.wait_for(process.communicate(b""), STOP_SECONDS)
 
 
+async def remove_pages(master: Master, tag: str) -> None:
+    """Remove the pages of a process. tag: that of its metric."""
+    async with _client(master, "remove", "removed", tag):
+        pass
+
+
 @asynccontextmanager
-async def _client(master: Master, action: str, answer: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _client(
+    master: Master, action: str, answer: str, key: str = "e2e"
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that has printed an answer after an action of `store_client.py`."""
     process = await asyncio.create_subprocess_exec(
-        *(VENV / "bin/python", STORE_CLIENT, action, action, arguments(master.cache)[-1]),
+        *(VENV / "bin/python", STORE_CLIENT, action, key, arguments(master.cache)[-1]),
         env={**os.environ, **ENVIRONMENT},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

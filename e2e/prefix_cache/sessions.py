@@ -17,6 +17,7 @@ from dps_testkit.http import metric
 from dps_testkit.waiting import wait_until
 
 ANSWER_TOKENS = 16
+SETTLED_SECONDS = 1.0
 WORDS = (
     "the",
     "cat",
@@ -139,6 +140,15 @@ async def play(
 async def stored_tokens(engine: str) -> float:
     """The tokens that the engine at this URL has written to the storage."""
     return await metric(engine, "sglang:backuped_tokens_total")
+
+
+async def settled_tokens(engine: str) -> float:
+    """The tokens that the engine has written to the storage, once it has written those of all earlier requests."""
+    before, now = -1.0, await stored_tokens(engine)
+    while now != before:
+        await asyncio.sleep(SETTLED_SECONDS)
+        before, now = now, await stored_tokens(engine)
+    return now
 
 
 async def until_stored(engine: str, tokens: float) -> None:

@@ -1,4 +1,4 @@
-"""SGLang servers on the CPU that share a prefix cache through the plugin, as those of `dps up` do."""
+"""SGLang servers on the CPU with the plugin, as those of `dps up`."""
 
 import asyncio
 import os
@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm, PrefixCache
+from dps_engines.launch import WITHOUT_DRAFT_MODEL, Algorithm, MooncakeCache
 from dps_engines.pools import PoolName
-from dps_local.prefix_cache import plugin_folder, prepare, shared_cache
+from dps_local.prefix_cache import plugin_folder
 from dps_local.processes import Child, free_ports
 from dps_local.sglang import Placement, SGLangOptions, sglang_command
 from dps_local.stack import MODEL
+from dps_sglang.install import install as install_plugin
 from dps_testkit.http import status_of
 from dps_testkit.processes import Engine
 from e2e.prefix_cache.hicache import install
@@ -38,23 +39,20 @@ NO_ENVIRONMENT: Mapping[str, str] = {}
 async def shared_servers(
     folder: Path,
     kinds: Iterable[str] = SERVERS,
-    cache: PrefixCache | None = None,
+    cache: MooncakeCache | None = None,
     environment: Mapping[str, str] = NO_ENVIRONMENT,
     model: Path | None = None,
     options: Sequence[str] = (),
-    *,
     omitted: Collection[str] = (),
-    common: bool = True,
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Start a server of each kind. The logs are in the folder.
 
-    cache: where the pages are; in the folder if None. environment: added to the servers' environment; a PYTHONPATH is
-    appended. model: the tiny model if None. options: appended to the command lines. omitted: arguments to leave out
-    of them. common: if false, the servers have the plugin, but share no pages.
+    cache: what they share; None if they share no pages. environment: added to the servers' environment; a PYTHONPATH
+    is appended. model: the tiny model if None. options: appended to the command lines. omitted: arguments to leave out
+    of them.
     """
     install()
-    prepare(folder)
-    cache = (cache or shared_cache(folder)) if common else None
+    install_plugin(plugin_folder(folder))
     model = model or tiny_model()
     servers = {kind: _server(folder, kind, model, cache, environment, options, omitted) for kind in kinds}
     try:
@@ -70,7 +68,7 @@ def _server(
     folder: Path,
     kind: str,
     model: Path,
-    cache: PrefixCache | None,
+    cache: MooncakeCache | None,
     environment: Mapping[str, str],
     options: Sequence[str],
     omitted: Collection[str],

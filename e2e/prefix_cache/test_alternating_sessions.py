@@ -3,16 +3,13 @@
 The sessions have the answers of a single greedy server, and almost all of the cached tokens of sessions that never
 moved. No tenant reads what another's requests cached. Each server splits the model between two processes, which store
 their own pages, prefills prompts in chunks, and uses the overlap schedule. Servers of one process without this
-schedule, other algorithms and page sizes are tested in pods, in e2e/node/test_sglang_pairs.py.
+schedule and NGRAM are tested in test_mooncake.py.
 """
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -20,17 +17,14 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from dps_engines.sglang.prefix_cache import PAGE_TOKENS
-from dps_local.prefix_cache import shared_cache
-from dps_operator.prefix_cache.engines import engine_sample
+from dps_operator.cache_health import EngineSample, engine_sample
 from dps_sglang.metrics import REFILLS
 from dps_sglang.sharing import REPLACED
-from dps_sglang.storage.directory import directory_id
 from dps_testkit.engine_contract import storage as contract
-from dps_testkit.engine_contract.storage import Step
 from dps_testkit.http import metric
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 from dps_testkit.waiting import wait_until
-from e2e.prefix_cache import overlap_schedule, refill_control, sglang_plugins
+from e2e.prefix_cache import mooncake, overlap_schedule, refill_control, sglang_plugins
 from e2e.prefix_cache.acceptance import Urls, after_a_fetch, check_accepted, check_fewer_accepted, leave_after
 from e2e.prefix_cache.alternation import (
     SHORT,
@@ -38,19 +32,24 @@ from e2e.prefix_cache.alternation import (
     cached_at_first,
     check,
     check_answers,
-    check_not_cleared,
     fewer_sessions,
     gateway,
     pools,
     sessions,
 )
-from e2e.prefix_cache.contract import answer_when_stored, answer_while, check_recorded
+from e2e.prefix_cache.contract import check_recorded
+from e2e.prefix_cache.mooncake import Master
 from e2e.prefix_cache.sessions import Session, play
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import ENDPOINTS, check_separated, tenants_gateway
 from e2e.real_sglang.local_sglang import tiny_model
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(2400)]
+OBSTACLE = mooncake.obstacle()
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or ""),
+]
 
 KINDS = ("greedy", "STANDALONE")
 ABORTED_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.4)
@@ -72,11 +71,10 @@ ENVIRONMENT = {
 class Shared:
     """Running servers with a common prefix cache by kind, and sessions that never moved.
 
-    gateway: in front of both servers. pages: the directory of the prefix cache. refills: the folder with requests to
-    `refill_control`.
+    gateway: in front of both servers. refills: the folder with requests to `refill_control`.
     """
 
-    pages: Path
+    master: Master
     refills: Path
     servers: Mapping[str, Engine]
     gateway: Gateway
@@ -92,14 +90,26 @@ class Shared:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
+    mooncake.install()
     folder = tmp_path_factory.mktemp("shared")
     plugins, refills = folder / "plugins", folder / "refills"
     sglang_plugins.install(plugins, overlap_schedule, refill_control)
     refills.mkdir()
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(plugins), refill_control.VARIABLE: str(refills)}
+    environment = {
+        **ENVIRONMENT,
+        **mooncake.ENVIRONMENT,
+        "PYTHONPATH": f"{plugins}:{mooncake.PACKAGE}",
+        refill_control.VARIABLE: str(refills),
+    }
     async with (
+        mooncake.mooncake_master(folder) as master,
         shared_servers(
-            folder, kinds=KINDS, environment=environment, options=OPTIONS, omitted=[overlap_schedule.DISABLE]
+            folder,
+            kinds=KINDS,
+            cache=master.cache,
+            environment=environment,
+            options=OPTIONS,
+            omitted=[overlap_schedule.DISABLE],
         ) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
@@ -108,7 +118,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         tenants = {kind: await tenants_gateway(processes, folder, servers[kind]) for kind in KINDS}
         unmoved = sessions("unmoved")
         await play(unmoved, greedy.url, {"": greedy.url})
-        yield Shared(Path(shared_cache(folder).directory), refills, servers, both, tenants, unmoved)
+        yield Shared(master, refills, servers, both, tenants, unmoved)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,31 +210,31 @@ async def test_aborted_requests_change_no_answer(shared: Shared) -> None:
 async def test_pages_that_only_one_process_of_a_server_has_change_no_answer(shared: Shared) -> None:
     """Before every turn, one process loses its pages, so that it could fetch less than the other one."""
     moved = fewer_sessions("one rank")
+    tags = sorted(pages for pages, _ in (await sample(shared.urls.greedy)).sharing)
+    assert len(tags) == RANKS
     async with AsyncOpenAI(base_url=f"{shared.gateway.url}/v1", api_key="none", max_retries=0) as client:
         for turn in range(len(moved[0].lengths)):
-            ranks = sorted({folder.name for folder in shared.pages.glob("*/*/")})
-            assert len(ranks) == RANKS
-            for folder in shared.pages.glob(f"*/{ranks[turn % RANKS]}/"):
-                shutil.rmtree(folder, ignore_errors=True)
+            await mooncake.remove_pages(shared.master, tags[turn % RANKS])
             await asyncio.gather(*(session.ask(client) for session in moved))
     check_answers(moved, shared.unmoved)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_operator_understands_what_an_engine_reports(shared: Shared, kind: str) -> None:
-    async with (
-        aiohttp.ClientSession(raise_for_status=True) as http,
-        http.get(f"{shared.servers[kind].url}/metrics") as answer,
-    ):
-        found = engine_sample(await answer.text())
+async def test_operator_understands_what_the_engines_report(shared: Shared) -> None:
+    found = [await sample(server.url) for server in shared.servers.values()]
+    for each in found:
+        assert len(each.sharing) == RANKS
+        assert {problem for _, problem in each.sharing} == {""}
+        assert {name for name, value in each.counters.items() if value > 0} >= {
+            *("read", "stored", "bandwidth", "fetches", "prefilled", "prefill_seconds")
+        }
+        assert each.kv_gigabytes_per_token > 0
+    assert found[0].sharing == found[1].sharing
 
-    ranks = {folder.name for folder in shared.pages.glob("*/*/")}
-    directory = directory_id(shared.pages)
-    assert found.sharing == {(f"{rank}@{directory}", "") for rank in ranks}
-    assert {name for name, value in found.counters.items() if value > 0} >= {
-        *("read", "stored", "bandwidth", "fetches", "prefilled", "prefill_seconds")
-    }
-    assert found.kv_gigabytes_per_token > 0
+
+async def sample(url: str) -> EngineSample:
+    """What the operator reads of an engine's metrics."""
+    async with aiohttp.ClientSession(raise_for_status=True) as http, http.get(f"{url}/metrics") as answer:
+        return engine_sample(await answer.text())
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -238,48 +248,7 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory_or_storage(
 async def test_servers_find_of_each_prompt_what_was_recorded(shared: Shared) -> None:
     """The recording is the contract of the emulated engine."""
     urls = {contract.GREEDY: shared.urls.greedy, contract.SPECULATIVE: shared.urls.speculative}
-
-    async def request(step: Step) -> dict[str, Any]:
-        url = urls[step.engine]
-        if not step.failure:
-            return await answer_when_stored(url, step, PAGE_TOKENS)
-        return await answer_while(FAILURES[step.failure](shared.pages), url, step, PAGE_TOKENS, RANKS)
-
-    check_recorded(
-        await contract.play(request, (*contract.STEPS, *contract.FAILURES)), "STANDALONE", PAGE_TOKENS
-    )
-
-
-@contextmanager
-def no_page_is_written(pages: Path) -> Iterator[None]:
-    """There is a file in the place of the directory until the block exits."""
-    moved = pages.rename(pages.with_name("moved"))
-    pages.write_text("not a directory")
-    try:
-        yield
-    finally:
-        pages.unlink()
-        moved.rename(pages)
-
-
-@contextmanager
-def pages_are_damaged(pages: Path) -> Iterator[None]:
-    """The last byte of each page that is stored now is wrong."""
-    for page in pages.glob("*/*/*.page"):
-        content = page.read_bytes()
-        page.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    yield
-
-
-FAILURES: Mapping[str, Callable[[Path], AbstractContextManager[None]]] = {
-    "write_error": no_page_is_written,
-    "rejected": pages_are_damaged,
-}
-
-
-async def test_server_does_not_clear_the_directory(shared: Shared) -> None:
-    """It belongs to all servers that share it."""
-    await check_not_cleared(shared.servers["greedy"].url, shared.servers["STANDALONE"].url, shared.unmoved)
+    await check_recorded(urls, "STANDALONE")
 
 
 async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared: Shared) -> None:
@@ -311,10 +280,10 @@ async def test_server_whose_weights_are_replaced_shares_no_pages_any_more(shared
 async def test_server_whose_weights_are_reset_shares_no_pages_any_more(shared: Shared) -> None:
     """The last test. An endpoint that compares weights can also replace them by random numbers."""
     url = shared.servers["STANDALONE"].url
-    async with aiohttp.ClientSession(raise_for_status=True) as http:
-        async with http.post(f"{url}/weights_checker", json={"action": "reset_tensors"}) as answer:
-            assert (await answer.json())["success"]
-        async with http.get(f"{url}/metrics") as answer:
-            found = engine_sample(await answer.text())
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{url}/weights_checker", json={"action": "reset_tensors"}) as answer,
+    ):
+        assert (await answer.json())["success"]
 
-    assert found.sharing == {("", REPLACED)}
+    assert (await sample(url)).sharing == {("", REPLACED)}

@@ -1,4 +1,4 @@
-"""The plugin in a real SGLang: SGLang loads it, and pages are unchanged after a round trip through the store."""
+"""The plugin in a real SGLang: SGLang loads it, and engines whose pages differ give them different names."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dps_sglang.install import install as install_plugin
+from dps_sglang.sharing import REPLACED
 from e2e.real_sglang.local_sglang import PYTHON, install
 
 pytestmark = pytest.mark.timeout(2400)
@@ -15,14 +16,13 @@ pytestmark = pytest.mark.timeout(2400)
 SECONDS = 600.0
 
 
-def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> None:
+def test_plugin_is_loaded_and_names_pages_by_all_that_determines_them(tmp_path: Path) -> None:
     install()
-    plugin, pages = tmp_path / "plugin", tmp_path / "pages"
-    for folder in (plugin, pages):
-        folder.mkdir()
+    plugin, models = tmp_path / "plugin", tmp_path / "models"
+    models.mkdir()
     install_plugin(plugin)
     done = subprocess.run(
-        [PYTHON, Path(__file__).with_name("check_plugin.py"), pages],
+        [PYTHON, Path(__file__).with_name("check_plugin.py"), models],
         env=os.environ | {"PYTHONPATH": str(plugin)},
         stdout=subprocess.PIPE,
         text=True,
@@ -53,29 +53,19 @@ def test_plugin_is_loaded_and_engines_read_each_others_pages(tmp_path: Path) -> 
             "update_weights_from_ipc",
             "update_weights_from_tensor",
         ],
-        "same": [True] * 9,
-        "pages found": 8,
-        "pages found if the draft model has a KV memory pool": 0,
-        "pages found with another quantization": 0,
-        "pages found with LoRA": 0,
-        "pages found without a secret": 0,
-        "pages found with EAGLE": 0,
-        "pages found with another version of SGLang": [0, 0],
-        "pages found with several workers for HTTP": 0,
         "Mooncake tags that equal the first engine's": {
             "same weights elsewhere": True,
             "other weights": False,
             "other data type of the KV cache": False,
+            "other quantization": False,
             "EAGLE": False,
+            "LoRA": False,
+            "several workers for HTTP": False,
             "unknown weights": False,
             "unsupported version": False,
         },
-        "problems of NGRAM with Mooncake and no refill": [""],
-        "problems of STANDALONE with Mooncake and no refill": [
-            "sglang.no_such_function cannot be used: module 'sglang' has no attribute 'no_such_function'"
-        ],
         "other storage can be attached": False,
-        "pages found after the weights were replaced": 0,
-        "pages found by a storage that was opened afterwards": 0,
         "Mooncake tags that are used again after the weights were replaced": [],
+        "store opened afterwards has the first tag": False,
+        "problems": [REPLACED],
     }

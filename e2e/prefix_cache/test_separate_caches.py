@@ -1,4 +1,4 @@
-"""Tenants on a real SGLang server that shares no pages: the plugin, or else the gateway, keeps them apart."""
+"""A real STANDALONE server that shares no pages: tenants are kept apart, and cached tokens cost no acceptance."""
 
 from collections.abc import AsyncIterator
 
@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from dps_sglang.cache_salt import ANNOUNCEMENT, SALT_HEADER
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
+from e2e.prefix_cache.acceptance import after_a_turn, check_accepted_after_a_turn
 from e2e.prefix_cache.shared_servers import shared_servers
 from e2e.prefix_cache.tenants import ENDPOINTS, TEMPLATE_TOKENS, WORDS, cached_tokens, tenants_gateway
 from e2e.real_sglang.local_sglang import tiny_model
@@ -20,10 +21,10 @@ async def tenants(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     """A gateway with the tenants' keys, and the engine behind it."""
     folder = tmp_path_factory.mktemp("separate")
     async with (
-        shared_servers(folder, kinds=["greedy"], common=False) as servers,
+        shared_servers(folder, kinds=["STANDALONE"]) as servers,
         LocalProcesses(folder, tiny_model()) as processes,
     ):
-        yield await tenants_gateway(processes, folder, servers["greedy"]), servers["greedy"]
+        yield await tenants_gateway(processes, folder, servers["STANDALONE"]), servers["STANDALONE"]
 
 
 async def test_plugin_announces_the_header_that_it_reads(tenants: tuple[Gateway, Engine]) -> None:
@@ -43,3 +44,11 @@ async def test_tenants_do_not_read_each_others_tokens_from_memory(
     assert await cached_tokens(gateway, path, "alpha") < TEMPLATE_TOKENS
     assert await cached_tokens(gateway, path, "beta") < TEMPLATE_TOKENS
     assert await cached_tokens(gateway, path, "alpha") >= WORDS
+
+
+async def test_acceptance_after_cached_tokens_equals_that_of_a_cold_server(
+    tenants: tuple[Gateway, Engine],
+) -> None:
+    """Without the plugin, SGLang drafts with the KV of another request's continuation."""
+    _, engine = tenants
+    check_accepted_after_a_turn(*await after_a_turn(engine.url))

@@ -1,83 +1,75 @@
-"""record_contract.py GREEDY_URL STANDALONE_URL: record the contract and the stream fixtures from two real servers.
+"""record_contract.py GREEDY_URL STANDALONE_URL NARROW_URL: repeat the recordings of three real servers.
 
-    .venv/bin/python -m e2e.real_sglang.record_contract http://127.0.0.1:31001 http://127.0.0.1:31002
+    .venv/bin/python -m e2e.real_sglang.record_contract http://127.0.0.1:{31001,31002,31003}
 
-The servers must be idle and started by ./launch-server with `--served-model-name Qwen/Qwen2.5-7B-Instruct`.
+The servers must be idle and started by ./launch-server with `--served-model-name Qwen/Qwen2.5-7B-Instruct`; the third
+is greedy, and has `--max-running-requests 1 --max-queued-requests 1` as well.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from dps_testkit.engine_contract.cases import GREEDY, SPECULATIVE, Case, chat, messages, responses
-from dps_testkit.engine_contract.exchange import after_leaving, exposition, send
-from dps_testkit.engine_contract.observe import Shape, describe, metrics
+from dps_testkit.engine_contract.exchange import (
+    Case,
+    after_leaving,
+    answers,
+    exposition,
+    recorded,
+    send,
+    write,
+)
+from dps_testkit.engine_contract.observe import metrics
+from dps_testkit.engine_contract.refusals import refusals
 
-TESTS = Path(__file__).parents[2] / "tests"
-VERSION = "0.5.23"
-STREAMED = [{"role": "user", "content": "A stream"}]
+STREAMS = Path(__file__).parents[2] / "tests/gateway/fixtures/streams_sglang_0_5_23.json"
+PATHS = {"messages": "/v1/messages", "responses": "/v1/responses"}
+"""The endpoints of recorded streams, by the beginning of their names; others are of chats."""
 
 
-async def answers(session: aiohttp.ClientSession, cases: Iterable[Case]) -> dict[str, Shape]:
-    """The server's answers by case name, starting with an empty prefix cache."""
-    await send(session, Case("empty the cache", "POST", "/flush_cache"))
-    return {case.name: describe(await send(session, case)) for case in cases}
-
-
-async def contract(greedy: aiohttp.ClientSession, speculative: aiohttp.ClientSession) -> dict[str, Shape]:
-    """The contract, as recorded from both servers."""
-    return {
-        "engine": f"sglang {VERSION}",
-        "greedy": await answers(greedy, GREEDY),
-        "speculative": await answers(speculative, SPECULATIVE),
-        "client left a stream": await after_leaving(greedy, stream=True),
-        "client left an answer": await after_leaving(greedy, stream=False),
-        "metrics": metrics(await exposition(greedy)),
-        "speculative metrics": metrics(await exposition(speculative)),
-    }
+async def repeated(session: aiohttp.ClientSession, cases: list[Case]) -> list[Case]:
+    """The cases with the server's answers, starting with an empty prefix cache."""
+    await send(session, {"method": "POST", "path": "/flush_cache"})
+    found = await answers(session, cases)
+    return [{**case, "answer": found[case["name"]]} for case in cases]
 
 
 async def streams(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-    """The exact text of a stream without usage, with usage and with continuous usage, and of the other APIs."""
-    options: dict[str, Any] = {
-        "plain": {},
-        "include_usage": {"stream_options": {"include_usage": True}},
-        "continuous_usage_stats": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    }
-    recorded = []
-    for name, fields in options.items():
-        case = chat(name, messages=STREAMED, stream=True, **fields)
-        answer = await send(session, case)
-        recorded.append({"name": name, "request": case.body, "body": answer.body.decode()})
-    for case in (
-        messages("stream", messages=STREAMED, stream=True),
-        responses("stream", input=STREAMED, stream=True),
-    ):
-        answer = await send(session, case)
-        recorded.append({"name": case.name, "request": case.body, "body": answer.body.decode()})
-    return recorded
+    """The exact text of the answer to each recorded stream's request."""
+    entries = []
+    for entry in json.loads(STREAMS.read_text()):
+        path = PATHS.get(entry["name"].partition(":")[0], "/v1/chat/completions")
+        answer = await send(session, {"method": "POST", "path": path, "body": entry["request"]})
+        entries.append(entry | {"body": answer.body.decode()})
+    return entries
 
 
-async def main(greedy_url: str, speculative_url: str) -> None:
-    """Record both servers and write the test fixtures."""
+async def main(greedy_url: str, speculative_url: str, narrow_url: str) -> None:
+    """Record the servers and write the test fixtures."""
+    contract = recorded()
     timeout = aiohttp.ClientTimeout(total=120)
     async with (
         aiohttp.ClientSession(greedy_url, timeout=timeout) as greedy,
         aiohttp.ClientSession(speculative_url, timeout=timeout) as speculative,
+        aiohttp.ClientSession(narrow_url, timeout=timeout) as narrow,
     ):
-        write(TESTS / f"local/contract/sglang-{VERSION}.json", await contract(greedy, speculative))
-        name = VERSION.replace(".", "_")
-        write(TESTS / f"gateway/fixtures/streams_sglang_{name}.json", await streams(greedy))
-
-
-def write(path: Path, content: Any) -> None:
-    """Write indented JSON, so that differences can be reviewed."""
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        contract |= {
+            "greedy": await repeated(greedy, contract["greedy"]),
+            "speculative": await repeated(speculative, contract["speculative"]),
+            "refusals": [
+                {"name": name, "answer": answer} for name, answer in (await refusals(narrow)).items()
+            ],
+            "client left a stream": await after_leaving(greedy, stream=True),
+            "client left an answer": await after_leaving(greedy, stream=False),
+            "metrics": metrics(await exposition(greedy)),
+            "speculative metrics": metrics(await exposition(speculative)),
+        }
+        write(contract)
+        STREAMS.write_text(json.dumps(await streams(greedy), indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from typing import Any
 
 import openai
 from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletionChunk
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import inject
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -74,33 +73,13 @@ class Agent:
                 "temperature": 0,
                 "extra_headers": headers,
             }
-            answer = _streaming(client, request) if stream else _non_streaming(client, request)
-            self._messages.append({"role": "assistant", "content": answer.text})
+            if stream:
+                request["stream_options"] = {"include_usage": True}
+            raw = client.chat.completions.with_raw_response.create(**request, stream=stream)
+            # The parts of a stream, or the whole answer; both kinds of choices are read alike.
+            parts: list[Any] = list(raw.parse()) if stream else [raw.parse()]
+            choices = [choice for part in parts for choice in part.choices]
+            text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
+            self._messages.append({"role": "assistant", "content": text})
             trace_id = f"{span.get_span_context().trace_id:032x}"
-            return Turn(trace_id, answer.headers, answer.id, answer.usage, stream)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    headers: dict[str, str]
-    id: str
-    text: str
-    usage: CompletionUsage
-
-
-def _non_streaming(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
-    raw = client.chat.completions.with_raw_response.create(**request, stream=False)
-    completion = raw.parse()
-    assert completion.usage is not None
-    text = completion.choices[0].message.content or ""
-    return _Answer(dict(raw.headers), completion.id, text, completion.usage)
-
-
-def _streaming(client: openai.OpenAI, request: dict[str, Any]) -> _Answer:
-    request |= {"stream_options": {"include_usage": True}}
-    raw = client.chat.completions.with_raw_response.create(**request, stream=True)
-    chunks: list[ChatCompletionChunk] = list(raw.parse())
-    usage = chunks[-1].usage
-    assert usage is not None
-    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    return _Answer(dict(raw.headers), chunks[-1].id, text, usage)
+            return Turn(trace_id, dict(raw.headers), parts[-1].id, parts[-1].usage, stream)

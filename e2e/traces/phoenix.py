@@ -65,14 +65,6 @@ class Phoenix:
         ]
         return [trace["trace_id"] for trace in sorted(traces, key=lambda trace: str(trace["start_time"]))]
 
-    async def page_of(self, span: Span) -> str:
-        """The URL of the page that shows a span within its trace."""
-        projects = await self._get("/v1/projects", {})
-        project = next(item["id"] for item in projects["data"] if item["name"] == PROJECT)
-        filters = {"trace_id": span.trace_id, "span_id": span.span_id}
-        (found,) = await self._pages(f"/v1/projects/{PROJECT}/spans", filters)
-        return f"{self.url}/projects/{project}/traces/{span.trace_id}?selectedSpanNodeId={found['id']}"
-
     async def _pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         cursor: str | None = None

@@ -10,7 +10,6 @@ from dps_local.sglang import SGLangOptions
 from dps_local.stack import LocalStack, StackOptions
 from e2e.real_sglang import local_sglang
 from e2e.traces.phoenix import Phoenix
-from e2e.traces.relay import Relay, relay_to
 
 Engines = Literal["emulated", "sglang"]
 EXPORT_INTERVALS = {"OTEL_BSP_SCHEDULE_DELAY": "200", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "200"}
@@ -21,28 +20,26 @@ TRACE_LEVEL = {"SGLANG_TRACE_LEVEL": "2"}
 
 @dataclass(frozen=True)
 class TracedStack:
-    """The running processes. The first gateway exports by gRPC through the relay, the second by HTTP to Phoenix."""
+    """The running processes. The first gateway exports by gRPC, the second by HTTP."""
 
     phoenix: Phoenix
-    relay: Relay
     stack: LocalStack
 
 
 @asynccontextmanager
 async def traced_stack(engines: Engines, phoenix: Phoenix) -> AsyncIterator[TracedStack]:
     """Start all processes, wait until they are ready, and stop them on exit."""
-    with relay_to(phoenix.grpc_url) as relay:
-        stack = LocalStack(_options(engines, phoenix.grpc_url))
-        first, second = stack.gateways
-        first.environment |= EXPORT_INTERVALS | {"OTEL_EXPORTER_OTLP_ENDPOINT": relay.url}
-        second.environment |= EXPORT_INTERVALS | {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix.url,
-            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        }
-        for engine in stack.engines.values():
-            engine.environment |= EXPORT_INTERVALS | TRACE_LEVEL
-        async with stack:
-            yield TracedStack(phoenix, relay, stack)
+    stack = LocalStack(_options(engines, phoenix.grpc_url))
+    first, second = stack.gateways
+    first.environment |= EXPORT_INTERVALS
+    second.environment |= EXPORT_INTERVALS | {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix.url,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    for engine in stack.engines.values():
+        engine.environment |= EXPORT_INTERVALS | TRACE_LEVEL
+    async with stack:
+        yield TracedStack(phoenix, stack)
 
 
 def _options(engines: Engines, otlp_endpoint: str) -> StackOptions:

@@ -19,7 +19,7 @@ Demand = Mapping[PoolName, float]
 """Requests in flight and waiting of each pool, averaged over time."""
 
 
-def receiver(counts: Counts, demand: Demand, load_ratio: float = 1.0) -> PoolName | None:
+def pool_to_grow(counts: Counts, demand: Demand, load_ratio: float = 1.0) -> PoolName | None:
     """The pool that should receive a replica of the other one; None if none should move.
 
     A move lowers the higher load per replica, and each pool keeps a replica. At constant demand, no move is undone.

@@ -87,20 +87,6 @@ class Traces:
 
 
 @dataclass(frozen=True)
-class FileCache:
-    """A prefix cache that the engines of both pools share, in a directory.
-
-    secret_file: file with the secret of all engines. max_bytes: size limit of all pages together. min_free_bytes: free
-    space to leave on the file system.
-    """
-
-    directory: str
-    secret_file: str
-    max_bytes: int
-    min_free_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class MooncakeCache:
     """A prefix cache in the host memory of the engines of both pools, which Mooncake combines into one store.
 
@@ -118,9 +104,6 @@ class MooncakeCache:
     arguments: tuple[str, ...] = ()
     protocol: Literal["tcp", "rdma"] = "tcp"
     devices: tuple[str, ...] = ()
-
-
-PrefixCache = FileCache | MooncakeCache
 
 
 @dataclass(frozen=True)
@@ -151,7 +134,7 @@ class Launch:
     tensor_parallel: int = 1
     speculation: Speculation | None = None
     traces: Traces | None = None
-    prefix_cache: PrefixCache | None = None
+    prefix_cache: MooncakeCache | None = None
     tokenizer: str | None = None
     revision: str | None = None
     gpu_bytes: int | None = None

@@ -79,10 +79,16 @@ class EngineRuntime(Protocol):
     def loads_plugin(self, version: str) -> bool:
         """Whether this version can load the plugin dps_sglang, which separates the tenants of /v1/messages."""
 
-    def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
-        """Flags that limit the engine's GPU memory, if the version's own default is not right for the launch.
+    def memory_arguments(self, launch: Launch, arguments: Sequence[str]) -> list[str]:
+        """Flags that limit the engine's GPU memory, if its own default is not right for the launch.
 
-        arguments: a user's arguments, which take precedence. Raises EngineError if the models cannot fit.
+        arguments: a user's arguments, which take precedence. Raises EngineError if two engines cannot share a GPU.
+        """
+
+    def memory_warning(self, launch: Launch, arguments: Sequence[str]) -> str:
+        """Why the models probably do not fit into the GPUs; empty if they do, or if their sizes are not known.
+
+        arguments: a user's arguments, some of which change the sizes.
         """
 
     def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:

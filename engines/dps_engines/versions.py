@@ -6,7 +6,7 @@ from dps_engines.launch import EngineError
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a release, for comparison: (0, 5, 8) for 0.5.8.post1."""
+    """The numbers of a release, for comparison: (0, 5, 23) for 0.5.23.post1."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 

@@ -1,7 +1,7 @@
 """Whether the running SGLang is one that this plugin was tested with.
 
-The plugin depends on functions that SGLang does not document. If the version or a signature differs, the plugin changes
-nothing, and the engine's prefix cache is not shared.
+The plugin depends on functions that SGLang does not document. If the version or a signature differs, the engine shares
+no pages.
 """
 
 import inspect
@@ -13,7 +13,6 @@ VERSIONS = frozenset({"0.5.23"})
 
 UNIFIED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 DRAFT_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
-STORAGE = "sglang.srt.mem_cache.hicache_storage.HiCacheStorage"
 HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
 
 BUILD_SIDECARS = f"{UNIFIED_CACHE}._build_sidecar_transfers"
@@ -52,32 +51,17 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ATTACH_STORAGE = f"{SCHEDULER}.attach_hicache_storage_wrapped"
 FLUSH = f"{SCHEDULER}.flush_cache"
 
-SHARING_SIGNATURES: Mapping[str, tuple[str, ...]] = {
+SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*WEIGHT_UPDATES, WEIGHT_CHECK, MEMORY_RELEASE, ATTACH_STORAGE), ("self", "recv_req")),
     FLUSH: ("self", "empty_cache"),
-}
-"""The functions that `sharing` wraps. Without them, no pages are shared."""
-STORAGE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    **SHARING_SIGNATURES,
-    f"{STORAGE}.register_mem_pool_host": ("self", "mem_pool_host"),
-    f"{STORAGE}.batch_exists": ("self", "keys", "extra_info"),
-    f"{STORAGE}.batch_exists_v2": ("self", "keys", "pool_transfers", "extra_info"),
-    f"{STORAGE}.batch_get_v1": ("self", "keys", "host_indices", "extra_info"),
-    f"{STORAGE}.batch_set_v1": ("self", "keys", "host_indices", "extra_info"),
-    f"{STORAGE}.batch_get_v2": ("self", "transfers", "extra_info"),
-    f"{STORAGE}.batch_set_v2": ("self", "transfers", "extra_info"),
-    "sglang.srt.mem_cache.hicache_storage.PoolTransferResult.empty": (),
-    "sglang.srt.observability.metrics_collector.StorageMetrics": (
-        "prefetch_pgs",
-        "backup_pgs",
-        "prefetch_bandwidth",
-        "backup_bandwidth",
-    ),
+    MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
+    MOONCAKE_CLEAR: ("self",),
+    MOONCAKE_READ: ("self", "keys", "host_indices", "extra_info"),
+    MOONCAKE_WRITE: ("self", "keys", "host_indices", "extra_info"),
+    MOONCAKE_STATS: ("self",),
+    MOONCAKE_GET: ("self", "key_strs", "buffer_ptrs", "buffer_sizes"),
+    MOONCAKE_PUT: ("self", "key_strs", "buffer_ptrs", "buffer_sizes", "group_ids", "session_ids"),
     f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
-    f"{HOST_POOL}.set_from_flat_data_page": ("self", "index", "data_page"),
-}
-"""The functions that `page_storage` implements and calls."""
-REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     BUILD_SIDECARS: ("self", "phase", "kv_xfer", "comp_xfers"),
     DRAFT_PREFILL: (
         "self",
@@ -98,19 +82,7 @@ REFILL_SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "write_cols",
     ),
 }
-"""The functions that `draft_refill` wraps and calls."""
-MOONCAKE_SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    **SHARING_SIGNATURES,
-    MOONCAKE_INIT: ("self", "storage_config", "mem_pool"),
-    MOONCAKE_CLEAR: ("self",),
-    MOONCAKE_READ: ("self", "keys", "host_indices", "extra_info"),
-    MOONCAKE_WRITE: ("self", "keys", "host_indices", "extra_info"),
-    MOONCAKE_STATS: ("self",),
-    MOONCAKE_GET: ("self", "key_strs", "buffer_ptrs", "buffer_sizes"),
-    MOONCAKE_PUT: ("self", "key_strs", "buffer_ptrs", "buffer_sizes", "group_ids", "session_ids"),
-    f"{HOST_POOL}.get_data_page": ("self", "index", "flat"),
-}
-"""The functions that `mooncake` and `mooncake_metrics` wrap and call."""
+"""The functions that the plugin wraps and calls to share pages."""
 SALT_SIGNATURES: Mapping[str, tuple[str, ...]] = {
     GENERATE: ("self", "obj", "request"),
     SERVER_INFO: ("self",),
@@ -134,11 +106,3 @@ def objection(
         if parameters != expected:
             return f"{target} takes {parameters}, expected {expected}"
     return None
-
-
-def exists(target: str, resolve: Callable[[str], Any] = pkgutil.resolve_name) -> bool:
-    """Whether this SGLang has a function of this name."""
-    try:
-        return callable(resolve(target))
-    except (AttributeError, ImportError, ValueError):
-        return False

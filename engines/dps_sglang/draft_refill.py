@@ -1,10 +1,13 @@
-"""Lets a STANDALONE engine use pages that an engine without a draft model wrote (SGLang 0.5.23).
+"""Completes the draft model's KV of cached prefixes in a STANDALONE engine (SGLang 0.5.23).
 
 SGLang ends a stored prefix at the first page without draft KV. Here draft pages are neither stored nor required.
 For a request with a prefix from host memory or storage, the draft model prefills the fetched tokens itself, into the
 slots that the target uses. Answers stay correct even if a refill fails, because the target model verifies every
 draft: a wrong draft only lowers the acceptance length. With tensor parallelism, a failure in one process ends the
 engine, as the failure of any forward pass does, because the other processes wait for its part of the result.
+
+SGLang feeds a draft model the tokens shifted by one. The draft KV of the last token of a cached prefix thus depends on
+the token that followed it in the request that wrote it, so the draft model computes it again with this request's token.
 """
 
 import copy
@@ -37,20 +40,63 @@ def without_draft_pages(
     return transfers
 
 
-def refill(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `_draft_extend_for_prefill`: the draft model first runs over the tokens that were fetched."""
-    if SHARING.begun and self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
-        for row, request in enumerate(batch.reqs):
-            if needs_refill(request):
-                try:
-                    prefill_fetched(self, batch, row, request)
-                    count_refill(completed=True)
-                except RuntimeError:
-                    count_refill(completed=False)
-                    if self.server_args.tp_size > 1:
-                        raise
-                    logger.exception("dps prefix cache: the draft model could not prefill %s", request.rid)
-    return original(self, batch, *args, **kwargs)
+def refill(
+    original: Callable[..., Any],
+    self: Any,
+    batch: Any,
+    target_hidden_states: Any,
+    next_token_ids: Any,
+    mm_input_embeds: Any = None,
+    kv_loc_plan: Any = None,
+) -> Any:
+    """Wraps `_draft_extend_for_prefill`: the draft model first completes its KV of the cached prefixes."""
+    if self.speculative_algorithm.is_standalone() and not batch.forward_mode.is_idle():
+        if SHARING.begun:
+            _prefill_all_fetched(self, batch)
+        if can_widen(batch, mm_input_embeds):
+            batch, kv_loc_plan = widened(batch, self.req_to_token_pool.req_to_token), None
+    return original(self, batch, target_hidden_states, next_token_ids, mm_input_embeds, kv_loc_plan)
+
+
+def can_widen(batch: Any, mm_input_embeds: Any) -> bool:
+    """Whether any request has a cached prefix, and nothing else depends on the number of tokens in the batch."""
+    return any(batch.prefix_lens) and mm_input_embeds is None and batch.global_num_tokens is None
+
+
+def widened(batch: Any, slots: torch.Tensor) -> Any:
+    """A copy of the batch in which each request begins with the last token of its cached prefix.
+
+    slots: of all tokens by request, `req_to_token`. `_draft_extend_for_prefill` shifts the input, so the value of the
+    first input token is not used.
+    """
+    cached = [min(prefix, 1) for prefix in batch.prefix_lens]
+    ends = torch.tensor(batch.prefix_lens, device=slots.device).clamp(min=1)
+    last = slots[batch.req_pool_indices, ends - 1].to(batch.out_cache_loc.dtype)
+    inputs, places = [], []
+    tokens, written = batch.input_ids.split(batch.extend_lens), batch.out_cache_loc.split(batch.extend_lens)
+    for row, more in enumerate(cached):
+        inputs += [tokens[row][:more], tokens[row]]
+        places += [last[row : row + more], written[row]]
+    copied = copy.copy(batch)
+    copied.input_ids, copied.out_cache_loc = torch.cat(inputs), torch.cat(places)
+    copied.prefix_lens = [prefix - more for prefix, more in zip(batch.prefix_lens, cached, strict=True)]
+    copied.extend_lens = [length + more for length, more in zip(batch.extend_lens, cached, strict=True)]
+    copied.extend_num_tokens = batch.extend_num_tokens + sum(cached)
+    return copied
+
+
+def _prefill_all_fetched(worker: Any, batch: Any) -> None:
+    """Let the draft model prefill what was fetched for the requests of this batch."""
+    for row, request in enumerate(batch.reqs):
+        if needs_refill(request):
+            try:
+                prefill_fetched(worker, batch, row, request)
+                count_refill(completed=True)
+            except RuntimeError:
+                count_refill(completed=False)
+                if worker.server_args.tp_size > 1:
+                    raise
+                logger.exception("dps prefix cache: the draft model could not prefill %s", request.rid)
 
 
 def needs_refill(request: Any) -> bool:

@@ -1,6 +1,8 @@
 """What determines the bytes of the running engine's pages: arguments, weights and host memory (SGLang 0.5.23)."""
 
+import hashlib
 import json
+import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ from sglang.srt.runtime_context import get_server_args
 
 from dps_sglang.arguments import check_shareable
 from dps_sglang.sharing import NotShareable
-from dps_sglang.storage.geometry import Geometry
 from dps_sglang.weights import fingerprint
 
+logger = logging.getLogger(__name__)
+
+POOL_ATTRIBUTES = ("layout", "page_size", "layer_num", "head_num", "head_dim", "storage_format_tag")
+"""Attributes of SGLang's host memory that determine the order and the number of bytes in a page."""
 KV_OPTIONS = (
     "quantization",
     "json_model_override_args",
@@ -31,40 +36,35 @@ KV_OPTIONS = (
 """Engine options that change KV without changing a page's shape."""
 
 
-def engine_geometry(config: Any, pool: Any, page_bytes: int, weights: str | None = None) -> Geometry:
-    """The geometry of the engine's pages. Raises NotShareable.
+def pages_digest(config: Any, pool: Any, weights: str | None) -> str:
+    """SHA-256 of everything that determines the bytes of the engine's pages, apart from the tokens.
 
-    config: SGLang's configuration of the storage. pool: its host memory. weights: name of the weights' revision; None
-    to fingerprint the files.
+    Two engines read each other's pages only if their digests are equal. Raises NotShareable if the engine must share
+    none. config: SGLang's configuration of the storage. pool: its host memory. weights: name of the weights' revision;
+    None to fingerprint the files.
     """
     arguments = get_server_args()
     check_shareable(arguments, rust_server=envs.SGLANG_RUST_SERVER.get())
+    page = pool.get_data_page(0, flat=True)
     rank = "any" if config.is_mla_model else config.tp_rank  # MLA replicates KV on all ranks
-    shape = {
-        name: getattr(pool, name, None)
-        for name in ("layer_num", "head_num", "head_dim", "storage_format_tag")
+    geometry = {
+        "engine_version": f"sglang {version('sglang')}",
+        "weights": weights or _fingerprint(arguments.model_path, arguments.load_format),
+        "compute_dtype": arguments.dtype,
+        "kv_dtype": f"{pool.dtype} {arguments.kv_cache_dtype}",
+        "pool": type(pool).__name__,
+        **{name: getattr(pool, name, None) for name in POOL_ATTRIBUTES},
+        "page_bytes": page.numel() * page.element_size(),
+        "tp": f"{rank}/{config.tp_size}",
+        "pp": f"{config.pp_rank}/{config.pp_size}",
+        "cp": f"{config.attn_cp_rank}/{config.attn_cp_size}",
+        "dcp": f"{config.dcp_rank}/{config.dcp_size}",
+        "heads": config.tp_lcm_size,
+        **{name: getattr(arguments, name, None) for name in KV_OPTIONS},
     }
-    return Geometry(
-        engine_version=f"sglang {version('sglang')}",
-        weights=weights or _fingerprint(arguments.model_path, arguments.load_format),
-        compute_dtype=str(arguments.dtype),
-        kv_dtype=f"{pool.dtype} {arguments.kv_cache_dtype}",
-        pool=f"{type(pool).__name__} {json.dumps(shape)}",
-        layout=pool.layout,
-        page_tokens=pool.page_size,
-        page_bytes=page_bytes,
-        shard=(
-            f"tp {rank}/{config.tp_size} pp {config.pp_rank}/{config.pp_size} cp {config.attn_cp_rank}/"
-            f"{config.attn_cp_size} dcp {config.dcp_rank}/{config.dcp_size} heads {config.tp_lcm_size}"
-        ),
-        options=json.dumps({name: str(getattr(arguments, name, None)) for name in KV_OPTIONS}),
-    )
-
-
-def speculates_with_draft_model() -> bool:
-    """Whether the engine has a draft model, which has KV of its own."""
-    algorithm = get_server_args().speculative_algorithm
-    return algorithm is not None and algorithm.upper() != "NGRAM"
+    digest = hashlib.sha256(json.dumps(geometry, sort_keys=True, default=str).encode()).hexdigest()
+    logger.info("dps prefix cache: shared with the tag %s; geometry: %s", digest[:16], geometry)
+    return digest
 
 
 def _fingerprint(model_path: str, load_format: str) -> str:

@@ -14,18 +14,6 @@ REFILLS = "dps_prefix_cache_refills"
 SHARING = "dps_prefix_cache_sharing"
 
 
-class PageMetrics:
-    """Exports the outcomes of one store."""
-
-    def __init__(self) -> None:
-        self._exported: dict[str, int] = {}
-
-    def export(self, counts: Mapping[str, int]) -> None:
-        """Add what is new since the last call. counts: pages by outcome since the start."""
-        count_pages({outcome: total - self._exported.get(outcome, 0) for outcome, total in counts.items()})
-        self._exported = dict(counts)
-
-
 class SharingMetric:
     """Exports which pages this process shares. The current state has the value 1, earlier ones have 0."""
 
@@ -36,7 +24,7 @@ class SharingMetric:
         """Replace the exported state.
 
         pages: identifies the pages that this process can read and write; empty if it shares none. problem: why it
-        shares none, or does not read them; empty if there is no problem.
+        shares none.
         """
         if self._exported == (pages, problem):
             return
@@ -82,7 +70,7 @@ def _sharing() -> Any:
 
     return Gauge(
         SHARING,
-        "1 for the pages of the common prefix cache that this engine uses, and the problem that it has with them",
+        "1 for the pages of the common prefix cache that this engine shares, or the reason why it shares none",
         ["pages", "problem"],
         multiprocess_mode="max",
     )

@@ -2,13 +2,16 @@
 
 import logging
 import multiprocessing
+import pkgutil
 from collections.abc import Mapping
 from importlib.metadata import version
 
 from dps_sglang import compatibility
 from dps_sglang.cache_salt import announced, salted
+from dps_sglang.mooncake_metrics import corrected, counted_reads, counted_writes, record_codes
 from dps_sglang.sharing import (
     flushing,
+    not_cleared,
     not_shared,
     refuse_other_storage,
     releasing_weights,
@@ -21,34 +24,11 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Called by SGLang in each of its processes, before the wrapped methods are used."""
-    without_refill = _objection("not shared with STANDALONE engines", compatibility.REFILL_SIGNATURES)
-    if without_refill is None:
-        from dps_sglang.draft_refill import refill, without_draft_pages
-
-        _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
-        _wrap(compatibility.DRAFT_PREFILL, refill)
-    without_mooncake = _objection("not shared through Mooncake", compatibility.MOONCAKE_SIGNATURES)
-    if without_mooncake is None:
-        from dps_sglang.mooncake import not_cleared, tagged, tagged_without_refill
-        from dps_sglang.mooncake_metrics import corrected, counted_reads, counted_writes, noted
-
-        named = tagged if without_refill is None else tagged_without_refill(without_refill)
-        _wrap(compatibility.MOONCAKE_INIT, named)
-        _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
-        _wrap(compatibility.MOONCAKE_READ, counted_reads)
-        _wrap(compatibility.MOONCAKE_WRITE, counted_writes)
-        _wrap(compatibility.MOONCAKE_STATS, corrected)
-        _wrap(compatibility.MOONCAKE_GET, noted)
-        _wrap(compatibility.MOONCAKE_PUT, noted)
-    elif compatibility.exists(compatibility.MOONCAKE_INIT):
-        _wrap(compatibility.MOONCAKE_INIT, not_shared(without_mooncake))
-    if _objection("not shared", compatibility.SHARING_SIGNATURES) is None:
-        for update in compatibility.WEIGHT_UPDATES:
-            _wrap(update, replacing_weights)
-        _wrap(compatibility.WEIGHT_CHECK, resetting_weights)
-        _wrap(compatibility.MEMORY_RELEASE, releasing_weights)
-        _wrap(compatibility.FLUSH, flushing)
-        _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
+    reason = _objection("not shared", compatibility.SIGNATURES)
+    if reason is None:
+        _share()
+    elif _exists(compatibility.MOONCAKE_INIT):
+        _wrap(compatibility.MOONCAKE_INIT, not_shared(reason))
     # HTTP is served by the main process. The others do not need the module, which is expensive to import.
     serves = multiprocessing.parent_process() is None
     not_separated = "tenants are not separated on /v1/messages and /v1/score"
@@ -57,12 +37,41 @@ def register() -> None:
         _wrap(compatibility.SERVER_INFO, announced)
 
 
+def _share() -> None:
+    from dps_sglang.draft_refill import refill, without_draft_pages
+    from dps_sglang.mooncake import tagged
+
+    _wrap(compatibility.BUILD_SIDECARS, without_draft_pages)
+    _wrap(compatibility.DRAFT_PREFILL, refill)
+    _wrap(compatibility.MOONCAKE_INIT, tagged)
+    _wrap(compatibility.MOONCAKE_CLEAR, not_cleared)
+    _wrap(compatibility.MOONCAKE_READ, counted_reads)
+    _wrap(compatibility.MOONCAKE_WRITE, counted_writes)
+    _wrap(compatibility.MOONCAKE_STATS, corrected)
+    _wrap(compatibility.MOONCAKE_GET, record_codes)
+    _wrap(compatibility.MOONCAKE_PUT, record_codes)
+    for update in compatibility.WEIGHT_UPDATES:
+        _wrap(update, replacing_weights)
+    _wrap(compatibility.WEIGHT_CHECK, resetting_weights)
+    _wrap(compatibility.MEMORY_RELEASE, releasing_weights)
+    _wrap(compatibility.FLUSH, flushing)
+    _wrap(compatibility.ATTACH_STORAGE, refuse_other_storage)
+
+
 def _objection(consequence: str, signatures: Mapping[str, tuple[str, ...]]) -> str | None:
     """Why hooks that require these signatures cannot be installed; None if they can. Logs it with the consequence."""
     reason = compatibility.objection(version("sglang"), signatures)
     if reason is not None:
         logger.warning("dps prefix cache: %s: %s", consequence, reason)
     return reason
+
+
+def _exists(target: str) -> bool:
+    """Whether this SGLang has a function of this name."""
+    try:
+        return callable(pkgutil.resolve_name(target))
+    except (AttributeError, ImportError, ValueError):
+        return False
 
 
 def _wrap(target: str, hook: object) -> None:

@@ -35,21 +35,7 @@ class Sharing:
         self._ends: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._shares = False
-        self._pages = ""
-        self._problem = ""
         self._replaced = False
-
-    def begin(self, end: Callable[[], None]) -> None:
-        """Begin to share pages. Raises NotShareable if the weights have been replaced.
-
-        end: ends the sharing; see `on_new_weights`. The state is reported when the pages are identified.
-        """
-        with self._lock:
-            if self._replaced:
-                raise NotShareable(REPLACED)
-            self._ends.append(end)
-            self.begun = self.configured = self._shares = True
-            self._pages = self._problem = ""
 
     def on_new_weights(self, end: Callable[[], None]) -> None:
         """Call `end` each time that the weights are replaced or released, even if this process shares no pages.
@@ -59,15 +45,16 @@ class Sharing:
         with self._lock:
             self._ends.append(end)
 
-    def identify(self, pages: str) -> None:
-        """Report which pages this process shares, unless it no longer shares pages.
+    def begin(self, pages: str) -> None:
+        """Begin to share pages. Engines with the same value of `pages` read each other's pages.
 
-        Engines with the same value of `pages` read each other's pages.
+        Raises NotShareable if the weights have been replaced.
         """
         with self._lock:
-            if self._shares:
-                self._pages = pages
-                self._metric.export(pages, self._problem)
+            if self._replaced:
+                raise NotShareable(REPLACED)
+            self.begun = self.configured = self._shares = True
+            self._metric.export(pages, "")
 
     def refuse(self, problem: str) -> None:
         """Report that this process shares no pages."""
@@ -76,14 +63,6 @@ class Sharing:
             self.configured = True
             self._shares = False
             self._metric.export("", problem)
-
-    def only_write(self, problem: str) -> None:
-        """Report that other engines can read the pages of this one, which reads none."""
-        logger.warning("dps prefix cache: prefixes are not read: %s", problem)
-        with self._lock:
-            self._problem = problem
-            if self._shares and self._pages:
-                self._metric.export(self._pages, problem)
 
     def end(self) -> None:
         """End the sharing, because the weights are about to be replaced or released, or have just been.
@@ -100,11 +79,6 @@ class Sharing:
         """The engine has removed all KV from its own memory, which may include that of earlier weights."""
         if self._replaced:
             self.end()
-
-
-def refuse_to_clear() -> None:
-    """Log that an engine's admin endpoint does not remove the pages, because they belong to other engines as well."""
-    logger.warning("dps prefix cache: an engine cannot clear the shared store")
 
 
 SHARING = Sharing()
@@ -167,6 +141,11 @@ def releasing_weights(original: Callable[..., Any], self: Any, recv_req: Any) ->
     return original(self, recv_req)
 
 
+def not_cleared(original: Callable[..., Any], self: Any) -> None:
+    """Wraps `MooncakeStore.clear`, which would remove the pages of all users of the master."""
+    logger.warning("dps prefix cache: an engine cannot clear the shared store")
+
+
 def flushing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps the scheduler's `flush_cache`, which returns whether the KV in the engine's own memory was removed.
 
@@ -181,8 +160,7 @@ def flushing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 def refuse_other_storage(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Wraps the scheduler's method with which a request to an admin endpoint attaches a storage.
 
-    Through a storage with other settings, such as SGLang's `file` in the same directory, an engine could remove the
-    pages of other engines, even if it shares none itself.
+    Through a storage with other settings, an engine could share pages under names that do not identify its weights.
     """
     if not SHARING.configured:
         return original(self, recv_req)

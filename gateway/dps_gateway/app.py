@@ -5,7 +5,6 @@ import asyncio
 import ctypes
 import gc
 import logging
-import multiprocessing
 import signal
 import sys
 from contextlib import suppress
@@ -15,18 +14,16 @@ from typing import Final
 import uvloop
 from aiohttp import web
 
-from dps_gateway.api.admin import admin_app, worker_app
-from dps_gateway.api.listener import Site
+from dps_gateway.api.admin import admin_app
+from dps_gateway.api.listener import BACKLOG, listening_sockets, server_log
 from dps_gateway.api.public import public_app
-from dps_gateway.api.server import Runner
 from dps_gateway.background import background
-from dps_gateway.client_connections import raise_file_limit
 from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.prompt.description import TokenizerError
+from dps_gateway.open_files import raise_file_limit
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.reload import Source
+from dps_gateway.prompt.tokenizer_loader import TokenizerError
+from dps_gateway.reload import ConfigFile
 from dps_gateway.runtime import Runtime
-from dps_gateway.workers import CANNOT_START, own_socket, run_workers
 
 log = logging.getLogger(__name__)
 
@@ -35,65 +32,56 @@ GC_THRESHOLD: Final = 10_000
 of objects, almost all of them without cycles; with Python's default of 700, garbage collection takes about 7% of the
 CPU time."""
 
-BACKLOG: Final = 1024
-"""Connections to a port that may wait until they are accepted."""
+CANNOT_START: Final = 2
+"""Exit status if the configuration or the tokenizer cannot be used."""
 
 
-async def serve(
-    config: GatewayConfig, tokenizer: Tokenizer, source: Source | None, *, reuse_port: bool = False
-) -> None:
+ADMIN_KEEP_ALIVE_SECONDS: Final = 310.0
+"""Time for which an unused connection to the admin port is kept open. Prometheus closes them after five minutes."""
+
+ADMIN_SHUTDOWN_SECONDS: Final = 1.0
+"""Time in which requests to the admin port are finished. The streams of the page have no end."""
+
+
+async def serve(config: GatewayConfig, tokenizer: Tokenizer, source: ConfigFile | None) -> None:
     """Run one gateway process until SIGTERM or SIGINT, then drain it."""
-    worker_socket = own_socket()
-    runtime = Runtime(config, tokenizer, worker_socket)
+    runtime = Runtime(config, tokenizer)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    _stop_with_parent(loop, stop)
     # When a client disconnects its handler is cancelled, which aborts the generation upstream.
-    public = Runner(
+    public = web.AppRunner(
         public_app(runtime),
-        clients=runtime.clients,
         handler_cancellation=True,
         access_log=None,
+        logger=server_log(),
+        keepalive_timeout=config.timeouts.keep_alive_seconds,
         shutdown_timeout=config.timeouts.drain_seconds,
+        max_line_size=config.listen.max_header_bytes,
+        max_field_size=2 * config.listen.max_header_bytes,  # see _check_headers in api/public.py
     )
-    admin = Runner(
+    admin = web.AppRunner(
         admin_app(runtime),
-        clients=runtime.admin_clients,
-        full="the admin port has too many connections",
         access_log=None,
+        logger=server_log(),
+        keepalive_timeout=ADMIN_KEEP_ALIVE_SECONDS,
+        shutdown_timeout=ADMIN_SHUTDOWN_SECONDS,
     )
-    workers = Runner(worker_app(runtime), access_log=None)
-    runners = (public, admin, workers)
+    runners = (public, admin)
     for runner in runners:
         await runner.setup()
     listen = config.listen
     try:
-        if worker_socket is not None:
-            await web.UnixSite(workers, str(worker_socket)).start()
         async with background(runtime, source):
             admin_host = listen.admin_address()
-            await Site(
-                admin,
-                admin_host,
-                listen.admin_port,
-                backlog=BACKLOG,
-                reuse_port=reuse_port,
-                burst=lambda: runtime.admin_clients.burst,
-                idle_seconds=lambda: runtime.config.timeouts.idle_seconds,
-            ).start()
+            idle_seconds = config.timeouts.idle_seconds
+            for each in listening_sockets(admin_host, listen.admin_port, idle_seconds):
+                await web.SockSite(admin, each).start()
             tls = runtime.tls.context if runtime.tls is not None else None
-            await Site(
-                public,
-                listen.host,
-                listen.port,
-                backlog=BACKLOG,
-                reuse_port=reuse_port,
-                tls=tls,
-                burst=lambda: runtime.clients.burst,
-                idle_seconds=lambda: runtime.config.timeouts.idle_seconds,
-            ).start()
+            # Several gateways on one host can share the public port.
+            for each in listening_sockets(listen.host, listen.port, idle_seconds, reuse_port=True):
+                await web.SockSite(public, each, ssl_context=tls, backlog=BACKLOG).start()
             log.info(
                 "listening on %s:%d, admin on %s:%d", listen.host, listen.port, admin_host, listen.admin_port
             )
@@ -106,21 +94,6 @@ async def serve(
         for runner in runners:
             await runner.cleanup()
         await runtime.close()
-
-
-def _stop_with_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop a worker when its parent has died, even by SIGKILL, because nothing else would stop or replace it."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = int(parent.sentinel)
-
-    def parent_died() -> None:
-        loop.remove_reader(sentinel)
-        log.error("the parent process has died")
-        stop.set()
-
-    loop.add_reader(sentinel, parent_died)
 
 
 def main(argv: list[str]) -> int:
@@ -139,21 +112,19 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     _log_to_stderr(arguments.log_level)
     try:
-        source = Source(arguments.config)
+        source = ConfigFile(arguments.config)
         config = source.load()
         if arguments.check:
             print(f"{arguments.config} is valid")
             return 0
-        if config.listen.workers > 1:
-            return run_workers(config.listen.workers, _worker, arguments.config, arguments.log_level)
-        run_worker(config, source)
+        run_gateway(config, source)
     except (ConfigError, TokenizerError) as error:
         print(f"dps gateway: {error}", file=sys.stderr)
         return CANNOT_START
     return 0
 
 
-def run_worker(config: GatewayConfig, source: Source, *, reuse_port: bool = False) -> None:
+def run_gateway(config: GatewayConfig, source: ConfigFile) -> None:
     """Run one gateway process until it is stopped. Raises ConfigError or TokenizerError before it listens."""
     raise_file_limit()
     tokenizer = Tokenizer.load(config.model.tokenizer, config.model.revision)
@@ -163,7 +134,7 @@ def run_worker(config: GatewayConfig, source: Source, *, reuse_port: bool = Fals
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     _return_freed_memory()
     with suppress(KeyboardInterrupt):
-        uvloop.run(serve(config, tokenizer, source, reuse_port=reuse_port))
+        uvloop.run(serve(config, tokenizer, source))
 
 
 def _return_freed_memory() -> None:
@@ -173,17 +144,6 @@ def _return_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _worker(config_file: Path, log_level: str) -> None:
-    """Run one of several gateway processes, in a new interpreter."""
-    _log_to_stderr(log_level)
-    try:
-        source = Source(config_file)
-        run_worker(source.load(), source, reuse_port=True)
-    except (ConfigError, TokenizerError) as error:
-        print(f"dps gateway: {error}", file=sys.stderr)
-        sys.exit(CANNOT_START)
 
 
 def _log_to_stderr(level: str) -> None:

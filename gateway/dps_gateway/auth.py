@@ -20,14 +20,6 @@ URGENCIES: Final = frozenset("01234567")
 
 _DIGEST_CHARS: Final = 64
 _ID_CHARS: Final = 12
-_OPTIONS: Final = (
-    "expires",
-    "models",
-    "maxInFlight",
-    "requestsPerMinute",
-    "tokensPerMinute",
-    "urgency",
-)
 
 
 class Unauthorized(Exception):
@@ -102,15 +94,7 @@ class Keys:
 
         Raises ConfigError, whose message never contains a key.
         """
-        keys = []
-        for number, line in enumerate(read_text(path, "auth.keysFile").splitlines(), start=1):
-            try:
-                key = parse_key(line)
-            except ValueError as error:
-                raise ConfigError(f"auth.keysFile: {path}, line {number} {error}") from error
-            if key is not None:
-                keys.append(key)
-        return cls(keys)
+        return cls(key for _, key in read_key_file(path, "auth.keysFile") if key is not None)
 
     def key(self, headers: Mapping[str, str]) -> Key:
         """The API key in the request's headers. Raises Unauthorized."""
@@ -139,6 +123,22 @@ class Keys:
         return hashlib.blake2b(tenant.encode(), key=first, digest_size=32).digest()
 
 
+def read_key_file(path: Path, setting: str = "") -> list[tuple[str, Key | None]]:
+    """The lines of a key file and their keys, which `setting` of the configuration names.
+
+    Raises ConfigError, whose message never contains a key, if the file cannot be read or a line is invalid.
+    """
+    prefix = f"{setting}: " if setting else ""
+    lines = read_text(path, setting).splitlines()
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            keys.append(parse_key(line))
+        except ValueError as error:
+            raise ConfigError(f"{prefix}{path}, line {number} {error}") from error
+    return list(zip(lines, keys, strict=True))
+
+
 def parse_key(line: str) -> Key | None:
     """Parse `TENANT:KEY` or `TENANT:sha256:DIGEST`, followed by options such as `expires=2027-01-31`.
 
@@ -148,28 +148,18 @@ def parse_key(line: str) -> Key | None:
     text = line.strip()
     if not text or text.startswith("#"):
         return None
-    words = text.split()
-    options: dict[str, str] = {}
-    while len(words) > 1 and words[-1].partition("=")[0] in _OPTIONS and "=" in words[-1]:
-        last = words.pop()
-        name, _, options[name] = last.partition("=")
+    options: dict[str, Any] = {}
+    while (last := text.split()[-1]) != text and "=" in last and last.partition("=")[0] in _OPTIONS:
+        name, _, value = last.partition("=")
+        field, parse = _OPTIONS[name]
+        options[field] = parse(name, value)
         text = text.removesuffix(last).rstrip()
     tenant, colon, secret = (part.strip() for part in text.partition(":"))
     if not (colon and tenant and secret):
         raise ValueError("is not of the form TENANT:KEY")
     hashed = secret.startswith(HASHED)
     digest = _hex_digest(secret.removeprefix(HASHED)) if hashed else digest_of(secret)
-    return Key(
-        tenant,
-        digest,
-        hashed,
-        expires=_timestamp(options["expires"]) if "expires" in options else None,
-        models=_names(options["models"]) if "models" in options else None,
-        max_in_flight=_positive(options, "maxInFlight"),
-        requests_per_minute=_positive(options, "requestsPerMinute"),
-        tokens_per_minute=_positive(options, "tokensPerMinute"),
-        urgency=_urgency(options["urgency"]) if "urgency" in options else None,
-    )
+    return Key(tenant, digest, hashed, **options)
 
 
 def digest_of(key: str) -> bytes:
@@ -187,30 +177,38 @@ def _hex_digest(text: str) -> bytes:
     return digest
 
 
-def _timestamp(text: str) -> float:
+def _timestamp(name: str, text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"contains expires={text}; write a date or a time such as 2027-01-31") from None
+        raise ValueError(f"contains {name}={text}; write a date or a time such as 2027-01-31") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _names(text: str) -> frozenset[str]:
+def _names(name: str, text: str) -> frozenset[str]:
     if not all(text.split(",")):
-        raise ValueError(f"contains models={text}; write model names separated by commas, without spaces")
+        raise ValueError(f"contains {name}={text}; write model names separated by commas, without spaces")
     return frozenset(text.split(","))
 
 
-def _positive(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
+def _positive(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise ValueError(f"contains {name}={text}; write a number above 0")
     return int(text)
 
 
-def _urgency(text: str) -> int:
+def _urgency(name: str, text: str) -> int:
     if text not in URGENCIES:
-        raise ValueError(f"contains urgency={text}; write a number from 0 to 7")
+        raise ValueError(f"contains {name}={text}; write a number from 0 to 7")
     return int(text)
+
+
+_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "expires": ("expires", _timestamp),
+    "models": ("models", _names),
+    "maxInFlight": ("max_in_flight", _positive),
+    "requestsPerMinute": ("requests_per_minute", _positive),
+    "tokensPerMinute": ("tokens_per_minute", _positive),
+    "urgency": ("urgency", _urgency),
+}
+"""The options of a line: the field of `Key`, and the function that parses the value. It raises ValueError."""

@@ -7,32 +7,27 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from dps_gateway.client_connections import expire_periodically
 from dps_gateway.kubernetes_api import ApiServer, watch_config_map
-from dps_gateway.learning_exchange import exchange_periodically, learned_key
 from dps_gateway.pool import Pool
-from dps_gateway.reload import Source, receive_config, watch_config
+from dps_gateway.reload import ConfigFile, receive_config, watch_config
 from dps_gateway.routing.learning import learns
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.store import write_behind
+from dps_gateway.shared_learning import keep_synchronized, learned_key
 from dps_gateway.telemetry.json_log import flush_periodically
 from dps_gateway.telemetry.metrics import Metrics
 from dps_gateway.upstream.discovery import watch_service
-from dps_gateway.upstream.health import watch_generation, watch_health
-from dps_gateway.upstream.reports import watch_configuration, watch_load
+from dps_gateway.upstream.health import watch_configuration, watch_generation, watch_health, watch_load
 
 log = logging.getLogger(__name__)
 
-GAUGE_SECONDS: Final = 1.0
-SLOT_SECONDS: Final = 0.02
-"""The longest time for which a queued request waits for a slot that another worker has released."""
 RESTART_SECONDS: Final = 1.0
 
 Task = Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
-async def background(runtime: Runtime, source: Source | None = None) -> AsyncIterator[None]:
+async def background(runtime: Runtime, source: ConfigFile | None = None) -> AsyncIterator[None]:
     """Run health checks, discovery, write-behind and the configuration watch for as long as the context is open.
 
     Raises ConfigError if the configuration names a Service and the gateway does not run in a cluster.
@@ -67,10 +62,9 @@ async def supervise(
         await asyncio.sleep(restart_seconds)
 
 
-def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
+def _tasks(runtime: Runtime, source: ConfigFile | None) -> dict[str, Task]:
     """The tasks that this configuration requires, keyed by their names in logs and metrics."""
     tasks: dict[str, Task] = {
-        "clients": lambda: expire_periodically(runtime.clients, runtime.admin_clients),
         "health": lambda: watch_health(
             runtime.pools.values(),
             runtime.engine.health_path,
@@ -96,7 +90,7 @@ def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
     }
     if runtime.redis is not None:
         tasks["write-behind"] = lambda: write_behind(runtime.turns.store)
-        tasks["learning"] = lambda: exchange_periodically(
+        tasks["learning"] = lambda: keep_synchronized(
             runtime.learning, lambda: runtime.policy, lambda: learned_key(runtime.config)
         )
     if (decisions := runtime.decision_log) is not None:
@@ -104,9 +98,6 @@ def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
     if (accesses := runtime.access_log) is not None:
         tasks["access-log"] = lambda: flush_periodically(accesses)
     tasks |= _discovery(runtime)
-    if runtime.config.listen.workers > 1:
-        tasks["gauges"] = lambda: _refresh_gauges(runtime)
-        tasks["queue"] = lambda: _assign_slots(runtime)
     if source is not None:
         tasks["config"] = partial(watch_config, source, runtime)
         if (config_map := runtime.config.config_map) is not None:
@@ -116,10 +107,8 @@ def _tasks(runtime: Runtime, source: Source | None) -> dict[str, Task]:
 
 
 def _discovery(runtime: Runtime) -> dict[str, Task]:
-    config, peers = runtime.config, runtime.peers
+    config = runtime.config
     services = {name.value: (config.pools[name].service, runtime.pools[name].set_endpoints) for name in Pool}
-    if peers is not None and config.session.peers is not None:
-        services["peers"] = (config.session.peers.service, peers.set_endpoints)
     if all(service is None for service, _ in services.values()):
         return {}
     api = ApiServer.of_pod()
@@ -128,18 +117,3 @@ def _discovery(runtime: Runtime) -> dict[str, Task]:
         for name, (service, found) in services.items()
         if service is not None
     }
-
-
-async def _assign_slots(runtime: Runtime) -> None:
-    """Assign slots that other workers have released to the requests in this worker's queue."""
-    while True:
-        if len(runtime.admission):
-            runtime.admission.assign(only_free=True)
-        await asyncio.sleep(SLOT_SECONDS)
-
-
-async def _refresh_gauges(runtime: Runtime) -> None:
-    """Refresh this worker's gauges periodically: a scrape may be answered by any worker."""
-    while True:
-        runtime.refresh_gauges()
-        await asyncio.sleep(GAUGE_SECONDS)

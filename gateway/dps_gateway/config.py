@@ -1,6 +1,7 @@
 """The gateway's configuration file: its schema, its defaults, and errors that name the key."""
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
-from dps_gateway.routing.policies import policy_named
+from dps_gateway.routing.policies import DeltaPrefill, policy_named
 from dps_gateway.session.identity import DEFAULT_SESSION_KEYS, parse_session_key
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,6 +33,12 @@ def _http_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"'{url}' is not an HTTP URL: use http://HOST:PORT")
     return url.rstrip("/")
+
+
+def _trace_url(url: str) -> str:
+    if not url.startswith(("http://", "https://")) or "{trace}" not in url:
+        raise ValueError(f"'{url}' is not an HTTP URL with {{trace}} in place of the trace id")
+    return url
 
 
 def _policy_name(name: str) -> str:
@@ -61,11 +68,11 @@ class Listen(_Section):
     admin_token_file: Path | None = None
     """A file with the token that protects sessions on the admin port. If null, only processes of the same host can
     access them."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """The number of processes that serve requests. They share the ports and the limits."""
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    """Maximum size of the request line and of one header. Harnesses send more than the 8 KiB that are usual."""
 
     def admin_address(self, environment: Mapping[str, str] = os.environ) -> str:
-        """The address of the admin port: in a pod, probes and peers must reach it."""
+        """The address of the admin port: in a pod, probes and Prometheus must reach it."""
         in_pod = "KUBERNETES_SERVICE_HOST" in environment
         return self.admin_host or (self.host if in_pod else "127.0.0.1")
 
@@ -81,6 +88,9 @@ class Model(_Section):
     they are forwarded unchanged; SGLang ignores the name and answers with the model that it serves."""
     revision: str | None = None
     """Branch, tag or commit of a tokenizer on the Hub; its default branch if null."""
+    volatile_prompt: tuple[re.Pattern[str], ...] = (re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*"),)
+    """Regular expressions whose matches in system prompts are removed, because they change with every request. The
+    default matches a header of Claude Code."""
 
 
 class ServiceRef(_Section):
@@ -89,26 +99,19 @@ class ServiceRef(_Section):
     port: Port
 
 
-class Servers(_Section):
-    """The location of servers: a list of URLs, or a Kubernetes Service."""
+class PoolConfig(_Section):
+    """The servers of a pool: a list of URLs, or a Kubernetes Service."""
 
     endpoints: tuple[Annotated[str, AfterValidator(_http_url)], ...] = ()
     service: ServiceRef | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if bool(self.endpoints) == (self.service is not None):
-            raise ValueError("set exactly one of 'endpoints' and 'service'")
-        return self
-
-
-class PoolConfig(Servers):
     api_key_file: Path | None = None
     ca_file: Path | None = None
     """The certificate authorities that sign the certificates of https:// endpoints. If null, those of the system."""
 
     @model_validator(mode="after")
-    def _ca_of_endpoints(self) -> Self:
+    def _consistent(self) -> Self:
+        if bool(self.endpoints) == (self.service is not None):
+            raise ValueError("set exactly one of 'endpoints' and 'service'")
         if self.ca_file is not None and not any(url.startswith("https://") for url in self.endpoints):
             raise ValueError("'caFile' has no effect: none of 'endpoints' is an https:// URL")
         return self
@@ -126,6 +129,8 @@ class Routing(_Section):
     policy: Annotated[str, AfterValidator(_policy_name)] = "DeltaPrefill"
     threshold_tokens: Annotated[int, Field(ge=0)] | None = 128
     """τ in tokens. With 0 every turn goes to the greedy pool, with null every turn to the speculative pool."""
+    min_acceptance: Annotated[float, Field(ge=1)] | None = None
+    """For DeltaPrefill: expected tokens per verification that a session needs for the speculative pool."""
     common_prefix_cache: bool = False
     """Whether the engines of both pools share a prefix cache, from which a pool fetches what the other has cached."""
     suspended: bool = False
@@ -133,7 +138,14 @@ class Routing(_Section):
     decision_log: Path | None = None
     """A file to which every answered turn is appended as one line of JSON. If null, no log is written."""
 
+    @property
+    def uses_acceptance(self) -> bool:
+        """Whether the policy depends on how many drafts of a session are accepted."""
+        return self.policy == "Adaptive" or self.min_acceptance is not None
+
     def build(self) -> Policy:
+        if self.policy == "DeltaPrefill":
+            return DeltaPrefill(self.threshold_tokens, self.min_acceptance)
         return policy_named(self.policy, self.threshold_tokens)
 
 
@@ -153,8 +165,6 @@ class Session(_Section):
     """Maximum duration of a call to Redis."""
     mirror_records: Annotated[int, Field(ge=0)] = 50_000
     """Maximum number of records and pointers that this process caches for use while Redis is unavailable."""
-    peers: Servers | None = None
-    """The admin ports of all gateway replicas. While Redis is unavailable, the replicas share their cached records."""
 
 
 class Limits(_Section):
@@ -165,19 +175,15 @@ class Limits(_Section):
     takes about four times the size of its body in memory, and the operator gives a gateway 2 GiB."""
     min_body_bytes_per_second: Annotated[int, Field(ge=0)] = 500
     """Minimum average rate, in bytes per second, at which a request body must arrive after a grace period of
-    `timeouts.header_seconds`; 0 for no minimum. The default is that of Apache's mod_reqtimeout."""
+    30 s; 0 for no minimum. The default is that of Apache's mod_reqtimeout."""
     max_in_flight_per_replica: Annotated[int, Field(gt=0)] = 256
     """Maximum number of requests in flight to one engine replica; further requests wait in the queue. If the engine
     reports a lower limit on running requests, that limit applies."""
     max_queued: Annotated[int, Field(ge=0)] = 1024
     """Maximum number of requests that wait for a free replica. Further requests are answered with 429."""
-    max_connections: Annotated[int, Field(gt=0)] = 10_000
-    """Maximum number of client connections of all workers. It is lower if the processes may open too few files."""
 
 
 class Timeouts(_Section):
-    header_seconds: Seconds = 30.0
-    """Time in which the head of a request must arrive, from the first byte or from the opening of the connection."""
     body_seconds: Seconds = 300.0
     """Time in which the body of a request must arrive."""
     keep_alive_seconds: Annotated[Seconds, Field(le=3600)] = 3600.0
@@ -191,6 +197,10 @@ class Timeouts(_Section):
     total_seconds: Seconds = 3600.0
     """Maximum duration of all attempts of a request together, including waiting in queues and reading the answer; and,
     separately, of sending the response to the client."""
+    heartbeat_seconds: SecondsOrZero = 45.0
+    """Time without any byte after which a client that has asked for a stream receives a heartbeat; 0 to disable. The
+    default is longer than `queue_seconds`, so that a request that is refused there receives the status of the refusal,
+    and shorter than the 60 s after which load balancers usually close a silent connection."""
     queue_seconds: Seconds = 30.0
     """Maximum wait in the queue."""
     wake_seconds: Seconds | None = None
@@ -210,6 +220,11 @@ class Timeouts(_Section):
     """Maximum time in which requests in flight are finished, after new connections are refused."""
 
 
+class Retries(_Section):
+    continue_streams: bool = True
+    """Whether another engine continues a stream of plain text whose engine has failed."""
+
+
 class Auth(_Section):
     keys_file: Path | None = None
     """A file with one TENANT:KEY per line. If null, keys are not checked, and all requests have the same tenant."""
@@ -222,6 +237,8 @@ class Telemetry(_Section):
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     service_name: str = "dps-gateway"
+    trace_url: Annotated[str, AfterValidator(_trace_url)] | None = None
+    """The address of a trace in the tracing backend, with `{trace}` for the trace id, for links on the page."""
     access_log: Path | None = None
     """A file to which every answered request is appended as one line of JSON. If null, no log is written."""
 
@@ -248,14 +265,9 @@ class GatewayConfig(_Section):
     session: Session = Session()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
     auth: Auth = Auth()
     telemetry: Telemetry = Telemetry()
-
-    @model_validator(mode="after")
-    def _connections_of_workers(self) -> Self:
-        if self.limits.max_connections < self.listen.workers:
-            raise ValueError("limits.maxConnections must be at least listen.workers, which divide it")
-        return self
 
 
 def _explain(error: ValidationError) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ def _named_files(config: GatewayConfig) -> Iterator[Path]:
     yield from (path for path in paths if path is not None)
 
 
-class Source:
+class ConfigFile:
     """The configuration file, or the content of its ConfigMap until the kubelet has updated the file.
 
     Detects changes in the content of the configuration file and of the files that it names. Modification times are not
@@ -82,7 +83,7 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-async def watch_config(source: Source, runtime: Runtime) -> None:
+async def watch_config(source: ConfigFile, runtime: Runtime) -> None:
     """Poll the files and reload the configuration when one of them changes, until cancelled."""
     while True:
         await asyncio.sleep(POLL_SECONDS)
@@ -90,13 +91,13 @@ async def watch_config(source: Source, runtime: Runtime) -> None:
             reload_config(source, runtime)
 
 
-def receive_config(text: str, source: Source, runtime: Runtime) -> None:
+def receive_config(text: str, source: ConfigFile, runtime: Runtime) -> None:
     """Reload the configuration from the content of its ConfigMap, unless it is the one in use."""
     if source.receive(text):
         reload_config(source, runtime)
 
 
-def reload_config(source: Source, runtime: Runtime) -> bool:
+def reload_config(source: ConfigFile, runtime: Runtime) -> bool:
     """Load and apply the configuration. If it is invalid, keep the current configuration and return False."""
     try:
         runtime.apply(source.load(runtime.in_effect))
@@ -104,8 +105,10 @@ def reload_config(source: Source, runtime: Runtime) -> bool:
         log.error("configuration not reloaded, the previous one stays in use: %s", error)
         runtime.metrics.config_reloads.labels("refused").inc()
         runtime.metrics.config_valid.set(0)
+        runtime.config_error = str(error)
         return False
     log.info("configuration reloaded")
     runtime.metrics.config_reloads.labels("applied").inc()
     runtime.metrics.config_valid.set(1)
+    runtime.configured_at, runtime.config_error = time.time(), None
     return True

@@ -2,46 +2,38 @@
 
 import logging
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from dps_gateway.auth import Key, Keys
 from dps_gateway.body_budget import BodyBudget
-from dps_gateway.client_connections import (
-    ADMIN_KEEP_ALIVE_SECONDS,
-    ClientConnections,
-    admin_connections,
-    connections_of_files,
-)
-from dps_gateway.config import ConfigError, GatewayConfig, Pools, Servers, current_redis_url, read_line
-from dps_gateway.engine.dialect import EngineDialect
+from dps_gateway.config import ConfigError, GatewayConfig, PoolConfig, Pools, current_redis_url, read_line
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.key_limits import KeyLimits
-from dps_gateway.learning_exchange import SharedLearning
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.accounting import Accountant
-from dps_gateway.prompt.separation import CacheSalt
+from dps_gateway.prompt.cache_identity import CacheSalt
+from dps_gateway.prompt.renderer import PromptRenderer
 from dps_gateway.prompt.tokenizer import Tokenizer
 from dps_gateway.routing.decision import Policy
 from dps_gateway.session.identity import Scope, SessionKey, parse_session_key
 from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.peers import AllPeers, HttpPeers, WorkerPeers
 from dps_gateway.session.redis import Client, RedisBackend, connect
 from dps_gateway.session.store import SessionStore
-from dps_gateway.shared_counts import MINUTES_SUFFIX, SUFFIX, SharedCounts
+from dps_gateway.shared_learning import SharedLearning
 from dps_gateway.telemetry.json_log import JsonLog
 from dps_gateway.telemetry.metrics import Metrics
+from dps_gateway.telemetry.recent import Recent
 from dps_gateway.telemetry.tracing import Tracing
 from dps_gateway.tls import ServerTls, certificate_context, trust
 from dps_gateway.turn import Turns
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
 from dps_gateway.upstream.exchange import Upstream
-from dps_gateway.upstream.retries import RetryBudget
-from dps_gateway.worker_load import WorkerLoad, equal_part
+from dps_gateway.upstream.retries import FatalRequests, RetryBudget
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +75,10 @@ class _Reloadable:
 class Runtime:
     """The state that all request handlers share. Construct it inside a running event loop.
 
-    `worker_socket` is this process's Unix socket if it is one of several workers.
     Raises ConfigError if the configuration cannot be used.
     """
 
-    def __init__(
-        self, config: GatewayConfig, tokenizer: Tokenizer, worker_socket: Path | None = None
-    ) -> None:
+    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         loaded = _Reloadable.load(config)
         self.metrics = Metrics()
         self._redis_url = loaded.redis_url
@@ -98,29 +87,20 @@ class Runtime:
         self.decision_log = _json_log(
             config.routing.decision_log, "decision log", self.metrics.decision_log_dropped.inc
         )
+        self.recent = Recent()
         self.access_log = _json_log(
             config.telemetry.access_log, "access log", self.metrics.access_log_dropped.inc
         )
-        self.engine: EngineDialect = SGLang()
-        self.accountant = Accountant(tokenizer, self.engine)
+        self.engine = SGLang()
+        self.renderer = PromptRenderer(tokenizer, self.engine)
         self.upstream = Upstream(config.timeouts)
         session, limits = config.session, config.limits
         self.mirror = Mirror(session.mirror_records)
-        self.peers = HttpPeers(self._count_invalid_entries) if session.peers is not None else None
-        self.workers = (
-            WorkerPeers(worker_socket, self._count_invalid_entries) if worker_socket is not None else None
-        )
-        peers = [group for group in (self.peers, self.workers) if group is not None]
-        store = SessionStore(self.redis, self.mirror, session.ttl_seconds, AllPeers(peers) if peers else None)
+        store = SessionStore(self.redis, self.mirror, session.ttl_seconds)
         self.turns = Turns(
             store, loaded.session_keys, self.engine.cache_fields, config.routing.common_prefix_cache
         )
-        self._counts = SharedCounts(worker_socket.with_suffix(SUFFIX)) if worker_socket is not None else None
-        self._minute_counts = (
-            SharedCounts(worker_socket.with_suffix(MINUTES_SUFFIX)) if worker_socket is not None else None
-        )
-        load = WorkerLoad(self._counts)
-        self.admission = Admission(limits.max_queued, load)
+        self.admission = Admission(limits.max_queued)
         self.admission.holding = _requests_wait(config)
         self.pools = {
             pool: EnginePool(
@@ -131,34 +111,27 @@ class Runtime:
                 loaded.trust[pool],
                 partial(self._is_ready, pool.other),
                 config.timeouts.slow_start_seconds,
-                load,
             )
             for pool in Pool
         }
         self.learning = SharedLearning(self.redis)
         self.retry_budget = RetryBudget()
-        self.clients = ClientConnections(
-            self._max_connections,
-            lambda: self.config.timeouts.header_seconds,
-            lambda: self.config.timeouts.keep_alive_seconds,
-            self._count_closed_connection,
-        )
-        self.admin_clients = ClientConnections(
-            admin_connections,
-            lambda: self.config.timeouts.header_seconds,
-            lambda: ADMIN_KEEP_ALIVE_SECONDS,
-            self._count_closed_admin_connection,
-        )
-        self.bodies = BodyBudget(self._max_buffered_bytes, self._min_buffered_bytes, load)
+        self.fatal_requests = FatalRequests()
+        self.bodies = BodyBudget(self._max_buffered_bytes, self._min_buffered_bytes)
         self.draining = False
         self._ready_without_engines = _answers_without_engines(config)
         self.config = config
         self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
-        self._set_admin_token(loaded.admin_token)
+        self.admin_token = loaded.admin_token
+        """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
         self.keys = loaded.keys
-        self.key_limits = KeyLimits(self._counts, self._minute_counts)
+        self.key_limits = KeyLimits()
         self.policy = loaded.policy
         self._started_with = config
+        self.configured_at = time.time()
+        """When the configuration in use was loaded, in seconds since the Unix epoch."""
+        self.config_error: str | None = None
+        """Why the newest configuration is not in use; None if it is."""
         self._set_endpoints(config)
 
     def in_effect(self, config: GatewayConfig) -> GatewayConfig:
@@ -166,7 +139,6 @@ class Runtime:
         in_use = self.config
         fixed = ("redis_url", "redis_url_file", "scope", "redis_timeout_seconds", "mirror_records")
         session = {name: getattr(in_use.session, name) for name in fixed}
-        session["peers"] = _located(config.session.peers, in_use.session.peers)
         drain_seconds = in_use.timeouts.drain_seconds
         return config.model_copy(
             update={
@@ -201,7 +173,7 @@ class Runtime:
             self.policy = loaded.policy
         if self.tls is not None and loaded.certificate is not None:
             self.tls.apply(loaded.certificate)
-        self._set_admin_token(loaded.admin_token)
+        self.admin_token = loaded.admin_token
         self.keys = loaded.keys
         self.turns.configure(
             loaded.session_keys, config.session.ttl_seconds, config.routing.common_prefix_cache
@@ -237,7 +209,6 @@ class Runtime:
             self.metrics.queued.labels(name.value).set(pool.queued)
             self.metrics.demand.labels(name.value).set(pool.in_flight + pool.queued)
             self.metrics.ready_replicas.labels(name.value).set(len(pool.ready))
-        self.metrics.client_connections.set(len(self.clients))
         self.metrics.buffered_bytes.set(self.bodies.used)
         self.metrics.state_degraded.set(self.redis is not None and self.redis.degraded)
 
@@ -264,20 +235,9 @@ class Runtime:
         """The scope that separates the tenant's sessions from those of other tenants."""
         return _scope(self.config.model.name, tenant, self.config.session.scope)
 
-    def scope_names(self) -> frozenset[str]:
-        """The names of the scopes of all tenants."""
-        tenants = self.keys.tenants if self.keys is not None else {""}
-        return frozenset(self.scope(tenant).name for tenant in tenants)
-
     async def close(self) -> None:
         """Close all connections and flush spans."""
         await self.upstream.close()
-        for counts in (self._counts, self._minute_counts):
-            if counts is not None:
-                counts.close()
-        for peers in (self.peers, self.workers):
-            if peers is not None:
-                await peers.close()
         if self.redis is not None:
             await self.redis.close()
         for entries in (self.decision_log, self.access_log):
@@ -285,27 +245,15 @@ class Runtime:
                 await entries.flush()
         self.tracing.shutdown()
 
-    def _set_admin_token(self, token: str | None) -> None:
-        self.admin_token = token
-        """The token that requests for sessions on the admin port must contain, or None if they are not protected."""
-        if self.peers is not None:
-            self.peers.set_token(token)
-
     def _set_endpoints(self, config: GatewayConfig) -> None:
         """Apply endpoints that are listed in the configuration; those of a Service come from discovery."""
         for name, pool in self.pools.items():
             if endpoints := config.pools[name].endpoints:
                 pool.set_endpoints(endpoints)
-        if self.peers is not None and config.session.peers is not None and config.session.peers.endpoints:
-            self.peers.set_endpoints(config.session.peers.endpoints)
 
     def _is_ready(self, pool: Pool) -> bool:
         """Whether a replica of the pool may receive requests."""
         return bool(self.pools[pool].ready)
-
-    def _max_connections(self) -> int:
-        share = equal_part(self.config.limits.max_connections, self.config.listen.workers)
-        return min(share, connections_of_files())
 
     def _max_buffered_bytes(self) -> int:
         """The memory for bodies, in bytes, which is enough for at least one body of the maximum size."""
@@ -314,15 +262,6 @@ class Runtime:
     def _min_buffered_bytes(self) -> int | None:
         """The memory for bodies, in bytes, that each tenant may use if it is free; None if there is only one tenant."""
         return self.config.limits.max_body_bytes if self._has_several_tenants else None
-
-    def _count_closed_connection(self, reason: str) -> None:
-        self.metrics.client_connections_closed.labels(reason).inc()
-
-    def _count_closed_admin_connection(self, reason: str) -> None:
-        self.metrics.admin_connections_closed.labels(reason).inc()
-
-    def _count_invalid_entries(self, count: int) -> None:
-        self.metrics.invalid_peer_entries.inc(count)
 
     def _count_state_error(self, kind: str) -> None:
         self.metrics.state_errors.labels(kind).inc()
@@ -338,22 +277,17 @@ def _answers_without_engines(config: GatewayConfig) -> bool:
     return config.routing.suspended or _requests_wait(config)
 
 
-S = TypeVar("S", bound=Servers | None)
-
-
-def _located(servers: S, in_use: S) -> S:
-    """The servers of a reloaded configuration. A list of endpoints is replaced only by another one, because discovery
-    is started with the gateway."""
-    if servers is None or in_use is None:
-        return in_use
-    if servers.endpoints and in_use.endpoints:
-        return servers
-    return servers.model_copy(update={"endpoints": in_use.endpoints, "service": in_use.service})
+def _located(pool: PoolConfig, in_use: PoolConfig) -> PoolConfig:
+    """The pool of a reloaded configuration. A list of endpoints is replaced only by another one, because discovery is
+    started with the gateway."""
+    if pool.endpoints and in_use.endpoints:
+        return pool
+    return pool.model_copy(update={"endpoints": in_use.endpoints, "service": in_use.service})
 
 
 def _read_at_start(config: GatewayConfig) -> dict[str, object]:
     """The values that a reload does not apply, by their keys."""
-    session, peers = config.session, config.session.peers
+    session = config.session
     return {
         **{section: getattr(config, section) for section in FIXED_SECTIONS},
         "configMap": config.config_map,
@@ -364,7 +298,6 @@ def _read_at_start(config: GatewayConfig) -> dict[str, object]:
         "session.scope": session.scope,
         "session.redisTimeoutSeconds": session.redis_timeout_seconds,
         "session.mirrorRecords": session.mirror_records,
-        "session.peers": None if peers is None else (peers.service, bool(peers.endpoints)),
         "timeouts.drainSeconds": config.timeouts.drain_seconds,
     }
 

@@ -6,21 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dps_gateway.cached_prompt import SINGLE_TOKENS, CachedPrompt, CacheUnits
-from dps_gateway.pool import Pool
-from dps_gateway.prompt.accounting import Prompt
-from dps_gateway.prompt.separation import cache_key
-from dps_gateway.replica_id import replica_id
+from dps_gateway.pool import Pool, replica_id
+from dps_gateway.prompt.cache_identity import cache_key
+from dps_gateway.prompt.outline import Difference
+from dps_gateway.prompt.renderer import Prompt
 from dps_gateway.routing.decision import PolicyInput, PoolView
+from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import Growth, History, compare
 from dps_gateway.session.identity import Scope, SessionId, SessionKey, client_session_id, history_tag
-from dps_gateway.session.record import Holder, Point, Record
+from dps_gateway.session.record import CachedOn, Point, Record
 from dps_gateway.session.store import SessionStore, Snapshot
-from dps_gateway.session.stored_responses import StoredResponse
 from dps_gateway.upstream.engine_pool import EnginePool
 
 EVICTION_SLACK_TOKENS: Final = 256
 """The tokens by which an engine's cached tokens may fall short of the expected ones before an eviction is assumed. An
 engine with a draft model caches slightly less."""
+
+KIND_CHARS: Final = 8
+"""The number of characters of a digest that are used to distinguish system prompts, if a collision has no effect but on
+an expectation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Session:
 
     @property
     def affinity(self) -> str:
-        """The id that selects the preferred replica. A fork keeps the replica that has its prefix cached."""
+        """The id that selects the preferred replica of a conversation in it. A fork keeps that of its prefix."""
         return self.base.affinity or self.id.text
 
 
@@ -70,6 +74,33 @@ class MeasuredTurn:
     cached: CachedPrompt
     """The cached prefixes of the prompt, according to the session's record."""
 
+    @property
+    def affinity(self) -> str:
+        """The key that selects the preferred replica among those that hold equally much of the prompt.
+
+        A prompt that grew from none has a key of its own, because clients use one id, such as `prompt_cache_key`, for
+        many conversations.
+        """
+        session = self.session
+        return (
+            session.affinity
+            if session.growth.parent is not None
+            else f"{session.affinity} {self.prompt.digest}"
+        )
+
+    @property
+    def kind(self) -> str:
+        """The tenant, the model and the system prompt with its tools: sessions with these in common may be alike."""
+        return self.session.scope.name + self.prompt.system_digest[:KIND_CHARS]
+
+    @property
+    def difference(self) -> Difference | None:
+        """Where the prompt first differs from the newest one of the session whose history it has changed."""
+        session = self.session
+        if session.growth.history is not History.CHANGED:
+            return None
+        return self.prompt.outline.difference(session.base.outline)
+
     def point(self, pool: Pool, url: str) -> Point:
         """The point to record once the replica of `pool` with this base URL has begun to answer."""
         return Point(
@@ -78,7 +109,7 @@ class MeasuredTurn:
             offset=self.prompt.offset,
             tokens=self.boundary_tokens,
             counted=self.counted_tokens,
-            holders=(Holder(pool, replica_id(url)),),
+            holders=(CachedOn(pool, replica_id(url)),),
             correction=self.correction,
             shared=self.common_prefix_cache,
         )
@@ -130,7 +161,7 @@ class Turns:
             if client_id is not None
             else await self._by_history(scope, prompt)
         )
-        base = session.growth.base
+        base = session.growth.parent
         counted, boundary_tokens = await prompt.measure(base)
         return self._measured(session, prompt, counted, boundary_tokens)
 
@@ -143,8 +174,9 @@ class Turns:
             session.id,
             session.base,
             turn.point(pool, url),
-            session.growth.base,
+            session.growth.parent,
             span=span,
+            outline=turn.prompt.outline.fingerprints,
             pointer_digest=turn.prompt.pointer_digest if session.by_history else None,
         )
 
@@ -156,12 +188,14 @@ class Turns:
         cached_tokens: int | None,
         fetched_tokens: int | None = None,
         units: CacheUnits = SINGLE_TOKENS,
+        drafted: tuple[int, int] | None = None,
     ) -> bool:
         """Correct the record with the engine's usage. Returns whether L_t differs from the length that it reports.
 
         url: the base URL of the replica that answered.
         fetched_tokens: the part of `cached_tokens` that was fetched from a common prefix cache; None if unknown.
         units: those of the replica's cache.
+        drafted: the tokens of the answer, and the verifications of drafts that yielded them; None if unknown.
         """
         replica, growth = replica_id(url), turn.session.growth
         known, shared = growth.held.get(replica), growth.shared
@@ -174,11 +208,15 @@ class Turns:
                 fetched_tokens is not None and shared is not None and least < units.whole_pages(shared.length)
             )
         mismatch = prompt_tokens != turn.prompt_tokens
-        if evicted or lost or mismatch:
+        known_acceptance = turn.session.base.acceptance
+        if evicted or lost or mismatch or (drafted and known_acceptance.changed_by(*drafted, turn.number)):
             digest = turn.prompt.digest
 
             def corrected(record: Record) -> Record:
                 record = record.with_reported_length(digest, prompt_tokens)
+                if drafted:
+                    seen = record.acceptance.observed(*drafted, turn.number)
+                    record = record._replace(acceptance=seen)
                 record = record.without_cache(replica, keep=digest) if evicted else record
                 return record.without_shared(keep=digest) if lost else record
 
@@ -187,7 +225,7 @@ class Turns:
 
     def _measured(self, session: Session, prompt: Prompt, counted: int, boundary_tokens: int) -> MeasuredTurn:
         growth, common = session.growth, self._common_prefix_cache
-        correction = growth.base.correction if growth.base is not None else 0
+        correction = growth.parent.correction if growth.parent is not None else 0
         prompt_tokens = max(0, counted + correction)
         return MeasuredTurn(
             session=session,
@@ -221,7 +259,7 @@ class Turns:
         record = snapshot.record or Record(())
         growth = compare(record, prompt.starts_with)
         base = next((point for point in record.points if point.digest == stored.digest), None)
-        if growth.base is None and base is not None:
+        if growth.parent is None and base is not None:
             history = History.GROWN if record.head(base.conversation) is base else History.BRANCHED
             # The stored length is the engine's, so the base's correction must not be added to it.
             base = base._replace(counted=base.length, correction=0)
@@ -273,11 +311,12 @@ def _found(scope: Scope, snapshot: Snapshot, prompt: Prompt) -> Session | None:
 def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
     """A new session that starts with the points that the prompt has in common with `session`."""
     growth = session.growth
-    points = (growth.base, growth.shared, *growth.held.values())
+    points = (growth.parent, growth.shared, *growth.held.values())
     copied = {point.digest: point for point in points if point is not None}
     base = Record(
         tuple(sorted(copied.values(), key=lambda point: -point.turn)),
         affinity=session.affinity,
+        acceptance=session.base.acceptance,
     )
     fork = SessionId.of_history(tag, prompt.digest.encode(), parent=session.id)
     return Session(fork, session.scope, session.snapshot, growth, base, by_history=True)
@@ -285,7 +324,7 @@ def _fork(session: Session, tag: str, prompt: Prompt) -> Session:
 
 def _recorded_prefix_bytes(session: Session) -> int:
     """The length of the longest recorded prefix of the prompt, in bytes."""
-    return session.growth.base.offset if session.growth.base is not None else 0
+    return session.growth.parent.offset if session.growth.parent is not None else 0
 
 
 def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> PolicyInput:
@@ -297,6 +336,8 @@ def policy_input_of(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Pol
         number=turn.number,
         last_pool=_last_pool(turn),
         pools=dict(_views(turn, pools)),
+        acceptance=turn.session.base.acceptance,
+        kind=turn.kind,
     )
 
 
@@ -305,14 +346,14 @@ def _last_pool(turn: MeasuredTurn) -> Pool | None:
 
     None if there is no such turn, or if both pools have served it, for example after a retry.
     """
-    base = turn.session.growth.base
+    base = turn.session.growth.parent
     return next(iter(base.pools)) if base is not None and len(base.pools) == 1 else None
 
 
 def _views(turn: MeasuredTurn, pools: Mapping[Pool, EnginePool]) -> Iterator[tuple[Pool, PoolView]]:
     cached = turn.cached
     for name, pool in pools.items():
-        view = pool.view(turn.session.affinity, cached)
+        view = pool.view(turn.affinity, cached)
         if view is not None:
             yield name, view
 
@@ -323,7 +364,7 @@ def _number(session: Session, prompt: Prompt, counted: int) -> int:
     If the client supplies the session id, repeating an older prompt counts as a new turn, because the session continues
     from that prompt.
     """
-    base = session.growth.base
+    base = session.growth.parent
     if base is None:
         return session.base.turn + 1
     repeated = base.digest == prompt.digest and base.counted == counted

@@ -1,36 +1,73 @@
-"""`dps operator`: the operator process."""
+"""`dps operator`: the operator process, its HTTP endpoints and its tasks."""
 
 import asyncio
 import datetime
 import logging
 import os
-import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import aiohttp
+import kopf
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from dps_operator.cluster import KubernetesCluster
-from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.balancer import Allocations, Balancer
-from dps_operator.gpu_budget.demand import GatewayDemand
-from dps_operator.health import application
-from dps_operator.leader import Leadership
-from dps_operator.model_hub import ModelHub
+from dps_operator.autoscale import Autoscaler
+from dps_operator.cache_watch import CacheWatch
+from dps_operator.effective import Decisions
+from dps_operator.kube import KubernetesCluster
+from dps_operator.lease import Leadership
+from dps_operator.metrics import PodMetrics
 from dps_operator.mounts import MountWatch
+from dps_operator.objects import Key
 from dps_operator.observe import Observations
-from dps_operator.options import parse_options
-from dps_operator.prefix_cache.engine_metrics import EngineMetrics
-from dps_operator.prefix_cache.watch import CacheWatch
 from dps_operator.reconcile import Reconciler
-from dps_operator.resync import Resync
-from dps_operator.scale_to_zero.scaler import GatewayActivity, IdlePools, Scaler
-from dps_operator.settings import Settings
-from dps_operator.watches import Watches
+from dps_operator.settings import Settings, parse_options
+from dps_operator.watch import Resync, kopf_settings, registry
 from dps_operator.work_queue import WorkQueue
+
+OLDEST = Gauge("dps_operator_oldest_pass_seconds", "Age of the oldest running reconcile")
+
+
+def stuck_reason(queue: WorkQueue, resync: Resync, settings: Settings) -> str:
+    """Why the operator should be restarted; empty if it should not. An unavailable API server is not a reason."""
+    if queue.oldest_age() > settings.stuck_after:
+        return f"a reconcile has been running for {queue.oldest_age():.0f} s"
+    overdue = time.monotonic() - resync.alive - settings.resync_seconds
+    if overdue > settings.stuck_after:
+        return f"the listing is overdue by {overdue:.0f} s"
+    return ""
+
+
+def application(
+    queue: WorkQueue, resync: Resync, leading: asyncio.Event, settings: Settings
+) -> web.Application:
+    """The endpoints of an operator process.
+
+    leading: set once this replica reconciles; until then it is ready, because another one does.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        why = stuck_reason(queue, resync, settings) if leading.is_set() else ""
+        return web.Response(text=why or "ok", status=500 if why else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready = resync.complete.is_set() or not leading.is_set()
+        return web.Response(
+            text="ok" if ready else "the first listing is not complete", status=200 if ready else 503
+        )
+
+    async def metrics(_: web.Request) -> web.Response:
+        OLDEST.set(queue.oldest_age())
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app
+
 
 SHUTDOWN_SECONDS = 10.0
 """Time limit for tasks to finish at shutdown, in seconds."""
@@ -40,80 +77,101 @@ Task = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 
 
+class Background:
+    """The HTTP endpoints, the Lease, and the tasks that run once this replica leads."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        tasks: Sequence[Task],
+        endpoints: web.Application,
+        port: int,
+        stop: asyncio.Event,
+    ) -> None:
+        """stop: set when a task has failed or the Lease is lost, so that the process ends."""
+        self._leadership = leadership
+        self._tasks = tasks
+        self._server = web.AppRunner(endpoints, shutdown_timeout=1)
+        self._port = port
+        self._stop = stop
+        self.failed = False
+        """Whether a task has failed or the Lease was lost."""
+
+    async def start(self) -> None:
+        """Serve the endpoints, and start the tasks."""
+        await self._server.setup()
+        await web.TCPSite(self._server, port=self._port).start()
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._leadership.run())
+                await self._leadership.leading.wait()
+                for task in self._tasks:
+                    group.create_task(task())
+        except ExceptionGroup as errors:
+            self.failed = True
+            for error in errors.exceptions:
+                log.error("the operator stops: %s", error, exc_info=error)
+            self._stop.set()
+
+    async def end(self) -> None:
+        """Cancel the tasks, give up the Lease, and close the endpoints."""
+        self._running.cancel()
+        _, hanging = await asyncio.wait([self._running], timeout=SHUTDOWN_SECONDS)
+        if hanging:
+            log.error("tasks did not stop within %.0f s", SHUTDOWN_SECONDS)
+        await self._leadership.release()
+        await self._server.cleanup()
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def run(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises RuntimeError if a task ends, so that the kubelet restarts the process."""
-    stop = asyncio.Event()
-    _install_signal_handlers(stop)
+    """Run until SIGTERM or SIGINT. Raises RuntimeError if a task failed, so that the kubelet restarts the process."""
     # Kopf identifies this process by POD_ID. By default it looks up the user name, which fails in a container whose
     # user has no passwd entry.
     os.environ.setdefault("POD_ID", socket.gethostname())
-
+    stop = asyncio.Event()
     cluster = await KubernetesCluster.connect(settings.request_timeout)
-    http = aiohttp.ClientSession()
-    # The Hub may be reachable only through a proxy; pods never are.
-    hub = aiohttp.ClientSession(trust_env=True)
-    leadership = Leadership.of(cluster, settings.lease)
+    async with cluster, aiohttp.ClientSession() as http:
+        leadership = Leadership.of(cluster, settings.lease)
+        observations, metrics, decisions = Observations(), PodMetrics(http), Decisions()
+        caches = CacheWatch(observations, decisions, metrics)
+        mounts = MountWatch(cluster, observations)
+        reconciler = Reconciler(cluster, observations, settings, _now, decisions, caches.health)
+        queue = WorkQueue(reconciler.reconcile)
+        resync = Resync(cluster, observations, queue, settings)
+        autoscaler = Autoscaler(observations, queue, metrics, decisions, _now)
+        tasks: list[Task] = [
+            autoscaler.run,
+            partial(caches.run, queue),
+            partial(mounts.run, queue),
+            *[queue.work] * settings.workers,
+        ]
+        # A reconcile requires all children in the cache, and so do the loops that read it.
+        listed = [partial(resync.once_listed, task) for task in tasks]
+        endpoints = application(queue, resync, leadership.leading, settings)
+        background = Background(leadership, [resync.run, *listed], endpoints, settings.health_port, stop)
 
-    observations, metrics = Observations(), GatewayMetrics(http)
-    allocations, idle_pools = Allocations(), IdlePools()
-    caches = CacheWatch(observations, metrics, EngineMetrics(http))
-    mounts = MountWatch(cluster, observations)
-    read_size = ModelHub(hub, settings.hub_endpoint).size if settings.hub_endpoint else None
-    reconciler = Reconciler(
-        cluster, observations, settings, _now, allocations, caches.health, idle_pools, read_size
-    )
-    queue = WorkQueue(reconciler.reconcile)
-    resync = Resync(cluster, observations, queue, settings)
-    watches = Watches(observations, queue, resync, settings, partial(_install_signal_handlers, stop))
-    balancer = Balancer(observations, queue, GatewayDemand(metrics), allocations, _now)
-    scaler = Scaler(observations, queue, GatewayActivity(metrics), idle_pools)
+        def enqueue(key: Key) -> None:
+            # The first listing of a replica that begins to lead enqueues every DPSRouter.
+            if leadership.leading.is_set():
+                queue.add(key)
 
-    endpoints = application(queue, resync, leadership.leading, watches.established, settings)
-    server = web.AppRunner(endpoints, shutdown_timeout=1)
-    await server.setup()
-    await web.TCPSite(server, port=settings.health_port).start()
-    tasks: list[Task] = [
-        resync.run,
-        watches.run,
-        balancer.run,
-        scaler.run,
-        partial(caches.run, queue),
-        partial(mounts.run, queue),
-        *[queue.work] * settings.workers,
-    ]
-    try:
-        await _run_until(stop, [leadership.run, *(partial(leadership.once_leading, task) for task in tasks)])
-    finally:
-        await leadership.release()
-        await server.cleanup()
-        await http.close()
-        await hub.close()
-        await cluster.close()
-
-
-def _install_signal_handlers(stop: asyncio.Event) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-
-async def _run_until(stop: asyncio.Event, functions: Sequence[Task]) -> None:
-    """Run the functions concurrently, and cancel them when `stop` is set. Raises RuntimeError if one ends before."""
-    tasks = [asyncio.create_task(function()) for function in functions]
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            raise RuntimeError("a task of the operator ended unexpectedly")
-    finally:
-        for task in (stopped, *tasks):
-            task.cancel()
-        _, hanging = await asyncio.wait((stopped, *tasks), timeout=SHUTDOWN_SECONDS)
-        for task in hanging:
-            log.error("task did not stop: %r", task)
+        await kopf.operator(
+            registry=registry(observations, enqueue, background.start, background.end),
+            settings=kopf_settings(settings),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=stop,
+        )
+        if background.failed:
+            raise RuntimeError("a task of the operator failed")
 
 
 def _configure_logging(*, verbose: bool) -> None:

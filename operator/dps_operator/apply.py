@@ -4,13 +4,20 @@ import logging
 from collections.abc import Collection, Sequence
 
 from dps_engines.pools import POOLS
-from dps_operator.builders.pool_engines import pool_of
-from dps_operator.builders.scaling import has_autoscaler, min_replicas
-from dps_operator.cluster import Cluster
+from dps_operator.effective import Router
 from dps_operator.errors import ClusterError, NotFoundError, RejectedError, SchemaError
-from dps_operator.kinds import BY_NAME, kind_of
-from dps_operator.observe import Child, ChildKey, Key, Observations, child
-from dps_operator.resources import COMPONENT_LABEL, Manifest, Router, child_name, digest
+from dps_operator.kube import Cluster
+from dps_operator.objects import (
+    BY_NAME,
+    COMPONENT_LABEL,
+    ChildKey,
+    Key,
+    Manifest,
+    child_name,
+    digest,
+    kind_of,
+)
+from dps_operator.observe import Child, Observations, observed_child
 
 HANDOVER = "dps-operator-handover"
 """Field manager that owns the field `replicas` until an autoscaler takes over the field."""
@@ -69,7 +76,7 @@ class Applier:
                 "this cluster does not support image volumes, which a source with oci requires; enable the feature "
                 "gate ImageVolume, use Kubernetes 1.35 or newer, or use another source"
             )
-        digests[name] = router.uid, applied, child(live).owned
+        digests[name] = router.uid, applied, observed_child(live).owned
 
     async def prune(self, router: Router, desired: Sequence[Manifest], kept: Collection[str] = ()) -> None:
         """Delete the children that are no longer desired. kept: the names of those that are not deleted yet."""
@@ -93,7 +100,7 @@ class Applier:
         found = self._observed(router).get((kind, name))
         if found is None:
             try:
-                found = child(await self._cluster.get(kind_of(manifest), router.namespace, name))
+                found = observed_child(await self._cluster.get(kind_of(manifest), router.namespace, name))
             except NotFoundError:
                 return None
         if found.owner_uid == router.uid:
@@ -115,7 +122,7 @@ class Applier:
         if manifest["kind"] != "Deployment" or "replicas" in manifest["spec"]:
             return False
         name, observed = manifest["metadata"]["name"], self._observed(router)
-        scaled = {child_name(router, pool) for pool in POOLS if has_autoscaler(pool_of(router.spec, pool))}
+        scaled = {child_name(router, pool.name) for pool in router.spec.pools.values() if pool.has_autoscaler}
         if name not in scaled or ("HorizontalPodAutoscaler", name) in observed:
             return False
         found = observed.get(("Deployment", name))
@@ -129,9 +136,10 @@ class Applier:
         """
         if found.replicas is None:
             return
-        component = manifest["metadata"]["labels"][COMPONENT_LABEL]
+        component, spec = manifest["metadata"]["labels"][COMPONENT_LABEL], router.spec
+        minimum = spec.pools[component].min_replicas if component in POOLS else spec.gateway_replicas
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {
             "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace")},
-            "spec": {"replicas": found.replicas.desired or min_replicas(router.spec, component)},
+            "spec": {"replicas": found.replicas.desired or minimum},
         }
         await self._cluster.apply(keep, manager=HANDOVER)

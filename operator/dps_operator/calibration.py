@@ -1,4 +1,4 @@
-"""The recommendation of the newest calibration, and its use. This module performs no I/O."""
+"""The results of calibrations. This module performs no I/O."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,16 +6,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from dps_operator.api.routing import Routing
-from dps_operator.api.spec import Spec
-from dps_operator.api.status import RecommendedRouting
+from dps_operator.api import RecommendedRouting, Spec
 from dps_operator.observe import Finished, Pod
 
 SHOWN_CHARACTERS: Final = 80
 """The maximum length of an unreadable result in a message; the rest is cut off."""
 
 
-def newest(pods: Sequence[Pod]) -> Finished | None:
+def newest_calibration(pods: Sequence[Pod]) -> Finished | None:
     """The end of the calibration that finished last; None if none has finished."""
     return _newest(_finished(pods))
 
@@ -32,7 +30,7 @@ def recommendation(spec: Spec, pods: Sequence[Pod], status: Mapping[str, Any]) -
     if found is None or (known is not None and found.time <= known.time):
         return known
     try:
-        return read(found)
+        return calibration_result(found)
     except ResultError:
         return known
 
@@ -41,7 +39,7 @@ class ResultError(ValueError):
     """A calibration has succeeded without a readable result. The message says what is wrong with it."""
 
 
-def read(found: Finished) -> RecommendedRouting:
+def calibration_result(found: Finished) -> RecommendedRouting:
     """The result of a calibration that has ended with status 0. Raises ResultError if it is not readable."""
     try:
         document = json.loads(found.message)
@@ -62,21 +60,6 @@ def _quoted(text: str) -> str:
     return json.dumps(
         text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…", ensure_ascii=False
     )
-
-
-def applied(spec: Spec, status: Mapping[str, Any]) -> Spec:
-    """The spec with the routing that the status recommends, if `routing.calibration.apply` is set."""
-    calibration, recommended = spec.routing.calibration, recommendation(spec, (), status)
-    if calibration is None or not calibration.apply or recommended is None:
-        return spec
-    return spec.model_copy(update={"routing": _with(spec.routing, recommended)})
-
-
-def _with(routing: Routing, recommended: RecommendedRouting) -> Routing:
-    change: dict[str, Any] = {"policy": recommended.policy}
-    if recommended.threshold_tokens is not None:
-        change["threshold_tokens"] = recommended.threshold_tokens
-    return routing.model_copy(update=change)
 
 
 def _finished(pods: Sequence[Pod]) -> list[Finished]:

@@ -5,41 +5,27 @@ could do so with a field manager for each DPSRouter, but the time of one call wo
 with 300 DPSRouters, calls took longer than the API server allows.
 """
 
+import base64
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from dps_operator.builders.credentials import CREDENTIALS, contribution, empty_secret, encoded, withdrawal
-from dps_operator.builders.gateway import admin_entries
-from dps_operator.builders.prefix_cache import cache_entries, common
-from dps_operator.builders.store import managed, redis_entries
-from dps_operator.cluster import Cluster
+from dps_operator.api import API_VERSION, KIND
+from dps_operator.build.gateway import ADMIN_TOKEN_KEY
+from dps_operator.build.redis import AUTH_FILE, PASSWORD_KEY, URL_KEY, redis_url
+from dps_operator.effective import Router
 from dps_operator.errors import ClusterError, NotFoundError, RejectedError
-from dps_operator.kinds import SECRET
-from dps_operator.observe import Key
-from dps_operator.resources import MANAGED_BY, Component, Manifest, Router, digest
-
-ENTRIES: Mapping[Component, Callable[[str, str, str], dict[str, str]]] = {
-    "gateway": admin_entries,
-    "redis": redis_entries,
-    "prefix-cache": cache_entries,
-}
-"""Builders of a component's values, from the namespace and name of the DPSRouter and a random value."""
-
-
-def _components(router: Router) -> Sequence[Component]:
-    """The components that need a random value."""
-    needed: list[Component] = ["gateway"]
-    if managed(router) is not None:
-        needed.append("redis")
-    cache = common(router.spec)
-    if cache is not None and cache.file is not None:
-        needed.append("prefix-cache")
-    return needed
-
-
-def _own_keys(key: Key) -> set[str]:
-    return {name for entries in ENTRIES.values() for name in entries(*key, "")}
+from dps_operator.kube import Cluster
+from dps_operator.objects import (
+    CREDENTIALS,
+    MANAGED_BY,
+    SECRET,
+    Component,
+    Key,
+    Manifest,
+    credential_entry,
+    digest,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +38,54 @@ class Credentials:
     """The names of the values of components that the spec no longer has."""
 
 
+def _entries(key: Key, component: Component, random: str) -> dict[str, str]:
+    """The entries of a component, as in the field `data` of a Secret: the gateways' admin token, or Redis's password.
+
+    key: that of the DPSRouter.
+    """
+    values = {ADMIN_TOKEN_KEY: random}
+    if component == "redis":
+        url = redis_url(*key, random)
+        values = {PASSWORD_KEY: random, AUTH_FILE: f"requirepass {random}\n", URL_KEY: url}
+    return {
+        credential_entry(key[1], component, name): base64.b64encode(value.encode()).decode()
+        for name, value in values.items()
+    }
+
+
+def _own_keys(key: Key) -> set[str]:
+    return {*_entries(key, "gateway", ""), *_entries(key, "redis", "")}
+
+
+def _empty_secret(namespace: str) -> Manifest:
+    """The Secret before a DPSRouter contributes to it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": CREDENTIALS,
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"},
+        },
+        "type": "Opaque",
+    }
+
+
+def _contribution(router: Router, data: Mapping[str, str | None]) -> Manifest:
+    """The strategic merge patch with the values of one DPSRouter. A value that is None is removed.
+
+    Each DPSRouter is an owner, so the Secret is garbage-collected with the last one. None of them controls it.
+    """
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": router.name,
+        "uid": router.uid,
+        "blockOwnerDeletion": True,
+    }
+    return {"metadata": {"ownerReferences": [owner]}, "data": dict(data)}
+
+
 async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
     try:
         return await cluster.get(SECRET, namespace, CREDENTIALS)
@@ -59,8 +93,8 @@ async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
         return None
 
 
-async def ensure(cluster: Cluster, router: Router) -> Credentials:
-    """Create the missing values of a DPSRouter. Values that it no longer needs are kept, see `withdraw`.
+async def ensure_credentials(cluster: Cluster, router: Router) -> Credentials:
+    """Create the missing values of a DPSRouter. Values that it no longer needs are kept, see `drop_unused`.
 
     Raises RejectedError if the Secret was not created by the operator, or ClusterError.
     """
@@ -73,35 +107,46 @@ async def ensure(cluster: Cluster, router: Router) -> Credentials:
         )
     known = live.get("data", {}) if live else {}
     wanted: dict[Component, dict[str, str]] = {}
-    for component in _components(router):
-        values = encoded(ENTRIES[component](*key, secrets.token_urlsafe(32)))
+    needed: list[Component] = ["gateway", "redis"] if router.spec.redis is not None else ["gateway"]
+    for component in needed:
+        values = _entries(key, component, secrets.token_urlsafe(32))
         complete = all(name in known for name in values)
         wanted[component] = {name: known[name] for name in values} if complete else values
     data = {name: value for values in wanted.values() for name, value in values.items()}
     owned = router.uid in {owner["uid"] for owner in metadata.get("ownerReferences", [])}
     if not owned or not data.items() <= known.items():
         if live is None:
-            await cluster.apply(empty_secret(router.namespace))
-        await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, contribution(router, data))
+            await cluster.apply(_empty_secret(router.namespace))
+        await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, _contribution(router, data))
     revisions = {component: digest(values) for component, values in wanted.items()}
     return Credentials(revisions, (_own_keys(key) & known.keys()) - data.keys())
 
 
-async def withdraw(cluster: Cluster, router: Router, names: Collection[str]) -> None:
+async def drop_unused(cluster: Cluster, router: Router, names: Collection[str]) -> None:
     """Remove values that no component of a DPSRouter needs, and that no pod refers to. Raises ClusterError."""
     if names:
-        change = contribution(router, dict.fromkeys(names))
+        change = _contribution(router, dict.fromkeys(names))
         await cluster.strategic_merge(SECRET, router.namespace, CREDENTIALS, change)
 
 
-async def release(cluster: Cluster, key: Key) -> None:
+async def forget_router(cluster: Cluster, key: Key) -> None:
     """Remove the values of a deleted DPSRouter. If it is the last one, the Secret is garbage-collected."""
     live = await _live(cluster, key[0])
     names = set(live.get("data", {})) if live else set()
     if live is None or names <= _own_keys(key) or not names & _own_keys(key):
         return
+    owners = live["metadata"].get("ownerReferences", [])
+    change = {
+        "metadata": {
+            # With the UID, a Secret that has been deleted and created again in the meantime is not changed.
+            "uid": live["metadata"]["uid"],
+            "ownerReferences": [
+                {"$patch": "delete", "uid": owner["uid"]} for owner in owners if owner["name"] == key[1]
+            ],
+        },
+        "data": dict.fromkeys(names & _own_keys(key)),
+    }
     try:
-        change = withdrawal(live, key[1], names & _own_keys(key))
         await cluster.strategic_merge(SECRET, key[0], CREDENTIALS, change)
     except ClusterError as error:
         if error.status not in (404, 409):  # it has been deleted in the meantime

@@ -20,10 +20,6 @@ class UnreadableMetricsError(OperatorError):
     """The metrics of a pod are not what they should be; the message says why."""
 
 
-class UnreadableModelError(OperatorError):
-    """The sizes of a model cannot be read from its configuration; the message says why."""
-
-
 class LeadershipLostError(OperatorError):
     """This replica no longer holds the Lease, and must stop writing."""
 

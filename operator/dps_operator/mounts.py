@@ -5,11 +5,10 @@ import logging
 import time
 from typing import Final
 
-from dps_operator.cluster import Cluster
 from dps_operator.errors import ClusterError
-from dps_operator.kinds import EVENT
-from dps_operator.observe import Key, Observations
-from dps_operator.resources import Manifest
+from dps_operator.kube import Cluster
+from dps_operator.objects import EVENT, Key, Manifest
+from dps_operator.observe import Observations
 from dps_operator.work_queue import WorkQueue
 
 POLL_SECONDS: Final = 10.0
@@ -74,14 +73,14 @@ class MountWatch:
 
     async def once(self) -> list[Key]:
         """Observe every pod once. Returns the DPSRouters for which the result has changed. Raises ClusterError."""
-        creating = self._observations.creating()
+        waiting_pods = self._observations.awaiting_volumes()
         found: dict[Key, dict[str, str]] = {}
-        for namespace in sorted({key[0] for key in creating}):
-            keys = [key for key in creating if key[0] == namespace]
-            waiting = {name for key in keys for name in creating[key]}
+        for namespace in sorted({key[0] for key in waiting_pods}):
+            keys = [key for key in waiting_pods if key[0] == namespace]
+            waiting = {name for key in keys for name in waiting_pods[key]}
             failures = await self._failures(namespace, waiting)
             for key in keys:
-                if failed := {name: failures[name] for name in creating[key] if name in failures}:
+                if failed := {name: failures[name] for name in waiting_pods[key] if name in failures}:
                     found[key] = failed
         before, self._observations.unmounted = self._observations.unmounted, found
         return [key for key in {**before, **found} if before.get(key) != found.get(key)]

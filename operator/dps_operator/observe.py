@@ -1,28 +1,25 @@
 """The operator's cache of the cluster: the fields of each object that reconciling reads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dps_operator.kinds import ROUTER
-from dps_operator.resources import (
+from dps_operator.diagnose import Problem, awaiting_volumes, is_ready, problem, unmounted
+from dps_operator.objects import (
     COMPONENT_LABEL,
     ENGINE,
     MANAGED_BY,
+    ROUTER,
     ROUTER_LABEL,
     SPEC_HASH,
     TEMPLATE_HASH,
+    ChildKey,
+    Key,
     Manifest,
     digest,
 )
-from dps_operator.status.diagnose import Problem, creating, is_ready, problem, unmounted
 
-Key = tuple[str, str]
-"""Namespace and name of a DPSRouter."""
-ChildKey = tuple[str, str]
-"""Kind and name of a child of the DPSRouter."""
 ROUTER_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 """The fields of a DPSRouter's metadata that are cached."""
 
@@ -43,22 +40,6 @@ class Replicas:
     """Why pods cannot be created, for example a quota or a policy; empty if they can."""
     stalled: str
     """Why the rollout has exceeded its progress deadline; empty if it has not."""
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Whether a HorizontalPodAutoscaler determines the number of replicas."""
-
-    failure: str
-    """Why it does not; empty if it does, or if its target has been scaled to zero."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """Whether the Gateways of an HTTPRoute serve it."""
-
-    failure: str
-    """The message of a controller that rejects it; empty if all have accepted it."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +67,14 @@ class Child:
     """Image of a Deployment's first container."""
     failed_run: str = ""
     """The time (RFC 3339, UTC) of a CronJob's last scheduled run, if it has ended without success; otherwise empty."""
-    scaling: Scaling | None = None
-    """The state of a HorizontalPodAutoscaler; None for other kinds, or if it has not been evaluated yet."""
-    route: Route | None = None
-    """The state of an HTTPRoute; None for other kinds, or until a controller of each Gateway has evaluated it."""
+    scaling_failure: str | None = None
+    """Why a HorizontalPodAutoscaler does not determine the number of replicas.
+
+    Empty if it does, or if its target has been scaled to zero. None for other kinds, or until it has been evaluated."""
+    route_failure: str | None = None
+    """Why a controller rejects an HTTPRoute; empty if all have accepted it.
+
+    None for other kinds, or until a controller of each Gateway has evaluated it."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +96,15 @@ class Pod:
     component: str
     terminating: bool
     problem: Problem | None
+    uid: str = ""
+    resource_version: int = 0
     ip: str = ""
     """Address of the pod; empty if it has none yet."""
     ready: bool = False
     """Whether its condition Ready is True."""
     finished: Finished | None = None
     """The result of a calibration that has ended; None for other pods."""
-    creating: bool = False
+    awaiting_volumes: bool = False
     """Whether its volumes may not be mounted yet, and nothing else is known to keep it from being ready."""
 
 
@@ -171,7 +158,7 @@ def _replicas(body: Manifest) -> Replicas | None:
     )
 
 
-def _scaling(body: Manifest) -> Scaling | None:
+def _scaling_failure(body: Manifest) -> str | None:
     conditions = body.get("status", {}).get("conditions", [])
     if body["kind"] != "HorizontalPodAutoscaler" or not conditions:
         return None
@@ -182,10 +169,10 @@ def _scaling(body: Manifest) -> Scaling | None:
         and condition["status"] == "False"
         and condition.get("reason") != "ScalingDisabled"
     ]
-    return Scaling(failures[0] if failures else "")
+    return failures[0] if failures else ""
 
 
-def _route(body: Manifest) -> Route | None:
+def _route_failure(body: Manifest) -> str | None:
     if body["kind"] != "HTTPRoute":
         return None
     generation = body["metadata"].get("generation", 0)
@@ -202,9 +189,9 @@ def _route(body: Manifest) -> Route | None:
         if condition["status"] == "False"
     ]
     if failures:
-        return Route(failures[0])
+        return str(failures[0])
     accepted = [condition for condition in conditions if condition["type"] == "Accepted"]
-    return Route("") if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
+    return "" if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
 
 
 def _failed_run(body: Manifest) -> str:
@@ -216,7 +203,7 @@ def _failed_run(body: Manifest) -> str:
     return scheduled if scheduled > (status.get("lastSuccessfulTime") or "") else ""
 
 
-def child(body: Manifest) -> Child:
+def observed_child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
     owner = _owner(metadata)
@@ -238,8 +225,8 @@ def child(body: Manifest) -> Child:
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
         failed_run=_failed_run(body),
-        scaling=_scaling(body),
-        route=_route(body),
+        scaling_failure=_scaling_failure(body),
+        route_failure=_route_failure(body),
     )
 
 
@@ -251,7 +238,7 @@ def _finished(body: Manifest) -> Finished | None:
     return None
 
 
-def pod(body: Manifest) -> Pod:
+def observed_pod(body: Manifest) -> Pod:
     """The cached fields of a pod."""
     metadata = body["metadata"]
     component = metadata.get("labels", {}).get(COMPONENT_LABEL, "")
@@ -261,11 +248,23 @@ def pod(body: Manifest) -> Pod:
         component=component,
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=diagnosis,
+        uid=metadata.get("uid", ""),
+        resource_version=int(metadata.get("resourceVersion", 0)),
         ip=body.get("status", {}).get("podIP", ""),
         ready=is_ready(body),
         finished=_finished(body) if component == "calibration" else None,
-        creating=diagnosis is not None and diagnosis.reason == "Starting" and creating(body),
+        awaiting_volumes=diagnosis is not None and diagnosis.reason == "Starting" and awaiting_volumes(body),
     )
+
+
+@dataclass
+class _Listing:
+    """A full listing in progress."""
+
+    missing: set[str]
+    """UIDs of the objects that were cached when it began, and of which nothing has been seen since."""
+    deleted: set[str] = field(default_factory=set)
+    """UIDs of the objects that were deleted since it began."""
 
 
 class Observations:
@@ -277,37 +276,51 @@ class Observations:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.unmounted: dict[Key, dict[str, str]] = {}
         """Messages about volumes that cannot be mounted, by name of the pod."""
-        self._recorded: list[list[Callable[[], Key]]] = []
-        """The changes since the beginning of each repeats_changes()."""
+        self._listing: _Listing | None = None
 
     @contextmanager
-    def repeats_changes(self) -> Iterator[None]:
-        """Repeat all changes that are made in the block at its end.
+    def listing(self) -> Iterator[None]:
+        """A full listing of all objects, each of which the block passes to an update.
 
-        They may be newer than the listing with which the block replaces all observations. They are repeated in their
-        order, so the newest one remains. A change that fails, because an object is malformed, is not repeated.
+        Objects that neither the listing nor an event has shown in the meantime have been deleted without an event, and
+        are forgotten at the end. A block that raises an exception forgets nothing.
         """
-        changes: list[Callable[[], Key]] = []
-        self._recorded.append(changes)
+        uids = {body["metadata"].get("uid", "") for body in self.routers.values()}
+        uids |= {child.uid for family in self._children.values() for child in family.values()}
+        uids |= {pod.uid for pods in self._pods.values() for pod in pods.values()}
+        listing = self._listing = _Listing(uids)
         try:
             yield
+            for key, body in list(self.routers.items()):
+                if body["metadata"].get("uid", "") in listing.missing:
+                    del self.routers[key]
+            for family in self._children.values():
+                for name in [name for name, one in family.items() if one.uid in listing.missing]:
+                    del family[name]
+            for pods in self._pods.values():
+                for pod in [pod for pod, one in pods.items() if one.uid in listing.missing]:
+                    del pods[pod]
         finally:
-            self._recorded = [recorded for recorded in self._recorded if recorded is not changes]
-            for change in changes:
-                change()
+            self._listing = None
 
-    def _record(self, change: Callable[[], Key]) -> None:
-        for changes in self._recorded:
-            changes.append(change)
+    def _is_listed_late(self, uid: str, *, deleted: bool) -> bool:
+        """Note that an object has been seen. Returns whether the listing shows it although it has been deleted."""
+        if self._listing is None:
+            return False
+        self._listing.missing.discard(uid)
+        if deleted:
+            self._listing.deleted.add(uid)
+        return not deleted and uid in self._listing.deleted
 
     def update_router(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a DPSRouter. A copy older than the cached one is ignored, as is the deletion of an earlier object."""
         metadata = body["metadata"]
-        key = metadata["namespace"], metadata["name"]
-        self._record(partial(self.update_router, body, deleted=deleted))
+        key, uid = (metadata["namespace"], metadata["name"]), metadata.get("uid", "")
         known = self.routers.get(key)
+        if self._is_listed_late(uid, deleted=deleted):
+            return key
         if deleted:
-            if known is not None and known["metadata"].get("uid") == metadata.get("uid"):
+            if known is not None and known["metadata"].get("uid", "") == uid:
                 del self.routers[key]
         elif known is None or _version(body) >= _version(known):
             kept = {
@@ -322,32 +335,31 @@ class Observations:
 
     def update_child(self, body: Manifest, *, deleted: bool = False) -> Key:
         """Update a child. A copy older than the cached one is ignored."""
-        key, seen = router_key(body), child(body)
-        self._record(partial(self.update_child, body, deleted=deleted))
-        family = self._children.setdefault(key, {})
-        known = family.get((seen.kind, seen.name))
-        if deleted:
-            if known is not None and known.uid == seen.uid:
-                del family[seen.kind, seen.name]
-        elif known is None or known.uid != seen.uid or seen.resource_version >= known.resource_version:
-            family[seen.kind, seen.name] = seen
+        key, seen = router_key(body), observed_child(body)
+        self._update(self._children.setdefault(key, {}), (seen.kind, seen.name), seen, deleted=deleted)
         return key
 
     def update_pod(self, body: Manifest, *, deleted: bool = False) -> Key:
-        """Update a pod.
+        """Update a pod. A copy older than the cached one is ignored.
 
         A pod that has ended, for example because the kubelet evicted it, is treated as deleted: it occupies no GPU, and
         its controller has replaced it. Only the result of a calibration is read from such a pod.
         """
-        key, seen = router_key(body), pod(body)
-        self._record(partial(self.update_pod, body, deleted=deleted))
-        pods = self._pods.setdefault(key, {})
+        key, seen = router_key(body), observed_pod(body)
         ended = body.get("status", {}).get("phase") in ("Failed", "Succeeded")
-        if deleted or (ended and seen.component != "calibration"):
-            pods.pop(seen.name, None)
-        else:
-            pods[seen.name] = seen
+        gone = deleted or (ended and seen.component != "calibration")
+        self._update(self._pods.setdefault(key, {}), seen.name, seen, deleted=gone)
         return key
+
+    def _update(self, cached: dict[Any, Any], name: Any, seen: Child | Pod, *, deleted: bool) -> None:
+        known: Child | Pod | None = cached.get(name)
+        if self._is_listed_late(seen.uid, deleted=deleted):
+            return
+        if deleted:
+            if known is not None and known.uid == seen.uid:
+                del cached[name]
+        elif known is None or known.uid != seen.uid or seen.resource_version >= known.resource_version:
+            cached[name] = seen
 
     def children(self, key: Key) -> dict[ChildKey, Child]:
         """The children of a DPSRouter, by kind and name."""
@@ -358,15 +370,16 @@ class Observations:
         pods, failures = self._pods.get(key, {}), self.unmounted.get(key, {})
         return [
             replace(pods[name], problem=unmounted(name, failures[name]))
-            if name in failures and pods[name].creating
+            if name in failures and pods[name].awaiting_volumes
             else pods[name]
             for name in sorted(pods)
         ]
 
-    def creating(self) -> dict[Key, list[str]]:
+    def awaiting_volumes(self) -> dict[Key, list[str]]:
         """The names of the pods whose volumes may not be mounted yet, by DPSRouter."""
         found = {
-            key: [name for name, pod in pods.items() if pod.creating] for key, pods in self._pods.items()
+            key: [name for name, pod in pods.items() if pod.awaiting_volumes]
+            for key, pods in self._pods.items()
         }
         return {key: names for key, names in found.items() if names}
 
@@ -375,10 +388,6 @@ class Observations:
         self._children.pop(key, None)
         self._pods.pop(key, None)
         self.unmounted.pop(key, None)
-
-    def replace(self, listed: "Observations") -> None:
-        """Replace everything with the result of a full listing."""
-        self.routers, self._children, self._pods = listed.routers, listed._children, listed._pods
 
 
 def _version(body: Manifest) -> int:

@@ -1,21 +1,17 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 
-from dps_engines.models import ModelFacts
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.spec import Spec, parse
 from dps_operator.apply import Applier
-from dps_operator.builders.children import children
-from dps_operator.builders.launch import knows_gpus
-from dps_operator.calibration import applied, recommendation
-from dps_operator.cluster import Cluster
-from dps_operator.credentials import ensure, release, withdraw
+from dps_operator.build import children
+from dps_operator.cache_health import CacheHealth
+from dps_operator.conditions import StatusInput
+from dps_operator.credentials import drop_unused, ensure_credentials, forget_router
+from dps_operator.effective import Decisions, Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -23,31 +19,13 @@ from dps_operator.errors import (
     NotInstalledError,
     RejectedError,
     SpecError,
-    UnreadableModelError,
 )
-from dps_operator.gpu_budget.allocation import Allocation, calibrated_ratio, granted, with_replicas
-from dps_operator.gpu_budget.balancer import Allocations
-from dps_operator.kinds import kind_of
-from dps_operator.model_sizes import HubModel, ModelSizes, models_to_read, recorded_sizes
-from dps_operator.observe import Child, Key, Observations
-from dps_operator.prefix_cache.health import CacheHealth
-from dps_operator.resources import (
-    COMPONENT_LABEL,
-    ENGINE,
-    SPEC_HASH,
-    TEMPLATE_HASH,
-    Manifest,
-    Router,
-    engine_key,
-)
-from dps_operator.revisions import kept_pools, with_version
-from dps_operator.rollout import pool_on_hold, rolled_out, still_used
-from dps_operator.scale_to_zero.rules import pools_with_zero
-from dps_operator.scale_to_zero.scaler import IdlePools
+from dps_operator.kube import Cluster
+from dps_operator.objects import COMPONENT_LABEL, ENGINE, SPEC_HASH, TEMPLATE_HASH, Key, Manifest, kind_of
+from dps_operator.observe import Observations
+from dps_operator.rollout import kept_pools, pool_on_hold, rolled_out, still_used
 from dps_operator.settings import Settings
-from dps_operator.status.build import build_status, invalid_spec_status
-from dps_operator.status.events import events
-from dps_operator.status.observed import Observed
+from dps_operator.status import build_status, events, invalid_spec_status
 
 READY = Gauge(
     "dps_operator_router_ready",
@@ -64,8 +42,6 @@ REPLICAS = Gauge(
     "Engines that the Deployment of a pool requests; 0 while the pool is scaled to zero or its DPSRouter suspended",
     ["router_namespace", "router", "pool"],
 )
-ReadSize = Callable[[HubModel], Awaitable[ModelFacts]]
-"""Reads the sizes of a model; raises UnreadableModelError."""
 RECORDED = (TEMPLATE_HASH, SPEC_HASH, ENGINE)
 """Annotations of a Deployment that describe its pod template."""
 
@@ -91,19 +67,15 @@ class Reconciler:
         observations: Observations,
         settings: Settings,
         now: Callable[[], str],
-        allocations: Allocations | None = None,
+        decisions: Decisions | None = None,
         cache_health: Callable[[Key], CacheHealth | None] = lambda _: None,
-        idle_pools: IdlePools | None = None,
-        model_size: ReadSize | None = None,
     ) -> None:
         self._cluster = cluster
         self._observations = observations
         self._settings = settings
         self._now = now
-        self._allocations = allocations or Allocations()
-        self._idle_pools = idle_pools or IdlePools()
+        self._decisions = decisions or Decisions()
         self._cache_health = cache_health
-        self._model_size = model_size
         self._applier = Applier(cluster, observations)
 
     async def reconcile(self, key: Key) -> None:
@@ -115,28 +87,17 @@ class Reconciler:
         metadata, before = body["metadata"], body["status"]
         if metadata.get("deletionTimestamp"):
             return
-        generation = metadata.get("generation", 1)
         try:
-            spec = applied(parse(body["spec"]), before)
+            router = effective_router(body, self._observations, self._decisions)
         except SpecError as error:
+            generation = metadata.get("generation", 1)
             await self._update_status(key, invalid_spec_status(str(error), before, generation, self._now()))
             return
-        sizes = await self._sizes(spec, before)
-        router = Router(key[0], key[1], metadata["uid"], generation, spec, sizes)
-        router = replace(router, spec=with_version(spec, self._engines(router, key)))
-        allocation = self._allocations.allocation(key, spec, before)
-        if allocation is not None:
-            router = self._within_budget(router, key, allocation)
-        scaled_to_zero = (
-            [] if spec.suspend else self._idle_pools.scaled_to_zero(key, spec, self._engines(router, key))
-        )
-        outcome = (
-            self._unchanged(router) if spec.paused else await self._converge(router, key, scaled_to_zero)
-        )
-        for name, engine in self._engines(router, key).items():
+        outcome = self._check(router) if router.spec.paused else await self._converge(router)
+        for name, engine in live_engines(self._observations, router).items():
             if engine.replicas is not None:
                 REPLICAS.labels(*key, name).set(engine.replicas.desired)
-        observed = Observed(
+        found = StatusInput(
             children=self._observations.children(key),
             pods=self._observations.pods(key),
             invalid=outcome.invalid,
@@ -145,93 +106,57 @@ class Reconciler:
             failing=str(outcome.failure or ""),
             waiting_pool=outcome.waiting_pool,
             kept=outcome.kept,
-            allocation=allocation,
-            load_ratio=calibrated_ratio(spec, before),
-            recommended=recommendation(spec, self._observations.pods(key), before),
-            unmeasured=(self._idle_pools if pools_with_zero(spec) else self._allocations).unmeasured.get(key),
-            scaled_to_zero=scaled_to_zero,
+            unmeasured=self._decisions.unmeasured.get(key),
             cache_health=self._cache_health(key),
         )
-        await self._update_status(key, build_status(router, observed, before, self._now()))
+        await self._update_status(key, build_status(router, found, before, self._now()))
         if outcome.failure is not None:
             raise outcome.failure
-
-    async def _sizes(self, spec: Spec, before: Mapping[str, Any]) -> ModelSizes:
-        """The sizes of models that are recorded in the status, or else can be read now."""
-        read, unreadable = {}, {}
-        recorded = recorded_sizes(before)
-        for model in models_to_read(spec) if knows_gpus(spec) else ():
-            if model in recorded:
-                read[model] = recorded[model]
-            elif self._model_size is not None:
-                try:
-                    read[model] = await self._model_size(model)
-                except UnreadableModelError as error:
-                    unreadable[model.name] = str(error)
-        return ModelSizes(read, unreadable)
 
     async def _forget(self, key: Key) -> None:
         """Remove what is known of a deleted DPSRouter. Its children are garbage-collected."""
         self._observations.forget(key)
         self._applier.forget(key)
-        self._allocations.forget(key)
-        self._idle_pools.forget(key)
+        self._decisions.forget(key)
         READY.remove(*key)
         ROLLOUT_FAILED.remove(*key)
         for pool in POOLS:
             REPLICAS.remove(*key, pool)
-        await release(self._cluster, key)
+        await forget_router(self._cluster, key)
 
-    def _within_budget(self, router: Router, key: Key, allocation: Allocation) -> Router:
-        """The DPSRouter with the replicas that may be requested now."""
-        engines = self._engines(router, key)
-        live = {name: found.replicas.desired for name, found in engines.items() if found.replicas}
-        pods = Counter(pod.component for pod in self._observations.pods(key))
-        return replace(router, spec=with_replicas(router.spec, granted(allocation, live, pods)))
-
-    def _unchanged(self, router: Router) -> _Outcome:
+    def _check(self, router: Router) -> _Outcome:
         """The outcome for a paused DPSRouter: nothing is applied, but an invalid spec is reported."""
-        outcome = _Outcome()
         try:
             children(router, self._settings, "")
         except SpecError as error:
-            outcome.invalid = str(error)
-        return outcome
+            return _Outcome(invalid=str(error))
+        return _Outcome()
 
-    async def _converge(self, router: Router, key: Key, scaled_to_zero: Sequence[PoolName]) -> _Outcome:
+    async def _converge(self, router: Router) -> _Outcome:
         """Apply the desired children and delete the others."""
         outcome = _Outcome()
         try:
-            credentials = await ensure(self._cluster, router)
-            revisions = credentials.revisions
-            desired = children(
-                router, self._settings, revisions.get("redis", ""), revisions.get("prefix-cache", "")
-            )
+            credentials = await ensure_credentials(self._cluster, router)
+            desired = children(router, self._settings, credentials.revisions.get("redis", ""))
         except (SpecError, RejectedError) as error:
             outcome.invalid = str(error)
             return outcome
         except ClusterError as error:
             outcome.failure = error
             return outcome
-        engines = self._engines(router, key)
+        engines = live_engines(self._observations, router)
         outcome.kept = kept_pools(router.spec, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
-        _stop(desired, scaled_to_zero)
         try:
             for manifest in desired:
                 await self._apply(router, manifest, outcome)
-            await self._remove(router, key, desired, credentials.unneeded, outcome)
+            await self._remove(router, desired, credentials.unneeded, outcome)
         except ClusterError as error:
             outcome.failure = error
         return outcome
 
     async def _remove(
-        self,
-        router: Router,
-        key: Key,
-        desired: Sequence[Manifest],
-        unneeded: Collection[str],
-        outcome: _Outcome,
+        self, router: Router, desired: Sequence[Manifest], unneeded: Collection[str], outcome: _Outcome
     ) -> None:
         """Delete the children that are no longer desired, and their credentials. Raises ClusterError.
 
@@ -239,6 +164,7 @@ class Reconciler:
         deleted only after that, and a rollout that cannot succeed can be reverted. A Deployment does not count pods
         that are terminating, although they complete their requests.
         """
+        key = router.key
         draining = any(
             pod.terminating and pod.component in (*POOLS, "gateway") for pod in self._observations.pods(key)
         )
@@ -251,7 +177,7 @@ class Reconciler:
         )
         await self._applier.prune(router, desired, () if finished else still_used(router, desired))
         if finished:
-            await withdraw(self._cluster, router, unneeded)
+            await drop_unused(self._cluster, router, unneeded)
 
     async def _apply(self, router: Router, manifest: Manifest, outcome: _Outcome) -> None:
         """Apply one child. An error that concerns only this child is recorded in the outcome.
@@ -292,16 +218,6 @@ class Reconciler:
             "spec": manifest["spec"] | {"template": live["spec"]["template"]},
         }
 
-    def _engines(self, router: Router, key: Key) -> dict[str, Child]:
-        """The live Deployments of the engines, by pool."""
-        known = self._observations.children(key)
-        names = {pool: engine_key(router.name, pool) for pool in POOLS}
-        return {
-            pool: known[name]
-            for pool, name in names.items()
-            if name in known and known[name].owner_uid == router.uid
-        }
-
     async def _update_status(self, key: Key, status: Manifest) -> None:
         """Apply the status if it differs, then create events for changed conditions."""
         (ready,) = [item for item in status["conditions"] if item["type"] == "Ready"]
@@ -334,10 +250,3 @@ class Reconciler:
                 await self._cluster.create(event)
             except AlreadyExistsError:
                 continue
-
-
-def _stop(desired: Sequence[Manifest], pools: Collection[str]) -> None:
-    """Set the replicas of the Deployments of these pools to zero."""
-    for manifest in desired:
-        if manifest["kind"] == "Deployment" and manifest["metadata"]["labels"][COMPONENT_LABEL] in pools:
-            manifest["spec"]["replicas"] = 0

@@ -1,23 +1,26 @@
-"""The order of rollouts: which pool waits for the other one, and what is kept until the end of all rollouts.
+"""The order of rollouts, the pod templates that pools keep, and what is kept until the end of all rollouts.
 
 This module performs no I/O.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from dps_engines.pools import POOLS, PoolName, other_pool
-from dps_operator.observe import Child, ChildKey
-from dps_operator.resources import (
+from dps_operator.api import REVISIONS
+from dps_operator.effective import EffectiveSpec, Router
+from dps_operator.objects import (
     COMPONENT_LABEL,
+    SPEC_HASH,
     TEMPLATE_HASH,
+    ChildKey,
     Component,
     Manifest,
-    Router,
     child_name,
 )
+from dps_operator.observe import Child
 
-USED_BY_PODS: Final[Sequence[Component]] = ("redis", "models", "prefix-cache", "engine-cache", "mooncake")
+USED_BY_PODS: Final[Sequence[Component]] = ("redis", "models", "engine-cache", "mooncake")
 """Components that engines or gateways of the present template may use, and whose objects may contain data."""
 
 
@@ -91,3 +94,48 @@ def _interrupts(deployment: Manifest) -> bool:
 
 def _updated(child: Child | None) -> bool:
     return child is not None and child.replicas is not None and child.replicas.updated
+
+
+def kept_pools(
+    spec: EffectiveSpec, desired: Sequence[Manifest], observed: Mapping[str, Child]
+) -> list[PoolName]:
+    """The pools that keep their pod template although the operator generates another one for the same spec.
+
+    A pool without ready replicas keeps nothing, because a change interrupts no request and may repair it.
+    """
+    if spec.engine.upgrade_policy == "Automatic":
+        return []
+    annotations: dict[str, Mapping[str, str]] = {
+        manifest["metadata"]["labels"][COMPONENT_LABEL]: manifest["metadata"]["annotations"]
+        for manifest in desired
+        if SPEC_HASH in manifest["metadata"].get("annotations", {})
+    }
+    return [
+        pool
+        for pool in POOLS
+        if pool in observed
+        and (replicas := observed[pool].replicas) is not None
+        and replicas.ready > 0
+        and observed[pool].spec_hash == annotations[pool][SPEC_HASH]
+        and observed[pool].template_hash != annotations[pool][TEMPLATE_HASH]
+    ]
+
+
+def history(
+    engine: Child | None, before: Sequence[Mapping[str, Any]], generation: int, now: str
+) -> list[Mapping[str, Any]]:
+    """A pool's revisions, newest first. before: the previous list. now: the time in RFC 3339."""
+    if engine is None or not engine.template_hash or _is_newest(engine, before):
+        return list(before)
+    newest = {
+        "revision": engine.template_hash,
+        "engine": engine.engine,
+        "image": engine.image,
+        "generation": generation,
+        "time": now,
+    }
+    return [newest, *before][:REVISIONS]
+
+
+def _is_newest(engine: Child, before: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(before) and before[0]["revision"] == engine.template_hash

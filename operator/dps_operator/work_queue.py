@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import Counter, Gauge, Histogram
 
 from dps_operator.errors import ClusterError
-from dps_operator.observe import Key
+from dps_operator.objects import Key
 
 RECONCILES = Counter("dps_operator_reconcile_total", "Reconciles of a DPSRouter", ["outcome"])
 RECONCILE_SECONDS = Histogram("dps_operator_reconcile_seconds", "Duration of a reconcile")

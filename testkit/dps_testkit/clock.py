@@ -6,8 +6,8 @@ import asyncio
 class ManualClock:
     """Call it for the time in seconds. Tests change `now`."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

@@ -1,6 +1,5 @@
 """Requests to a gateway with slow engines, so that a test can act while they are in flight."""
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,23 +30,10 @@ def chat(tokens: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def common_cache(folder: Path) -> list[str]:
-    """The flags of engines that share a prefix cache in this folder through the plugin. Creates the folder."""
-    folder.mkdir(exist_ok=True)
-    secret = folder / "secret"
-    secret.write_text("a secret of thirty-two bytes....")
-    settings = {
-        "backend_name": "dps",
-        "module_path": "dps_sglang.adapter",
-        "class_name": "SharedPrefixCache",
-        "interface_v1": 1,
-        "directory": str(folder / "pages"),
-        "secret_file": str(secret),
-        "max_gib": 1,
-    }
+    """The flags of emulated engines that share a prefix cache in this folder."""
     return [
         *("--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
-        *("--hicache-storage-backend", "dynamic"),
-        *("--hicache-storage-backend-extra-config", json.dumps(settings)),
+        *("--hicache-storage-backend", "mooncake", "--emulate-storage-directory", str(folder)),
     ]
 
 

@@ -15,13 +15,7 @@ async def status_of(url: str) -> int | None:
 
 async def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a metric's samples with these labels at `url`/metrics; 0 if there are none."""
-    async with aiohttp.ClientSession() as http:
-        return await metric_over(http, url, name, **labels)
-
-
-async def metric_over(http: aiohttp.ClientSession, url: str, name: str, **labels: str) -> float:
-    """`metric` over a persistent connection, such as Prometheus uses."""
-    async with http.get(f"{url}/metrics") as response:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
         text = await response.text()
     return sum(
         sample.value

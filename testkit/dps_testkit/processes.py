@@ -17,7 +17,7 @@ from dps_local.processes import Child, free_ports
 from dps_local.redis_server import IN_MEMORY, REDIS_SERVER, answers_ping, redis_command
 from dps_local.stack import DPS, MODEL
 from dps_testkit.http import metric, status_of
-from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
+from dps_testkit.waiting import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,6 @@ class Gateway:
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
         return await metric(self.admin, name, **labels)
-
-    @property
-    def workers(self) -> list[int]:
-        """The process ids of the workers, if there are several. Requires /proc."""
-        pid = self.child.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-    async def wait_for_workers(self, count: int) -> None:
-        """Wait until this number of workers have begun to listen since the gateway was started."""
-
-        async def listening() -> bool:
-            return self.child.log.read_text().count("listening on") == count
-
-        await wait_until(listening, f"{count} workers have begun to listen")
 
     async def document(self, path: str) -> Any:
         """A JSON document from the admin port."""
@@ -169,7 +154,7 @@ class LocalProcesses:
             return await status_of(f"{admin}/readyz") == 200
 
         command = [*DPS, "gateway", "--config", str(file)]
-        child = self._start(f"gateway-{listen['port']}", command, ready, environment)
+        child = self._start(file.stem, command, ready, environment)
         await child.wait_ready(seconds=PATIENCE_SECONDS)
         return Gateway(child, url, admin, file)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dps_testkit.errors import RefusedError
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 100.0
 """The default time limit is long, because the machine may be busy."""
 POLL_SECONDS = 0.2
 FAST_POLL_SECONDS = 0.03

@@ -88,13 +88,3 @@ NOT_OF_THE_LOCAL_STACK = ("dps_lab", "kopf", "kubernetes", "matplotlib")
 def test_local_commands_run_without_the_lab_and_its_dependencies(name: str) -> None:
     done = dps(name, "--help", blocked=NOT_OF_THE_LOCAL_STACK)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_local_stack_can_be_imported_without_the_lab_and_its_dependencies() -> None:
-    done = run(
-        "import dps_local, importlib, pkgutil\n"
-        "for module in pkgutil.walk_packages(dps_local.__path__, 'dps_local.'):\n"
-        "    importlib.import_module(module.name)\n",
-        blocked=NOT_OF_THE_LOCAL_STACK,
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -1,63 +1,33 @@
-"""Whether models can be split across GPUs."""
+"""Whether models fit into GPUs, and which arguments of SGLang change that."""
 
 from dataclasses import replace
 
 import pytest
 
-from dps_engines.launch import EngineError, Launch, Speculation
-from dps_engines.model_fit import check_split
-from dps_engines.models import MODELS
+from dps_engines.launch import Launch, Speculation
+from dps_engines.model_fit import GIB, fit_warning
 
-SEVEN, HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
+SEVEN, THIRTY_TWO = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct"
+PAIR = Launch(THIRTY_TWO, "m", 30000, speculation=Speculation("Standalone", SEVEN), gpu_bytes=80 * GIB)
+
+
+def test_warning_states_the_sum_of_both_models_and_their_smallest_caches() -> None:
+    assert fit_warning(PAIR) == (
+        "61.0 GiB (Qwen/Qwen2.5-32B-Instruct) + 14.2 GiB (draft Qwen/Qwen2.5-7B-Instruct) + 4.9 GiB (KV caches of "
+        "16384 tokens) = 80.1 GiB per GPU do not fit into 80.0 GiB, with 16-bit weights and tensorParallel 1; "
+        "increase tensorParallel, use smaller models, or set --quantization in args"
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "possible"),
+    "launch",
     [
-        (SEVEN, [1, 2, 4]),
-        # KV heads are replicated if there are fewer than GPUs.
-        ("Qwen/Qwen2.5-3B-Instruct", [1, 2, 4, 8, 16]),
-        ("meta-llama/Llama-3.1-70B-Instruct", [1, 2, 4, 8, 16]),
-        ("meta-llama/Llama-3.2-3B-Instruct", [1, 2, 4, 8]),
-        # 14 GPUs could have equal numbers of heads.
-        (HALF, [1, 2]),
+        replace(PAIR, speculation=None),
+        replace(PAIR, tensor_parallel=2),
+        replace(PAIR, gpu_bytes=None),
+        replace(PAIR, model="org/model", speculation=None),
     ],
+    ids=["without the draft", "two GPUs", "unknown GPU", "unknown model"],
 )
-def test_heads_and_mlps_are_divided_equally_among_the_gpus(model: str, possible: list[int]) -> None:
-    assert [gpus for gpus in range(1, 17) if MODELS[model].splits(gpus)] == possible
-
-
-def test_tensor_parallelism_that_a_model_does_not_allow_is_refused() -> None:
-    with pytest.raises(EngineError) as refused:
-        check_split(Launch(SEVEN, "m", 30000, tensor_parallel=8))
-    assert str(refused.value) == (
-        "spec.engine.tensorParallel: the 28 attention heads and 4 KV heads of Qwen/Qwen2.5-7B-Instruct cannot be "
-        "divided among 8 GPUs; choose one of 1, 2, 4"
-    )
-
-
-def test_mlp_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(EngineError) as refused:
-        check_split(Launch("Qwen/Qwen2.5-1.5B-Instruct", "m", 30000, tensor_parallel=6))
-    assert str(refused.value) == (
-        "spec.engine.tensorParallel: the MLP of Qwen/Qwen2.5-1.5B-Instruct, whose size is 8960, cannot be divided "
-        "among 6 GPUs; choose one of 1, 2, 4"
-    )
-
-
-def test_mlp_of_unknown_size_is_assumed_to_be_divisible() -> None:
-    unknown = {"org/model": replace(MODELS[HALF], intermediate_size=None)}
-    check_split(Launch("org/model", "m", 30000, tensor_parallel=14, models=unknown))
-
-
-def test_draft_model_is_split_across_the_same_gpus() -> None:
-    speculation = Speculation("Standalone", HALF)
-    check_split(Launch(SEVEN, "m", 30000, tensor_parallel=2, speculation=speculation))
-    with pytest.raises(
-        EngineError, match=f"of draft {HALF} cannot be divided among 4 GPUs; choose one of 1, 2$"
-    ):
-        check_split(Launch(SEVEN, "m", 30000, tensor_parallel=4, speculation=speculation))
-
-
-def test_nothing_is_assumed_about_other_models() -> None:
-    check_split(Launch("org/model", "m", 30000, tensor_parallel=3))
+def test_models_that_fit_or_are_not_known_cause_no_warning(launch: Launch) -> None:
+    assert fit_warning(launch) == ""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_engines.flags import Flag
 from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
 from dps_engines.registry import RUNTIMES
 from dps_engines.sglang.flags import (
@@ -16,9 +15,9 @@ from dps_engines.sglang.flags import (
     UNSUPPORTED,
     UNSUPPORTED_WITHOUT_DP_ATTENTION,
 )
-from dps_testkit.engine_options import Options, check_accepted, recorded_options
+from dps_testkit.engine_options import check_accepted, recorded_options
 
-OPTIONS = {version: recorded_options("sglang", version) for version in ("0.5.8.post1", "0.5.23")}
+OPTIONS = recorded_options("sglang", "0.5.23")
 SGLANG = RUNTIMES["SGLang"]
 
 SPECULATIONS: dict[str, tuple[Speculation, list[str]]] = {
@@ -69,12 +68,6 @@ def test_default_draft_tokens_fit_the_draft_tree(steps: int, top_k: int) -> None
     assert top_k < int(line[-1]) <= 1 + top_k + (steps - 1) * top_k**2
 
 
-@pytest.mark.parametrize("algorithm", ["Standalone", "Eagle", "Eagle3"])
-def test_missing_draft_model_is_refused(algorithm: Algorithm) -> None:
-    with pytest.raises(EngineError, match=f"draftModel: {algorithm} needs it; set it, or choose Ngram"):
-        speculative_arguments(Speculation(algorithm))
-
-
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -89,11 +82,8 @@ def test_setting_outside_its_limits_is_refused(settings: dict[str, Any], field: 
         Speculation("Eagle", "d", **settings)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("algorithm", [*SGLANG.algorithms, None])
-def test_every_argument_is_accepted_by_every_supported_version(
-    options: Options, algorithm: Algorithm | None
-) -> None:
+def test_every_argument_is_accepted_by_the_supported_version(algorithm: Algorithm | None) -> None:
     draft = None if algorithm == "Ngram" else "d"
     speculation = Speculation(algorithm, draft) if algorithm else None
     launch = Launch(
@@ -107,67 +97,35 @@ def test_every_argument_is_accepted_by_every_supported_version(
         revision="main",
         adapters=ADAPTERS,
     )
-    check_accepted(options, SGLANG.arguments(launch))
+    check_accepted(OPTIONS, SGLANG.arguments(launch))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_managed_or_refused_flag_is_an_option_of_every_supported_version(options: Options) -> None:
-    assert {*MANAGED, *UNSUPPORTED, *UNSUPPORTED_WITHOUT_DP_ATTENTION, DP_ATTENTION} <= set(options)
+def test_every_managed_or_refused_flag_is_an_option() -> None:
+    assert {*MANAGED, *UNSUPPORTED, *UNSUPPORTED_WITHOUT_DP_ATTENTION, DP_ATTENTION} <= set(OPTIONS)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_other_option_may_be_passed(options: Options) -> None:
-    free = set(options) - set(MANAGED) - set(ABBREVIATIONS) - set(UNSUPPORTED)
+def test_every_other_option_may_be_passed() -> None:
+    free = set(OPTIONS) - set(MANAGED) - set(ABBREVIATIONS) - set(UNSUPPORTED)
     SGLANG.check_arguments(sorted(free), Speculation("Ngram"))
 
 
-def test_value_of_a_flag_may_be_a_decimal_number() -> None:
-    flag = Flag("--schedule-conservativeness", "the test", lambda _: 0.3)
-    assert flag.value(Launch("m", "m", 30000)) == 0.3
+REFUSED_ARGUMENTS = {
+    "set by the operator": ["--port", "--port=1"],
+    "set by spec.model.name": ["--model"],
+    "set by spec.engine.tensorParallel": ["--tp", "--tensor-parallel-size"],
+    "set by spec.pools.speculative.speculation.steps": ["--speculative-num-step"],
+    "set by spec.model.adapters": ["--lora-paths"],
+    "not supported: the gateway does not know this key": ["--api-key", "--api-key=secret", "--api"],
+    "not supported: the gateway counts prompts": ["--chat-template", "--chat-template=t.jinja", "--chat"],
+    "not supported: an engine has the GPUs of spec.engine.tensorParallel": ["--pp-size=2", "--nnodes"],
+}
 
 
-MANAGED_ARGUMENTS = [
-    ("--port", "--port is set by the operator; remove it"),
-    ("--port=1", "--port is set by the operator; remove it"),
-    ("--model", "--model is set by spec.model.name; remove it"),
-    ("--tp", "--tp is set by spec.engine.tensorParallel; remove it"),
-    ("--tensor-parallel-size", "--tensor-parallel-size is set by spec.engine.tensorParallel; remove it"),
-    (
-        "--speculative-num-step",
-        "--speculative-num-step is set by spec.pools.speculative.speculation.steps; remove it",
-    ),
-]
-
-
-@pytest.mark.parametrize(("argument", "message"), MANAGED_ARGUMENTS)
-def test_managed_flag_is_refused_with_the_field_that_sets_it(argument: str, message: str) -> None:
-    with pytest.raises(EngineError) as refused:
-        SGLANG.check_arguments(["--log-level", "info", argument], Speculation("Ngram"))
-    assert str(refused.value) == message
-
-
-@pytest.mark.parametrize("argument", ["--api-key", "--api-key=secret", "--api"])
-def test_api_key_that_the_gateway_does_not_know_is_refused(argument: str) -> None:
-    with pytest.raises(EngineError, match="is not supported: the gateway does not know this key"):
-        SGLANG.check_arguments([argument, "secret"], None)
-
-
-@pytest.mark.parametrize("argument", ["--chat-template", "--chat-template=t.jinja", "--chat"])
-def test_chat_template_that_the_gateway_does_not_know_is_refused(argument: str) -> None:
-    with pytest.raises(
-        EngineError, match="is not supported: the gateway counts prompts with the chat template"
-    ):
-        SGLANG.check_arguments([argument, "t.jinja"], None)
-
-
-@pytest.mark.parametrize("argument", ["--pp-size", "--pp-size=2", "--pipeline-parallel-size", "--nnodes"])
-def test_flag_that_needs_other_gpus_is_refused(argument: str) -> None:
-    with pytest.raises(EngineError) as refused:
-        SGLANG.check_arguments([argument, "2"], None)
-    assert str(refused.value) == (
-        f"{argument.split('=')[0]} is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are "
-        "on one node; remove it"
-    )
+@pytest.mark.parametrize(("cause", "arguments"), REFUSED_ARGUMENTS.items())
+def test_managed_or_unsupported_flag_is_refused(cause: str, arguments: list[str]) -> None:
+    for argument in arguments:
+        with pytest.raises(EngineError, match=f"^{argument.partition('=')[0]} is {cause}.*; remove it$"):
+            SGLANG.check_arguments(["--log-level", "info", argument, "2"], Speculation("Ngram"))
 
 
 @pytest.mark.parametrize("argument", ["--dp-size", "--dp", "--data-parallel-size=2"])
@@ -180,25 +138,15 @@ def test_data_parallelism_is_refused_unless_it_divides_the_gpus(argument: str) -
     SGLANG.check_launch(made, None, None, [argument, "2", "--enable-dp-attention"])
 
 
-def test_heads_need_not_be_divided_among_the_gpus_with_dp_attention() -> None:
-    made = Launch("Qwen/Qwen2.5-7B-Instruct", "m", 30000, tensor_parallel=8)
-    with pytest.raises(EngineError, match="28 attention heads"):
-        SGLANG.check_launch(made, None, None)
-    SGLANG.check_launch(made, None, None, ["--enable-dp-attention", "--dp-size", "2"])
-
-
 ADAPTERS = (Adapter("sql", "org/sql"), Adapter("chat", "/models/chat"))
-LORA_ALGORITHMS = {"0.5.8.post1": {"Ngram"}, "0.5.23": {"Ngram", "Eagle", "Eagle3"}}
+LORA_ALGORITHMS = {"Ngram", "Eagle", "Eagle3"}
 
 
 def test_adapters_are_loaded_under_their_names() -> None:
     line = SGLANG.arguments(Launch("m", "m", 30000, adapters=ADAPTERS))
     assert line[-3:] == ["--lora-paths", "sql=org/sql", "chat=/models/chat"]
-    with pytest.raises(EngineError, match=r"^--lora-paths is set by spec\.model\.adapters; remove it$"):
-        SGLANG.check_arguments(["--lora-paths", "a=b"], None)
 
 
-@pytest.mark.parametrize("version", LORA_ALGORITHMS)
 @pytest.mark.parametrize("algorithm", [None, *SGLANG.algorithms])
 @pytest.mark.parametrize(
     ("adapters", "arguments", "cause"),
@@ -206,7 +154,6 @@ def test_adapters_are_loaded_under_their_names() -> None:
     ids=["adapters", "flag"],
 )
 def test_adapters_are_refused_with_algorithms_with_which_sglang_does_not_start(
-    version: str,
     algorithm: Algorithm | None,
     adapters: tuple[Adapter, ...],
     arguments: list[str],
@@ -214,38 +161,16 @@ def test_adapters_are_refused_with_algorithms_with_which_sglang_does_not_start(
 ) -> None:
     speculation = Speculation(algorithm, "d") if algorithm else None
     launch = Launch("m", "m", 30000, speculation=speculation, adapters=adapters)
-    if algorithm is None or algorithm in LORA_ALGORITHMS[version]:
-        SGLANG.check_launch(launch, None, version, arguments)
+    if algorithm is None or algorithm in LORA_ALGORITHMS:
+        SGLANG.check_launch(launch, None, None, arguments)
         return
     with pytest.raises(EngineError) as refused:
-        SGLANG.check_launch(launch, None, version, arguments)
+        SGLANG.check_launch(launch, None, None, arguments)
     assert str(refused.value) == (
-        f"spec.pools.speculative.speculation.algorithm: SGLang {version} supports no LoRA adapters with {algorithm}; "
-        f"choose {' or '.join(name for name in SGLANG.algorithms if name in LORA_ALGORITHMS[version])}, or remove "
+        f"spec.pools.speculative.speculation.algorithm: SGLang supports no LoRA adapters with {algorithm}; "
+        f"choose {' or '.join(name for name in SGLANG.algorithms if name in LORA_ALGORITHMS)}, or remove "
         f"{cause}"
     )
-
-
-IMAGES = [
-    (None, None, "lmsysorg/sglang:v0.5.23", "0.5.23"),
-    (None, "0.5.8.post1", "lmsysorg/sglang:v0.5.8.post1", "0.5.8.post1"),
-    ("reg/sglang:v0.5.23-cu130", None, "reg/sglang:v0.5.23-cu130", "0.5.23"),
-    ("reg:5000/sglang:nightly", None, "reg:5000/sglang:nightly", "0.5.23"),
-    ("reg/sglang:nightly", "0.5.8.post1", "reg/sglang:nightly", "0.5.8.post1"),
-]
-
-
-@pytest.mark.parametrize(("image", "version", "expected_image", "expected_version"), IMAGES)
-def test_version_selects_the_default_image_and_image_tag_selects_the_default_version(
-    image: str | None, version: str | None, expected_image: str, expected_version: str
-) -> None:
-    assert SGLANG.image(image, version) == expected_image
-    assert SGLANG.version(image, version) == expected_version
-
-
-def test_version_older_than_the_oldest_supported_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"):
-        SGLANG.check_version("0.4.9")
 
 
 @pytest.mark.parametrize(

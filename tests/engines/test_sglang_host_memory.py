@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dps_engines.launch import EngineError, FileCache, Launch, MooncakeCache, Speculation
+from dps_engines.launch import EngineError, Launch, MooncakeCache, Speculation
 from dps_engines.model_fit import GIB
 from dps_engines.models import MODELS
 from dps_engines.registry import RUNTIMES
@@ -12,7 +12,7 @@ from dps_engines.sglang.memory import left_free
 
 SGLANG = RUNTIMES["SGLang"]
 SEVEN, ONE_AND_A_HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
-CACHE = FileCache("/kv", "/etc/secret", max_bytes=200 * GIB)
+CACHE = MooncakeCache("m:1", 0, "o", "0.5.23")
 GREEDY = Launch(SEVEN, "m", 30000, prefix_cache=CACHE, gpu_bytes=80 * GIB)
 PAIR = replace(GREEDY, speculation=Speculation("Standalone", ONE_AND_A_HALF))
 OTHER = replace(GREEDY, model="org/model")
@@ -26,24 +26,20 @@ def host_cache(launch: Launch, *arguments: str) -> int:
 
 SIZES: dict[str, tuple[Launch, list[str], int]] = {
     "the KV cache once": (GREEDY, [], KV_CACHE),
-    "a ratio": (GREEDY, ["--hicache-ratio", "1.5"], int(1.5 * KV_CACHE)),
     "a size in gigabytes": (GREEDY, ["--hicache-size", "40"], 40 * 10**9),
     "the last of two sizes": (GREEDY, ["--hicache-size=10", "--hicache-size=20"], 20 * 10**9),
     "a size and a draft model": (PAIR, ["--hicache-size", "40"], 60 * 10**9),
     "a size of each GPU": (replace(GREEDY, tensor_parallel=2), ["--hicache-size", "40"], 80 * 10**9),
     "a known number of tokens": (GREEDY, ["--max-total-tokens", "1000"], 1000 * PER_TOKEN),
     "the weights of the draft model less": (PAIR, [], KV_CACHE - MODELS[ONE_AND_A_HALF].weights(1)),
-    "another model": (OTHER, [], 0),
     "a size for another model": (OTHER, ["--hicache-size", "40"], 40 * 10**9),
-    "another GPU": (replace(GREEDY, gpu_bytes=None), [], 0),
-    "no HiCache": (replace(GREEDY, prefix_cache=None), ["--hicache-size", "40"], 0),
     "HiCache without a common prefix cache": (
         replace(GREEDY, prefix_cache=None),
         ["--enable-hierarchical-cache", "--hicache-size", "40"],
         40 * 10**9,
     ),
     "a segment of Mooncake as well": (
-        replace(GREEDY, prefix_cache=MooncakeCache("m:1", 64 * GIB, "o", "0.5.23")),
+        replace(GREEDY, prefix_cache=replace(CACHE, segment_bytes=64 * GIB)),
         ["--hicache-size", "40"],
         64 * GIB + 40 * 10**9,
     ),

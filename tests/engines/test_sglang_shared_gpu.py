@@ -6,11 +6,9 @@ from itertools import product
 import pytest
 
 from dps_engines.launch import EngineError, Launch, Speculation
-from dps_engines.model_fit import GIB
+from dps_engines.model_fit import GIB, MIN_TOKENS
 from dps_engines.models import MODELS
-from dps_engines.registry import RUNTIMES
-from dps_engines.sglang.memory import MIN_TOKENS, reserve
-from dps_engines.sglang.shared_gpu import shared_arguments
+from dps_engines.sglang.shared_gpu import reserve, shared_arguments
 
 A100_80GB, A100_40GB = 80 * GIB, 40 * GIB
 SEVEN, ONE_AND_A_HALF = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
@@ -28,30 +26,6 @@ def pair(
 def values(arguments: list[str]) -> tuple[float, int]:
     assert arguments[::2] == ["--mem-fraction-static", "--max-total-tokens"]
     return float(arguments[1]), int(arguments[3])
-
-
-def test_default_pair_on_an_a100_80gb() -> None:
-    speculative, greedy = pair()
-    assert shared_arguments(speculative, greedy, []) == [
-        "--mem-fraction-static",
-        "0.70",
-        "--max-total-tokens",
-        "167936",
-    ]
-    assert shared_arguments(greedy, speculative, []) == [
-        "--mem-fraction-static",
-        "0.64",
-        "--max-total-tokens",
-        "167936",
-    ]
-
-
-def test_runtime_divides_the_memory_if_engines_share_a_gpu() -> None:
-    speculative, greedy = pair()
-    shared = replace(greedy, shares_gpu_with=speculative)
-    assert RUNTIMES["SGLang"].memory_arguments(shared, "0.5.8.post1", []) == shared_arguments(
-        greedy, speculative, []
-    )
 
 
 @pytest.mark.parametrize("gpu", [A100_80GB, A100_40GB])

@@ -5,27 +5,19 @@ from typing import Any
 
 import pytest
 
-from dps_engines.launch import Adapter, Algorithm, EngineError, Launch, Speculation, Traces
+from dps_engines.launch import Adapter, EngineError, Launch, Speculation, Traces
 from dps_engines.model_fit import GIB
 from dps_engines.registry import RUNTIMES
 from dps_engines.vllm.flags import MANAGED, SHORT, UNSUPPORTED
-from dps_testkit.engine_options import Options, check_accepted, recorded_options
+from dps_testkit.engine_options import check_accepted, recorded_options
 
-OPTIONS = {version: recorded_options("vllm", version) for version in ("0.12.0", "0.32.0")}
+OPTIONS = recorded_options("vllm", "0.32.0")
 VLLM = RUNTIMES["VLLM"]
 IMAGE = "registry/vllm-suffix:v0.32.0"
 
 SPECULATIONS: dict[str, tuple[Speculation, dict[str, Any]]] = {
     "suffix": (Speculation("Suffix"), {"method": "suffix"}),
-    "suffix with a limit": (
-        Speculation("Suffix", draft_tokens=17),
-        {"method": "suffix", "num_speculative_tokens": 16},
-    ),
     "n-grams": (Speculation("Ngram"), {"method": "ngram", "num_speculative_tokens": 11}),
-    "fewer n-gram tokens": (
-        Speculation("Ngram", draft_tokens=5),
-        {"method": "ngram", "num_speculative_tokens": 4},
-    ),
     "draft model": (
         Speculation("Standalone", "d"),
         {"method": "draft_model", "model": "d", "num_speculative_tokens": 3},
@@ -68,11 +60,8 @@ def test_speculation_is_one_json_object(speculation: Speculation, config: dict[s
     assert json.loads(line[-1]) == config
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("speculation", [None, Speculation("Suffix")], ids=["greedy", "speculative"])
-def test_every_argument_is_accepted_by_every_supported_version(
-    options: Options, speculation: Speculation | None
-) -> None:
+def test_every_argument_is_accepted_by_the_supported_version(speculation: Speculation | None) -> None:
     made = launch(
         speculation,
         tokenizer="t",
@@ -80,7 +69,7 @@ def test_every_argument_is_accepted_by_every_supported_version(
         traces=Traces("http://c:4317"),
         adapters=(Adapter("sql", "org/sql"), Adapter("chat", "/models/chat")),
     )
-    check_accepted(options, VLLM.arguments(made))
+    check_accepted(OPTIONS, VLLM.arguments(made))
 
 
 def test_adapters_have_the_names_that_they_have_in_sglang() -> None:
@@ -89,79 +78,42 @@ def test_adapters_have_the_names_that_they_have_in_sglang() -> None:
 
 
 def test_every_managed_or_refused_name_is_an_option() -> None:
-    assert {*MANAGED, *UNSUPPORTED, *SHORT, *SHORT.values()} <= set(OPTIONS["0.32.0"])
+    assert {*MANAGED, *UNSUPPORTED, *SHORT, *SHORT.values()} <= set(OPTIONS)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_other_option_may_be_passed(options: Options) -> None:
-    VLLM.check_arguments(sorted(set(options) - {*MANAGED, *UNSUPPORTED, *SHORT}), Speculation("Ngram"))
+def test_every_other_option_may_be_passed() -> None:
+    VLLM.check_arguments(sorted(set(OPTIONS) - {*MANAGED, *UNSUPPORTED, *SHORT}), Speculation("Ngram"))
 
 
 REFUSED_ARGUMENTS = {
-    "--port": "--port is set by the operator; remove it",
-    "--served_model_name=x": "--served_model_name is set by spec.model.servedName; remove it",
-    "--tensor": "--tensor is set by spec.engine.tensorParallel; remove it",
-    "-tp=2": "-tp is set by spec.engine.tensorParallel; remove it",
-    "--speculative-config.method=ngram": "--speculative-config.method is set by "
-    "spec.pools.speculative.speculation; remove it",
-    "-sc.method": "-sc.method is set by spec.pools.speculative.speculation; remove it",
-    "--spec-method": "--spec-method is set by spec.pools.speculative.speculation; remove it",
-    "--no-enable-prompt-tokens-details": "--no-enable-prompt-tokens-details is set by the operator; remove it",
-    "--api-key=secret": "--api-key is not supported: the gateway does not know this key, so an engine with this flag "
-    "would answer every request with 401; in a DPSRouter, set spec.engine.apiKeySecretRef; remove it",
-    "--chat-template=t.jinja": "--chat-template is not supported: the gateway counts prompts with the chat template of "
-    "the tokenizer, so its ΔL could differ from the engine's; store the template with a tokenizer, and set "
-    "spec.model.tokenizer; remove it",
-    "--config": "--config is not supported: flags in a file are not checked; remove it",
-    "-dp=2": "-dp is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are on one node; "
-    "remove it",
-    **{
-        flag: f"{flag} is not supported: an engine has the GPUs of spec.engine.tensorParallel, which are on one node; "
-        "remove it"
-        for flag in ("--pipeline_parallel_size", "--data-parallel-size", "-pcp", "-n")
-    },
+    "set by the operator": ["--port", "--no-enable-prompt-tokens-details"],
+    "set by spec.model.servedName": ["--served_model_name=x"],
+    "set by spec.engine.tensorParallel": ["--tensor", "-tp=2"],
+    "set by spec.pools.speculative.speculation": [
+        *("--speculative-config.method=ngram", "-sc.method", "--spec-method"),
+    ],
+    "not supported: the gateway does not know this key": ["--api-key=secret"],
+    "not supported: the gateway counts prompts": ["--chat-template=t.jinja"],
+    "not supported: flags in a file are not checked": ["--config"],
+    "not supported: an engine has the GPUs of spec.engine.tensorParallel": [
+        *("-dp=2", "--pipeline_parallel_size", "--data-parallel-size", "-pcp", "-n"),
+    ],
 }
 
 
-@pytest.mark.parametrize(("argument", "message"), REFUSED_ARGUMENTS.items())
-def test_managed_or_unsupported_flag_is_refused(argument: str, message: str) -> None:
-    with pytest.raises(EngineError) as refused:
-        VLLM.check_arguments(["--max-model-len", "8192", argument], None)
-    assert str(refused.value) == message
+@pytest.mark.parametrize(("cause", "arguments"), REFUSED_ARGUMENTS.items())
+def test_managed_or_unsupported_flag_is_refused(cause: str, arguments: list[str]) -> None:
+    for argument in arguments:
+        with pytest.raises(EngineError, match=f"^{argument.partition('=')[0]} is {cause}.*; remove it$"):
+            VLLM.check_arguments(["--max-model-len", "8192", argument], None)
 
 
 def test_prefix_caching_may_be_turned_off() -> None:
     VLLM.check_arguments(["--no-enable-prefix-caching"], None)
 
 
-STARTED: dict[str, tuple[Speculation | None, str | None, str | None]] = {
-    "greedy": (None, None, "0.12.0"),
-    "draft model since 0.15": (Speculation("Standalone", "d"), None, "0.15.0"),
-    "draft model with the default version": (Speculation("Standalone", "d"), None, None),
-    "Eagle in every version": (Speculation("Eagle", "d"), None, "0.12.0"),
-    "suffix with an image of its own": (Speculation("Suffix"), IMAGE, None),
-}
-
-
-@pytest.mark.parametrize(("speculation", "image", "version"), STARTED.values(), ids=STARTED.keys())
-def test_supported_launch_is_accepted(
-    speculation: Speculation | None, image: str | None, version: str | None
-) -> None:
-    VLLM.check_launch(launch(speculation), image, version)
-
-
 NOT_STARTED: dict[str, tuple[Launch, str, str]] = {
-    "heads that cannot be divided": (
-        Launch("Qwen/Qwen2.5-7B-Instruct", "m", 8000, tensor_parallel=8),
-        IMAGE,
-        "spec.engine.tensorParallel: the 28 attention heads",
-    ),
     "draft tree": (launch(Speculation("Eagle", "d", top_k=4)), IMAGE, "topK: vLLM drafts no trees"),
-    "draft model before 0.15": (
-        launch(Speculation("Standalone", "d")),
-        "registry/vllm:v0.14.1",
-        "algorithm: vLLM 0.14.1 supports no draft models; use 0.15.0 or newer",
-    ),
     "suffix with the default image": (
         launch(Speculation("Suffix")),
         "",
@@ -181,52 +133,11 @@ def test_unsupported_launch_is_refused(made: Launch, image: str, message: str) -
         VLLM.check_launch(made, image or None, None)
 
 
-@pytest.mark.parametrize("algorithm", ["Standalone", "Eagle", "Eagle3"])
-def test_missing_draft_model_is_refused(algorithm: Algorithm) -> None:
-    with pytest.raises(EngineError, match=f"draftModel: {algorithm} needs it"):
-        VLLM.arguments(launch(Speculation(algorithm)))
-
-
-def test_model_that_does_not_fit_is_refused_unless_it_is_quantized() -> None:
+def test_size_is_not_known_of_a_model_that_is_quantized() -> None:
     large = Launch("Qwen/Qwen2.5-72B-Instruct", "m", 8000, gpu_bytes=80 * GIB)
-    with pytest.raises(
-        EngineError, match=r"135\.4 GiB .* do not fit into 80\.0 GiB.* or set --quantization in args"
-    ):
-        VLLM.memory_arguments(large, "0.32.0", [])
+    assert "do not fit" in VLLM.memory_warning(large, [])
     for argument in ("-q", "--quantization=awq", "--cpu_offload_gb"):
-        assert VLLM.memory_arguments(large, "0.32.0", [argument]) == []
-
-
-def test_memory_of_models_that_fit_is_left_to_vllm() -> None:
-    pair = Launch(
-        "Qwen/Qwen2.5-7B-Instruct",
-        "m",
-        8000,
-        gpu_bytes=80 * GIB,
-        speculation=Speculation("Standalone", "Qwen/Qwen2.5-1.5B-Instruct"),
-    )
-    assert VLLM.memory_arguments(pair, "0.32.0", []) == []
-
-
-IMAGES = [
-    (None, None, "vllm/vllm-openai:v0.32.0", "0.32.0"),
-    (None, "0.12.0", "vllm/vllm-openai:v0.12.0", "0.12.0"),
-    (IMAGE, None, IMAGE, "0.32.0"),
-    ("registry:5000/vllm:nightly", None, "registry:5000/vllm:nightly", "0.32.0"),
-]
-
-
-@pytest.mark.parametrize(("image", "version", "expected_image", "expected_version"), IMAGES)
-def test_version_selects_the_default_image_and_image_tag_selects_the_default_version(
-    image: str | None, version: str | None, expected_image: str, expected_version: str
-) -> None:
-    assert VLLM.image(image, version) == expected_image
-    assert VLLM.version(image, version) == expected_version
-
-
-def test_version_older_than_the_oldest_supported_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"vLLM 0\.11\.2 is not supported; use 0\.12\.0 or newer"):
-        VLLM.check_version("0.11.2")
+        assert VLLM.memory_warning(large, [argument]) == ""
 
 
 def test_traces_over_http_are_sent_to_the_traces_endpoint() -> None:

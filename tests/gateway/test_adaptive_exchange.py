@@ -7,7 +7,7 @@ import pytest
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import COUNTED_TURNS, Adaptive
-from dps_testkit.adaptive_turns import answer, learned, predicted, turn
+from tests.gateway.adaptive_turns import answer, learned, predicted, turn
 
 
 def test_replica_that_absorbs_a_document_predicts_as_if_it_had_observed_the_answers() -> None:

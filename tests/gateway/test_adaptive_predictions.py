@@ -6,14 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive, Workload
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.routing.fetch_rates import MAX_REPLICAS, FetchRates
 from dps_gateway.routing.learning import Observation
-from dps_testkit.adaptive_turns import (
-    ACCURATE,
+from tests.gateway.adaptive_turns import (
     FETCHABLE,
     IDLE,
     MOVED,
@@ -26,43 +23,43 @@ from dps_testkit.adaptive_turns import (
 )
 
 
-@given(history=histories, view=views, more=st.floats(0, 100))
-def test_predicted_latency_does_not_fall_with_the_load(
-    history: list[Observation], view: PoolView, more: float
-) -> None:
-    policy = learned(*history)
-    view = replace(view, ready_replicas=1)
-    low = predicted(policy, turn(speculative=view))[Pool.SPECULATIVE]
-    for busier in (
-        replace(view, in_flight=view.in_flight + more),
-        replace(view, queued=view.queued + more),
-        replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
-    ):
-        assert predicted(policy, turn(speculative=busier))[Pool.SPECULATIVE] >= low - 1e-9
-
-
-@given(history=histories, view=views, more=st.integers(0, 10_000), delta=st.integers(0, 5_000))
-def test_predicted_latency_does_not_fall_with_the_tokens_to_prefill(
+@given(history=histories, view=views, more=st.integers(0, 100), delta=st.integers(0, 5_000))
+def test_predicted_latency_does_not_fall_with_the_load_or_the_tokens_to_prefill(
     history: list[Observation], view: PoolView, more: int, delta: int
 ) -> None:
     policy = learned(*history)
     view = replace(view, ready_replicas=1)
-    longer = replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + more))
-    low = predicted(policy, turn(greedy=view, delta_tokens=delta))[Pool.GREEDY]
-    assert predicted(policy, turn(greedy=longer, delta_tokens=delta))[Pool.GREEDY] >= low - 1e-9
+    low = predicted(policy, turn(view, view, delta_tokens=delta))
+    for busier in (
+        replace(view, in_flight=view.in_flight + more),
+        replace(view, queued=view.queued + more),
+        replace(view, queued_prefill_tokens=view.queued_prefill_tokens + 1_000 * more),
+        replace(view, prompt=replace(view.prompt, prefill=view.prompt.prefill + 100 * more)),
+    ):
+        high = predicted(policy, turn(busier, busier, delta_tokens=delta))
+        assert all(high[pool] >= low[pool] - 1e-9 for pool in Pool)
 
 
+@pytest.mark.parametrize("first_token_seconds", [0.05, None], ids=["streamed", "not streamed"])
 @pytest.mark.parametrize("pool", list(Pool))
-def test_speed_of_a_pool_is_learned_from_its_answers(pool: Pool) -> None:
-    policy = learned(*(answer(pool, seconds_per_token=0.05) for _ in range(100)))
+def test_speed_of_a_pool_is_learned_from_its_answers(pool: Pool, first_token_seconds: float | None) -> None:
+    seen = replace(answer(pool, seconds_per_token=0.05), first_token_seconds=first_token_seconds)
+    policy = learned(*[seen] * 100)
     assert predicted(policy, turn())[pool] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
     assert policy.decide(turn()).pool is pool.other
 
 
-def test_answer_that_is_not_streamed_is_learned_from_as_well() -> None:
-    seen = replace(answer(Pool.SPECULATIVE, seconds_per_token=0.05), first_token_seconds=None)
-    policy = learned(*(seen for _ in range(100)))
-    assert predicted(policy, turn())[Pool.SPECULATIVE] == pytest.approx(0.05 + 50 * 0.05, rel=0.1)
+def test_effect_of_load_on_decoding_is_learned_from_bursts_that_were_sent_to_an_idle_engine() -> None:
+    burst = [
+        replace(answer(Pool.GREEDY, 0.01 + 0.0005 * running), decoding_load=running, running_limit=100)
+        for running in (1, 30, 60)
+    ]
+    policy = learned(*burst * 30)
+    idle, busy = (replace(IDLE, in_flight=load, running_limit=100) for load in (0, 60))
+    added = (
+        predicted(policy, turn(greedy=busy))[Pool.GREEDY] - predicted(policy, turn(greedy=idle))[Pool.GREEDY]
+    )
+    assert added == pytest.approx(50 * 60 * 0.0005, rel=0.1)
 
 
 @pytest.mark.parametrize("first_token_seconds", [0.05, None], ids=["streamed", "not streamed"])
@@ -104,14 +101,6 @@ def test_queued_prompts_are_prefilled_as_far_as_such_prompts_were_not_cached() -
     assert predicted(learned(*(cached for _ in range(20))), queued)[Pool.SPECULATIVE] < before / 2
 
 
-def test_fetches_do_not_reduce_the_share_of_queued_prompts_that_is_prefilled() -> None:
-    """The number of queued tokens does not include those that can be fetched."""
-    queued = turn(greedy=replace(IDLE, queued_prefill_tokens=100_000))
-    before = predicted(Adaptive(), queued)[Pool.GREEDY]
-    after = predicted(learned(*[fetched("engine", 0.003)] * 50), queued)[Pool.GREEDY]
-    assert after == pytest.approx(before, rel=0.1)
-
-
 def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() -> None:
     """One half of the sessions have 2 turns, the other half have 10."""
     workload = Workload()
@@ -121,26 +110,6 @@ def test_turns_that_follow_are_those_of_sessions_that_reached_the_same_turn() ->
                 workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
     following = [workload.turns_after(number) for number in (1, 2, 3, 9, 10)]
     assert following == pytest.approx([5, 4, 7, 1, 0], abs=0.5)
-
-
-def test_expected_turns_do_not_grow_while_no_session_starts() -> None:
-    """At the end of a batch, the sessions in progress are the last ones."""
-    workload = Workload()
-    for _ in range(50):
-        for number in range(1, 11):
-            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
-    for _ in range(50):
-        for number in range(6, 11):
-            workload.observe(replace(answer(Pool.GREEDY, 0.01), number=number))
-    assert workload.turns_after(6) == pytest.approx(4, abs=0.5)
-
-
-@given(history=histories, number=st.integers(1, 100))
-def test_expected_number_of_turns_is_finite_and_not_negative(history: list[Observation], number: int) -> None:
-    workload = Workload()
-    for each in history:
-        workload.observe(each)
-    assert 0 <= workload.turns_after(number) < 100
 
 
 def test_shared_prefix_that_the_engine_reports_as_cached_makes_a_move_cheap() -> None:
@@ -186,32 +155,3 @@ def test_transfer_rate_is_learned_for_each_replica() -> None:
     assert by_replica["near"] == pytest.approx(near.total_seconds, rel=0.15)
     assert by_replica["far"] == pytest.approx(far.total_seconds, rel=0.15)
     assert by_replica["near"] < by_replica["new"] < by_replica["far"]
-
-
-def test_turn_is_computed_elsewhere_rather_than_fetched_by_a_replica_that_fetches_more_slowly() -> None:
-    """Computing 4,000 tokens takes about 0.3 s in the speculative pool, and fetching them 0.6 s or 0.01 s."""
-    policy = learned(*ACCURATE, *[fetched("near", 0.003), fetched("far", 0.150)] * 50)
-    computes = replace(IDLE, prompt=MOVED)
-    decided = {
-        name: policy.decide(turn(speculative=computes, greedy=fetching(name))).pool
-        for name in ("near", "far")
-    }
-    assert decided == {"near": Pool.GREEDY, "far": Pool.SPECULATIVE}
-
-
-def test_rest_of_a_page_in_the_same_pool_is_not_counted_as_a_move() -> None:
-    """Answers are cached as well, so engines find this rest cached. Nothing follows from it for a moved prompt."""
-    page = PromptTokens(held=3_840, fetchable=0, prefill=160, page_rest=60)
-    stayed = [replace(each, expected=page, cached_tokens=3_968) for each in ACCURATE]
-    moving = turn(greedy=replace(IDLE, prompt=MOVED))
-    assert predicted(learned(*stayed), moving)[Pool.GREEDY] == pytest.approx(
-        predicted(learned(*ACCURATE), moving)[Pool.GREEDY], rel=0.05
-    )
-
-
-def test_replicas_whose_transfer_rate_is_remembered_are_limited() -> None:
-    rates = FetchRates()
-    for number in range(MAX_REPLICAS + 1):
-        rates.observe(f"replica {number}", thousands=10, seconds=1, weight=1)
-    assert rates.of("replica 0", pool_rate=0.003) == 0.003
-    assert rates.of("replica 1", pool_rate=0.003) > 0.003

@@ -4,17 +4,14 @@ import asyncio
 import time
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
-from multidict import CIMultiDict
 
-from dps_gateway.api.request import urgency_of
-from dps_gateway.auth import Key
+from dps_gateway.api.call import urgency_of
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
+from dps_gateway.upstream.admission import PoolEmpty, PoolFull, SlotRequest
 from dps_gateway.upstream.fair_queue import Entry, PriorityQueue
-from dps_testkit.engine_pool import PoolPair
+from tests.gateway.engine_pool import PoolPair
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
 
@@ -49,17 +46,6 @@ async def test_waiting_request_takes_the_first_slot_of_either_pool(freed: Pool) 
     pair.release(freed)
     assert await waiting is freed
     assert len(pair.admission) == 0
-
-
-async def test_request_of_a_fixed_pool_leaves_the_slots_of_the_other_one_to_later_requests() -> None:
-    pair = await busy_pair()
-    fixed = await pair.request(Pool.GREEDY)
-    either = await pair.request(*BOTH)
-    pair.release(Pool.SPECULATIVE)
-    assert await either is Pool.SPECULATIVE
-    assert not fixed.done()
-    pair.release(Pool.GREEDY)
-    assert await fixed is Pool.GREEDY
 
 
 async def test_limit_of_the_queue_spans_both_pools() -> None:
@@ -136,16 +122,14 @@ def test_queue_is_in_order_of_urgency_and_displaces_only_the_lowest(
 def test_urgency_is_that_of_the_header_as_far_as_the_key_permits(
     sent: list[str], permitted: int | None, urgency: int
 ) -> None:
-    headers = CIMultiDict([("Priority", value) for value in sent])
-    key = None if permitted is None else Key("team", b"digest", urgency=permitted)
-    assert urgency_of(make_mocked_request("POST", "/", headers=headers), key) == urgency
+    assert urgency_of(sent, permitted) == urgency
 
 
 async def test_waits_for_the_first_replica_and_for_a_free_one_have_one_time_limit_together() -> None:
     pair = idle_pair()
     pool = pair.pools[Pool.GREEDY]
     pool.set_endpoints([])
-    request, limit = ReplicaRequest([Choice(pool)], None), 0.5
+    request, limit = SlotRequest([pool]), 0.5
     first, second = (asyncio.create_task(pair.admission.acquire(request, limit, limit, limit)) for _ in "12")
     await asyncio.sleep(0)
     started = time.monotonic()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.replica_id import replica_id
+from dps_gateway.pool import replica_id
 from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred, ranked
 
 
@@ -29,13 +29,6 @@ held_tokens = st.dictionaries(
     st.integers(0, 7).map(lambda number: replica_id(f"http://engine-{number}")), st.integers(0, 9999)
 )
 """Tokens of the session's prompt that some replicas hold."""
-
-
-@given(sessions, st.integers(1, 8))
-def test_session_keeps_its_replica(session: str, count: int) -> None:
-    pool = replicas(*[0] * count)
-    first = preferred(session, pool, lambda replica: 10)
-    assert first is preferred(session, list(reversed(pool)), lambda replica: 10)
 
 
 @given(sessions, st.integers(2, 8), st.integers(0, 7))
@@ -72,14 +65,6 @@ def test_no_replica_below_the_bound_holds_more_than_the_selected_one(
     bound = LOAD_FACTOR * (sum(busy) + 1) / len(busy)
     better = [each for each in pool if held.get(each.id, 0) > held.get(chosen.id, 0)]
     assert all(each.in_flight >= bound for each in better)
-
-
-@given(sessions, loads)
-def test_replicas_that_hold_the_same_length_are_ranked_as_if_they_held_nothing(
-    session: str, busy: list[int]
-) -> None:
-    pool = replicas(*busy)
-    assert ranked(session, pool, {each.id: 500 for each in pool}) == ranked(session, pool)
 
 
 @given(sessions, st.integers(1, 8), st.integers(0, 7), st.integers(1, 8))

@@ -30,25 +30,3 @@ async def test_task_that_ends_is_logged_counted_and_restarted(
     await asyncio.gather(supervisor, return_exceptions=True)
     assert metrics.registry.get_sample_value("dps_background_failures_total", {"task": "watch"}) == 2
     assert [record.getMessage().split("; ")[1] for record in caplog.records] == ["restarting it"] * 2
-
-
-async def test_task_that_is_cancelled_by_a_bug_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
-    metrics, restarted = Metrics(), asyncio.Event()
-    runs = 0
-
-    async def task() -> None:
-        nonlocal runs
-        runs += 1
-        if runs == 1:
-            raise asyncio.CancelledError
-        restarted.set()
-        await asyncio.Event().wait()
-
-    supervisor = asyncio.create_task(supervise("watch", task, metrics, restart_seconds=0))
-    await asyncio.wait_for(restarted.wait(), 5)
-    supervisor.cancel()
-    await asyncio.gather(supervisor, return_exceptions=True)
-    assert supervisor.cancelled()
-    assert [record.getMessage() for record in caplog.records] == [
-        "background task 'watch' was cancelled; restarting it"
-    ]

@@ -1,22 +1,18 @@
 """The memory for bodies is divided between the tenants that need it."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.body_budget import BodyBudget
-from dps_gateway.shared_counts import SUFFIX, SharedCounts
-from dps_gateway.worker_load import WorkerLoad
 
 LIMIT, ONE_BODY = 100, 10
 MANY = 1000
 
 
-def budget(workers: WorkerLoad | None = None) -> BodyBudget:
-    return BodyBudget(lambda: LIMIT, lambda: ONE_BODY, workers)
+def budget() -> BodyBudget:
+    return BodyBudget(lambda: LIMIT, lambda: ONE_BODY)
 
 
 def reserved(bodies: BodyBudget, tenant: str) -> int:
@@ -41,16 +37,6 @@ def test_any_tenant_may_hold_one_body_while_there_is_room() -> None:
 def test_only_tenant_may_use_all_memory() -> None:
     bodies = BodyBudget(lambda: LIMIT, lambda: None)
     assert reserved(bodies, "") == LIMIT
-
-
-def test_bodies_of_a_tenant_in_all_workers_count(tmp_path: Path) -> None:
-    with ExitStack() as files:
-        paths = [tmp_path / f"{number}{SUFFIX}" for number in range(2)]
-        counts = [files.enter_context(closing(SharedCounts(path))) for path in paths]
-        one, other = (budget(WorkerLoad(each)) for each in counts)
-        assert one.reserve("a", LIMIT // 2)
-        assert reserved(other, "a") == 0
-        assert reserved(other, "b") == LIMIT // 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=40))

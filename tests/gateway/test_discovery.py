@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.config import ConfigError, ConfigMapRef, ServiceRef
-from dps_gateway.kubernetes_api import FIRST_PAUSE_SECONDS, ApiServer, keep_watching, watch_config_map
+from dps_gateway.kubernetes_api import ApiServer, watch_config_map
 from dps_gateway.upstream.discovery import replica_urls, watch_service
 
 ONE = "http://10.0.0.1:30000"
@@ -179,30 +176,6 @@ async def test_content_of_the_config_map_is_received_at_first_and_after_each_cha
         finally:
             watching.cancel()
             watches[1].put_nowait(None)
-
-
-async def test_watches_that_end_at_once_are_reopened_after_a_pause_and_others_without_one(
-    tmp_path: Path,
-) -> None:
-    durations = [0.0, 0.0, FIRST_PAUSE_SECONDS]
-    begun: list[float] = []
-    enough = asyncio.Event()
-
-    async def follow(_session: aiohttp.ClientSession) -> None:
-        begun.append(time.monotonic())
-        if len(begun) > len(durations):
-            enough.set()
-            await asyncio.Event().wait()
-        await asyncio.sleep(durations[len(begun) - 1])
-
-    api = ApiServer("http://127.0.0.1:1", tmp_path / "token", tmp_path / "ca.crt")
-    watching = asyncio.create_task(keep_watching(api, "objects", follow))
-    await enough.wait()
-    watching.cancel()
-    pauses = [
-        after - before - lasted for (before, after), lasted in zip(pairwise(begun), durations, strict=True)
-    ]
-    assert [pause > FIRST_PAUSE_SECONDS / 2 for pause in pauses] == [True, True, False]
 
 
 def test_service_is_rejected_outside_a_cluster(tmp_path: Path) -> None:

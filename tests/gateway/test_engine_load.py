@@ -13,10 +13,10 @@ from aiohttp.test_utils import TestServer
 from dps_gateway.cached_prompt import CachedPrompt, CacheUnits, PromptTokens
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.routing.decision import PoolView
+from dps_gateway.upstream.health import MAX_ANSWER_BYTES, watch_configuration, watch_load
 from dps_gateway.upstream.replica import NO_LOAD, UNKNOWN, Configuration, Load, Replica
-from dps_gateway.upstream.reports import MAX_ANSWER_BYTES, watch_configuration, watch_load
-from dps_testkit.engine_pool import SinglePool
 from dps_testkit.waiting import wait_until
+from tests.gateway.engine_pool import SinglePool
 
 PROMPT = CachedPrompt(340, held={}, shared=300)
 TOKENS = PromptTokens(held=0, fetchable=300, prefill=40)
@@ -34,24 +34,11 @@ BUSY = {"timestamp": "2026", "version": "0.5.23", "loads": [CORE]}
         pytest.param(BUSY, Load(3, 2, 900), id="SGLang 0.5.23"),
         pytest.param({"loads": [LIMITED]}, Load(3, 2, 900, limit=48), id="limit of running requests"),
         pytest.param({"loads": [CORE, {**CORE, "dp_rank": 1}]}, Load(6, 4, 1800), id="several ranks"),
-        pytest.param({"loads": [LIMITED, LIMITED]}, Load(6, 4, 1800, limit=96), id="limits of several ranks"),
         pytest.param({"loads": [LIMITED, CORE]}, Load(6, 4, 1800), id="limit of one rank is unknown"),
         pytest.param({"loads": [SIZED]}, Load(3, 2, 900, free_tokens=930), id="memory"),
-        pytest.param(
-            {"loads": [SIZED, SIZED]}, Load(6, 4, 1800, free_tokens=1860), id="memory of several ranks"
-        ),
-        pytest.param({"loads": [SIZED, CORE]}, Load(6, 4, 1800), id="memory of one rank is unknown"),
-        pytest.param(
-            {"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 70}]},
-            Load(3, 2, 0),
-            id="SGLang 0.5.8",
-        ),
         pytest.param({"loads": []}, None, id="no rank"),
-        pytest.param({"loads": [CORE, "x"]}, None, id="invalid rank"),
-        pytest.param({"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 0}]}, None, id="negative"),
         pytest.param({"loads": [{"num_running_reqs": 1}]}, None, id="missing count"),
         pytest.param({"detail": "Not Found"}, None, id="another object"),
-        pytest.param([CORE], None, id="a list"),
     ],
 )
 def test_load_is_read_from_sglangs_answer(document: Any, load: Load | None) -> None:
@@ -75,21 +62,7 @@ def test_reported_requests_beyond_the_own_ones_are_those_of_others(
     replica = Replica("a")
     replica.in_flight = in_flight
     replica.report(reported)
-    assert replica.others == others
-
-
-def test_own_tokens_to_prefill_are_not_counted_twice() -> None:
-    replica = Replica("a")
-    replica.prefill_tokens = 500
-    replica.report(Load(0, 1, 700))
-    assert replica.others.waiting_tokens == 200
-
-
-def test_last_limit_that_the_engine_reported_is_kept_while_its_load_is_unknown() -> None:
-    replica = Replica("a")
-    replica.report(Load(0, 0, 0, limit=48))
-    replica.report(NO_LOAD)
-    assert replica.limit == 48
+    assert replica.other_load == others
 
 
 def pool(*urls: str, slots: int = 4) -> SinglePool:
@@ -100,7 +73,7 @@ def pool(*urls: str, slots: int = 4) -> SinglePool:
 
 async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
     engines = pool("a", "b")
-    serving = await engines.acquire("session", NO_REPLICA, 1.0)
+    serving = (await engines.acquire("session", NO_REPLICA, 1.0)).replica
     serving.prefill_tokens = 300
     serving.report(Load(running=4, waiting=1, waiting_tokens=1000, limit=48, free_tokens=800))
     assert engines.view("session", PROMPT) == PoolView(
@@ -125,45 +98,6 @@ async def test_view_is_that_of_the_replica_that_would_serve_the_turn() -> None:
         replica=other.id,
         prompt=TOKENS,
     )
-
-
-async def test_view_is_that_of_the_replica_that_holds_the_prompt() -> None:
-    engines = pool("a", "b")
-    for replica in engines.replicas.values():
-        others = [each for each in engines.replicas.values() if each is not replica]
-        held = {replica.id: 310, **{each.id: 10 for each in others}}
-        view = engines.view("session", CachedPrompt(340, held, shared=300))
-        assert view is not None
-        assert view.prompt == PromptTokens(held=310, fetchable=0, prefill=30)
-        assert await engines.acquire("session", NO_REPLICA, 1.0, held=held) is replica
-        engines.release(replica)
-
-
-async def test_view_takes_no_place_on_the_replica() -> None:
-    engines = pool("a", slots=1)
-    engines.view("session", PROMPT)
-    assert (engines.in_flight, engines.has_room()) == (0, True)
-
-
-async def test_view_of_a_full_pool_includes_its_queue() -> None:
-    engines = pool("a", "b", slots=1)
-    for _ in range(2):
-        await engines.acquire(None, NO_REPLICA, 1.0)
-    waiting = [asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0)) for _ in range(3)]
-    await asyncio.sleep(0)
-    view = engines.view("session", PROMPT)
-    assert view is not None
-    assert (view.in_flight, view.queued) == (1, 1.5)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def test_pool_without_a_ready_replica_has_no_view() -> None:
-    engines = pool("a")
-    engines.mark_unavailable(engines.replicas["a"])
-    assert engines.view("session", PROMPT) is None
-    assert pool().view("session", PROMPT) is None
 
 
 class Engine:
@@ -213,7 +147,7 @@ async def test_load_is_requested_with_the_pools_key_while_a_policy_needs_it(engi
     assert engine.keys == []
     wanted = True
     await engine.polled()
-    assert [replica.others for replica in engines.replicas.values()] == [Load(3, 2, 900), NO_LOAD]
+    assert [replica.other_load for replica in engines.replicas.values()] == [Load(3, 2, 900), NO_LOAD]
     assert set(engine.keys) == {"Bearer secret"}
     task.cancel()
 
@@ -235,10 +169,10 @@ async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, statu
         watch_load([engines], sglang.load_path, sglang.load_of, lambda: True, interval_seconds=0.01)
     )
     await engine.polled()
-    assert engines.replicas[engine.url].others == Load(3, 2, 900)
+    assert engines.replicas[engine.url].other_load == Load(3, 2, 900)
     engine.status, engine.body = status, body
     await engine.polled()
-    assert engines.replicas[engine.url].others == NO_LOAD
+    assert engines.replicas[engine.url].other_load == NO_LOAD
     assert not task.done()
     task.cancel()
 
@@ -247,7 +181,6 @@ async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, statu
     ("document", "units"),
     [
         pytest.param({"page_size": 64}, CacheUnits(64, 256), id="page size"),
-        pytest.param({"page_size": 512}, CacheUnits(512, 512), id="a page is larger than the threshold"),
         pytest.param(
             {"page_size": 1, "hicache_storage_backend_extra_config": '{"prefetch_threshold": 400}'},
             CacheUnits(1, 400),
@@ -259,7 +192,6 @@ async def test_answer_that_is_not_a_load_counts_as_unknown(engine: Engine, statu
             id="settings in a file of the engine",
         ),
         pytest.param({"page_size": None}, CacheUnits(), id="no page size"),
-        pytest.param({"page_size": 0}, CacheUnits(), id="not positive"),
         pytest.param([], None, id="a list"),
     ],
 )
@@ -274,12 +206,10 @@ def test_units_of_the_cache_are_read_from_sglangs_configuration(
     ("document", "limit"),
     [
         pytest.param({"internal_states": [EFFECTIVE]}, 48, id="effective limit"),
-        pytest.param({"max_running_requests": 64, "internal_states": [EFFECTIVE]}, 48, id="lower than asked"),
         pytest.param({"internal_states": [EFFECTIVE, EFFECTIVE]}, 96, id="several ranks"),
         pytest.param({"internal_states": [EFFECTIVE, {}]}, None, id="limit of one rank is unknown"),
         pytest.param({"max_running_requests": 64}, 64, id="no state"),
         pytest.param({"max_running_requests": None, "internal_states": None}, None, id="no limit"),
-        pytest.param({"max_running_requests": 0, "internal_states": [1]}, None, id="not positive"),
         pytest.param({"max_running_requests": "64", "internal_states": {}}, None, id="not a number"),
     ],
 )
@@ -301,18 +231,6 @@ async def test_replica_receives_no_more_requests_than_its_engine_runs() -> None:
     assert not engines.has_room()
 
 
-async def test_queued_request_is_sent_when_an_engine_reports_a_higher_limit() -> None:
-    engines = pool("a", slots=4)
-    replica = engines.replicas["a"]
-    engines.record_configuration(replica, Configuration(max_running=1))
-    await engines.acquire(None, NO_REPLICA, 1.0)
-    waiting = asyncio.create_task(engines.acquire(None, NO_REPLICA, 60.0))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    engines.record_configuration(replica, Configuration(max_running=2))
-    assert await waiting is replica
-
-
 async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as_the_last_one_ran() -> None:
     engines = pool("a", slots=100)
     (replica,) = engines.replicas.values()
@@ -326,16 +244,6 @@ async def test_replica_whose_limit_is_not_known_yet_receives_as_many_requests_as
     assert engines.slots(new) == 48
     engines.record_configuration(new, UNKNOWN)
     assert engines.slots(new) == 100
-
-
-async def test_requests_that_the_scheduler_does_not_run_do_not_wait_for_it() -> None:
-    engines = pool("a", slots=2)
-    replica = engines.replicas["a"]
-    engines.record_configuration(replica, Configuration(max_running=1))
-    assert engines.take(None, NO_REPLICA) is replica
-    assert engines.take(None, NO_REPLICA) is None
-    assert engines.take(None, NO_REPLICA, generates=False) is replica
-    assert engines.take(None, NO_REPLICA, generates=False) is None
 
 
 async def test_configuration_of_a_replica_is_requested_once_and_again_after_it_was_unavailable(

@@ -9,15 +9,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_gateway.engine.sglang import SGLang
-from dps_gateway.upstream import reports
+from dps_gateway.upstream import health
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.health import watch_generation, watch_health
+from dps_gateway.upstream.health import watch_configuration, watch_generation, watch_health, watch_load
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL
-from dps_gateway.upstream.reports import watch_configuration, watch_load
-from dps_gateway.upstream.unanswered import ReplicaLost
-from dps_testkit.engine_pool import LONG_SECONDS, SinglePool
-from dps_testkit.open_files import no_free_files
 from dps_testkit.waiting import PATIENCE_SECONDS, wait_until
+from tests.gateway.engine_pool import LONG_SECONDS, SinglePool
+from tests.gateway.open_files import no_free_files
 
 
 class Engine:
@@ -114,7 +112,7 @@ async def test_engine_is_asked_while_100_others_do_not_answer(
 ) -> None:
     """By default, an aiohttp session opens at most 100 connections."""
     for name in ("LOAD_TIMEOUT_SECONDS", "CONFIGURATION_TIMEOUT_SECONDS"):
-        monkeypatch.setattr(reports, name, 2 * LONG_SECONDS)  # so that no silent engine is given up
+        monkeypatch.setattr(health, name, 2 * LONG_SECONDS)  # so that no silent engine is given up
     asked = asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -159,32 +157,6 @@ async def watched() -> AsyncIterator[WatchedEngine]:
         )
         yield result
         task.cancel()
-
-
-async def test_replica_without_requests_is_not_checked_after_it_has_been_removed(
-    watched: WatchedEngine,
-) -> None:
-    replica = watched.pool.take(None, frozenset())
-    assert replica is not None
-    watched.pool.set_endpoints([])
-    await watched.engine.checked()
-    watched.pool.release(replica)
-    await asyncio.sleep(0.1)
-    checks = watched.engine.checks
-    await asyncio.sleep(0.1)
-    assert watched.engine.checks == checks
-
-
-async def test_requests_on_a_removed_replica_are_given_up_if_it_does_not_answer(
-    watched: WatchedEngine,
-) -> None:
-    replica = watched.pool.take(None, frozenset())
-    assert replica is not None
-    watched.pool.set_endpoints([])
-    watched.engine.status = None
-    with pytest.raises(ReplicaLost):
-        async with watched.pool.unanswered.waiting(replica):
-            await asyncio.sleep(10.0)
 
 
 @pytest.mark.parametrize("status", [503, None], ids=["503", "no answer"])

@@ -7,7 +7,7 @@ import pytest
 import schemathesis
 from aiohttp import web
 
-from dps_gateway.api.endpoints import ROUTES
+from dps_gateway.api.endpoints import errors_of
 from dps_gateway.api.errors import (
     BadRequest,
     BodyTooLarge,
@@ -16,7 +16,6 @@ from dps_gateway.api.errors import (
     Suspended,
     codes_by_status,
     error_response,
-    errors_of,
 )
 from dps_gateway.api.openapi import METHODS, description
 from dps_gateway.api.public import public_app
@@ -26,8 +25,8 @@ from dps_gateway.key_limits import KeyBusy, KeyExhausted
 from dps_gateway.runtime import Runtime
 from dps_gateway.upstream.admission import PoolEmpty
 from dps_gateway.upstream.exchange import Rejection, UpstreamFailed
-from dps_testkit.openapi import check
 from dps_testkit.tokenizers import shared_tokenizer
+from tests.gateway.openapi_checks import check
 
 DESCRIPTION = description("1.2.3")
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
@@ -82,11 +81,6 @@ async def test_every_route_is_described_and_every_described_operation_has_a_rout
     assert {method for path, method in below_v1 if path == REST} == {method.upper() for method in METHODS}
 
 
-def test_the_routed_endpoints_have_the_tag_routed() -> None:
-    routed = {key for key, operation in OPERATIONS.items() if operation["tags"] == ["routed"]}
-    assert routed == {(route.path, "POST") for route in ROUTES}
-
-
 @pytest.mark.parametrize(
     ("path", "method"), [key for key, operation in OPERATIONS.items() if operation["tags"] != ["gateway"]]
 )
@@ -106,10 +100,3 @@ def received(response: web.Response, method: str) -> httpx2.Response:
     )
     answer.elapsed = timedelta()
     return answer
-
-
-def test_error_without_a_described_header_is_found() -> None:
-    answer = error_response(PoolEmpty("no engine is ready"), "request-1", errors_of("/generate"))
-    del answer.headers["Retry-After"]
-    with pytest.raises(BaseException, match=r"(?i)retry-after"):
-        check(SCHEMA["/generate"]["POST"], received(answer, "POST"))

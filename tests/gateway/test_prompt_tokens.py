@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from dps_gateway.api.endpoints import ROUTES
-from dps_gateway.api.errors import BadRequest
+from dps_gateway.api.endpoints import ENDPOINTS
 from dps_gateway.engine.sglang import SGLang
 from dps_gateway.pool import Pool
-from dps_gateway.prompt.accounting import Accountant, Prompt, Uncountable
 from dps_gateway.prompt.boundaries import MAX_LOOKUPS
-from dps_gateway.prompt.description import Description, TokenizerError
+from dps_gateway.prompt.renderer import Prompt, PromptRenderer, Uncountable
 from dps_gateway.prompt.template import compiled
 from dps_gateway.prompt.tokenizer import Tokenizer
-from dps_gateway.session.record import Holder, Point
+from dps_gateway.prompt.tokenizer_loader import Description, TokenizerError, describe
+from dps_gateway.session.record import CachedOn, Point
 from dps_lab.workload.assets import bfcl
 from dps_lab.workload.bfcl import load_bfcl
 from dps_lab.workload.sessions import Session, load_sessions
@@ -33,36 +32,6 @@ from dps_testkit.tokenizers import shared_tokenizer
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "prompt_tokens_sglang_0_5_23.json").read_text())
 
-COUNTED_THOUGH_REJECTED = {
-    "chat: role in capitals": 18,
-    "chat: tool arguments a list": 79,
-    "chat: image part": 29,
-    "responses: input: developer image": 25,
-    "responses: input: image": 33,
-    "responses: input: image object": 29,
-    "responses: unknown tool": 38,
-    "messages: image": 33,
-    "messages: image in a tool result": 87,
-    "messages: unknown role": 39,
-    "chat: unknown part": 29,
-    "chat: unknown role": 24,
-    "chat: tool with parameters that are no schema": 147,
-    "chat: tool schema that is none": 156,
-    **dict.fromkeys(
-        (
-            "chat: model null",
-            "chat: model with adapter syntax",
-            "chat: chat_template of the request",
-            "chat: tool_choice named, not there",
-            "chat: tool_choice required without tools",
-        ),
-        38,
-    ),
-}
-"""Recorded requests that SGLang rejects for reasons that do not affect rendering.
-
-The gateway cannot count the other rejected requests.
-"""
 
 THINKING_TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
@@ -88,8 +57,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def accountant(tokenizer: Tokenizer) -> Accountant:
-    return Accountant(tokenizer, SGLang())
+def renderer(tokenizer: Tokenizer) -> PromptRenderer:
+    return PromptRenderer(tokenizer, SGLang())
 
 
 @pytest.fixture(scope="module")
@@ -100,34 +69,20 @@ def reference() -> Any:
 
 def point_of(prompt: Prompt, length: int, boundary_tokens: int) -> Point:
     """The point that the session's record keeps of a prompt."""
-    return Point(1, prompt.digest, prompt.offset, boundary_tokens, length, (Holder(Pool.GREEDY, "aaaa"),))
+    return Point(1, prompt.digest, prompt.offset, boundary_tokens, length, (CachedOn(Pool.GREEDY, "aaaa"),))
 
 
-def length_of(accountant: Accountant, path: str, body: dict[str, Any]) -> int:
-    (route,) = (route for route in ROUTES if route.path == path)
-    return sum(prompt.count(None)[0] for prompt in route.prompts(accountant, body))
+def length_of(renderer: PromptRenderer, path: str, body: dict[str, Any]) -> int:
+    (endpoint,) = (endpoint for endpoint in ENDPOINTS if endpoint.path == path)
+    return sum(prompt.count(None)[0] for prompt in endpoint.prompts(renderer, body))
 
 
 @pytest.mark.parametrize(
     "case", [case for case in RECORDED if case["prompt_tokens"] is not None], ids=lambda case: case["name"]
 )
-def test_count_equals_the_length_reported_by_sglang(accountant: Accountant, case: dict[str, Any]) -> None:
+def test_count_equals_the_length_reported_by_sglang(renderer: PromptRenderer, case: dict[str, Any]) -> None:
     """Recorded from SGLang 0.5.23; e2e/real_sglang compares with a running engine."""
-    assert length_of(accountant, case["path"], case["body"]) == case["prompt_tokens"]
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in RECORDED if case["prompt_tokens"] is None], ids=lambda case: case["name"]
-)
-def test_request_that_the_engine_rejects_is_counted_only_if_it_can_be_rendered(
-    accountant: Accountant, case: dict[str, Any]
-) -> None:
-    expected = COUNTED_THOUGH_REJECTED.get(case["name"])
-    if expected is None:
-        with pytest.raises(BadRequest if case["path"] == "/v1/completions" else Uncountable):
-            length_of(accountant, case["path"], case["body"])
-    else:
-        assert length_of(accountant, case["path"], case["body"]) == expected
+    assert length_of(renderer, case["path"], case["body"]) == case["prompt_tokens"]
 
 
 def sessions() -> list[Session]:
@@ -135,16 +90,15 @@ def sessions() -> list[Session]:
     return load_bfcl(asset.path) if asset.source == "registry" else load_sessions(asset.path)
 
 
-@pytest.mark.timeout(600)  # tokenizing all prompts of BFCL completely takes most of the time
-def test_bfcl_turn_by_turn_equals_whole_prompt_tokenization(accountant: Accountant, reference: Any) -> None:
-    """Every turn of every session, each counted from the previous turn's point."""
+def test_bfcl_turn_by_turn_equals_whole_prompt_tokenization(renderer: PromptRenderer, reference: Any) -> None:
+    """Every turn of a seventh of the sessions, each counted from the previous turn's point."""
     turns = 0
-    for session in sessions():
+    for session in sessions()[::7]:
         base: Point | None = None
         prompts, lengths = [], []
         for messages in session.prompts():
             body = {"messages": messages} | ({"tools": session.tools} if session.tools else {})
-            prompt = accountant.chat(body)
+            prompt = renderer.chat(body)
             if base is not None:
                 assert prompt.starts_with(base), f"{session.id}: the previous turn is not a prefix"
             length, boundary_tokens = prompt.count(base)
@@ -166,15 +120,15 @@ def test_only_added_text_is_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.
         return plain(text)
 
     monkeypatch.setattr(tokenizer, "count", spy)
-    accountant = Accountant(tokenizer, SGLang())
+    renderer = PromptRenderer(tokenizer, SGLang())
     history = [
         {"role": "user", "content": "a long beginning " * 500},
         {"role": "assistant", "content": "yes"},
     ]
-    first = accountant.chat({"messages": history[:1]})
+    first = renderer.chat({"messages": history[:1]})
     base = point_of(first, *first.count(None))
     counted.clear()
-    accountant.chat({"messages": [*history, {"role": "user", "content": "and now?"}]}).count(base)
+    renderer.chat({"messages": [*history, {"role": "user", "content": "and now?"}]}).count(base)
     assert sum(map(len, counted)) < 200
 
 
@@ -201,21 +155,21 @@ def edits(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def thinking_accountant() -> Accountant:
+def thinking_accountant() -> PromptRenderer:
     hf = AutoTokenizer.from_pretrained(real_tokenizer())
     hf.chat_template = THINKING_TEMPLATE
-    return Accountant(Tokenizer(Description.of(hf)), SGLang())
+    return PromptRenderer(Tokenizer(Description.of(hf)), SGLang())
 
 
 class TestAdversarialHistories:
     """Counting from a recorded prefix equals counting the whole prompt, for any history."""
 
     @staticmethod
-    def check(accountant: Accountant, reference: Any, first: Any, second: Any, **extra: Any) -> None:
-        before = accountant.chat({"messages": first, **extra})
+    def check(renderer: PromptRenderer, reference: Any, first: Any, second: Any, **extra: Any) -> None:
+        before = renderer.chat({"messages": first, **extra})
         base = point_of(before, *before.count(None))
         for messages in edits(first, second):
-            prompt = accountant.chat({"messages": messages, **extra})
+            prompt = renderer.chat({"messages": messages, **extra})
             usable = base if prompt.starts_with(base) else None
             length, boundary_tokens = prompt.count(usable)
             text = prompt.data.decode()
@@ -228,14 +182,14 @@ class TestAdversarialHistories:
     @given(first=history, second=history)
     @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_prefix_count_is_exact_with_qwens_template(
-        self, accountant: Accountant, reference: Any, first: Any, second: Any
+        self, renderer: PromptRenderer, reference: Any, first: Any, second: Any
     ) -> None:
-        self.check(accountant, reference, first, second)
+        self.check(renderer, reference, first, second)
 
     @given(first=history, second=history, thinking=st.booleans())
     @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_prefix_count_is_exact_with_a_template_that_strips_thinking(
-        self, thinking_accountant: Accountant, reference: Any, first: Any, second: Any, thinking: bool
+        self, thinking_accountant: PromptRenderer, reference: Any, first: Any, second: Any, thinking: bool
     ) -> None:
         kwargs = {"chat_template_kwargs": {"enable_thinking": thinking}}
         self.check(thinking_accountant, reference, first, second, **kwargs)
@@ -243,10 +197,10 @@ class TestAdversarialHistories:
     @given(text=st.lists(nasty, max_size=12).map("".join), more=st.lists(nasty, max_size=6).map("".join))
     @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_plain_text_has_no_boundary(
-        self, accountant: Accountant, reference: Any, text: str, more: str
+        self, renderer: PromptRenderer, reference: Any, text: str, more: str
     ) -> None:
         try:
-            before, after = accountant.text(text), accountant.text(text + more)
+            before, after = renderer.text(text), renderer.text(text + more)
         except Uncountable:
             return
         base = point_of(before, *before.count(None))
@@ -258,20 +212,15 @@ def test_stripped_thinking_does_not_change_the_history() -> None:
     """The next prompt lacks the generation prompt's `<think>`, but contains all text before it."""
     hf = AutoTokenizer.from_pretrained(str(bundled_tokenizer()))
     hf.chat_template = THINKING_TEMPLATE
-    accountant = Accountant(Tokenizer(Description.of(hf)), SGLang())
+    renderer = PromptRenderer(Tokenizer(Description.of(hf)), SGLang())
     first = [{"role": "user", "content": "why?"}]
     answered = [
         *first,
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nso"},
         {"role": "user", "content": "?"},
     ]
-    before = accountant.chat({"messages": first})
-    assert accountant.chat({"messages": answered}).starts_with(point_of(before, *before.count(None)))
-
-
-def test_bundled_tokenizer_is_counted_incrementally() -> None:
-    tokenizer = shared_tokenizer()
-    assert tokenizer.split_token is not None
+    before = renderer.chat({"messages": first})
+    assert renderer.chat({"messages": answered}).starts_with(point_of(before, *before.count(None)))
 
 
 def test_tokenizer_with_overlapping_tokens_has_no_boundaries() -> None:
@@ -309,7 +258,7 @@ def test_tokenizer_with_custom_code_is_an_error_and_the_code_is_not_run(tmp_path
     custom = {"tokenizer_class": "Custom", "auto_map": {"AutoTokenizer": ["custom.Custom", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(custom))
     (folder / "custom.py").write_text(f"open({str(tmp_path / 'has run')!r}, 'w').close()")
-    load = f"from dps_gateway.prompt.description import describe; describe({str(folder)!r})"
+    load = f"from dps_gateway.prompt.tokenizer_loader import describe; describe({str(folder)!r})"
     done = subprocess.run([sys.executable, "-c", load], input="y\n", capture_output=True, text=True)
     assert "TokenizerError: model.tokenizer" in done.stderr
     assert "contains custom code" in done.stderr
@@ -361,11 +310,19 @@ def test_tokenizer_that_the_fast_implementation_counts_differently_is_counted_by
     assert Tokenizer(differing).count(text) == len(hf.encode(text, add_special_tokens=False))
 
 
-def test_loading_a_tokenizer_does_not_import_transformers() -> None:
-    """Its memory is that of the child process only."""
-    program = (
-        "import sys; from dps_gateway.prompt.tokenizer import Tokenizer; Tokenizer.load(sys.argv[1]);"
-        "print({'transformers', 'tokenizers', 'numpy'} & sys.modules.keys())"
-    )
-    command = [sys.executable, "-c", program, str(bundled_tokenizer())]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+def test_tokenizer_is_described_again_only_if_its_files_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPS_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(bundled_tokenizer(), folder)
+    first = describe(str(folder))
+    (cached,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    with monkeypatch.context() as without_children:
+        without_children.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was described again"))
+        assert describe(str(folder)) == first
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert describe(str(folder)).template == "{{ messages }}"
+    cached.write_text("{}")
+    (folder / "chat_template.jinja").unlink()
+    assert describe(str(folder)) == first

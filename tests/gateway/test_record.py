@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_gateway.pool import Pool
-from dps_gateway.replica_id import replica_id
-from dps_gateway.session.record import HOLDERS_PER_POOL, MAX_POINTS, RECENT_POINTS, Holder, Point, Record
-from dps_testkit.session_records import GREEDY, SPECULATIVE, point, record
+from dps_gateway.acceptance import UNKNOWN
+from dps_gateway.pool import Pool, replica_id
+from dps_gateway.session.record import HOLDERS_PER_POOL, MAX_POINTS, RECENT_POINTS, CachedOn, Point, Record
+from tests.gateway.session_records import GREEDY, SPECULATIVE, point, record
 
-REPLICAS = [Holder(pool, replica_id(f"http://{pool}-{number}")) for pool in Pool for number in range(4)]
+REPLICAS = [CachedOn(pool, replica_id(f"http://{pool}-{number}")) for pool in Pool for number in range(4)]
 
 
 points = st.builds(
@@ -28,16 +28,13 @@ histories = st.lists(points, max_size=12)
 
 
 class TestCommit:
-    def test_points_are_ordered_from_the_newest_turn_to_the_oldest(self) -> None:
-        assert record(point(1), point(2)).points == (point(2), point(1))
-
     def test_retry_in_the_other_pool_is_one_point_cached_by_both(self) -> None:
         retried = record(point(1), point(2), point(2, holder=SPECULATIVE))
         assert retried.points == (point(2)._replace(holders=(SPECULATIVE, GREEDY)), point(1))
         assert retried.points[0].pools == frozenset(Pool)
 
     def test_prompt_that_several_replicas_answered_keeps_the_last_ones_of_each_pool(self) -> None:
-        one, two, three = (Holder(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
+        one, two, three = (CachedOn(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
         repeated = record(*(point(1, holder=each) for each in (SPECULATIVE, one, two, three, two)))
         assert repeated.points == (point(1)._replace(holders=(two, three, SPECULATIVE)),)
 
@@ -45,20 +42,12 @@ class TestCommit:
         grown = record(point(1), point(2), point(3))
         assert grown.with_point(point(2)) == grown
 
-    def test_slow_duplicate_of_a_dropped_turn_changes_nothing(self) -> None:
-        grown = record(*(point(turn) for turn in range(1, 10)))
-        assert grown.with_point(point(2)) == grown
-
     def test_older_prompt_in_a_new_turn_becomes_the_newest(self) -> None:
         grown = record(point(1), point(2), point(3))
         assert grown.with_point(point(2)._replace(turn=4)).points[0] == point(2)._replace(turn=4)
 
-    def test_concurrent_turns_are_both_kept(self) -> None:
-        agents = record(point(1), point(2, digest="a"), point(2, digest="b"))
-        assert [p.digest for p in agents.points] == ["a", "b", "d1"]
-
     def test_newest_points_of_the_last_replicas_of_each_pool_are_kept(self) -> None:
-        one, two, three = (Holder(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
+        one, two, three = (CachedOn(Pool.GREEDY, replica_id(name)) for name in ("a", "b", "c"))
         holders = [SPECULATIVE, one, two, *[three] * 6]
         long = record(*(point(turn, holder=holder) for turn, holder in enumerate(holders, 1)))
         assert [p.turn for p in long.points] == [9, 8, 7, 6, 3, 1]
@@ -118,10 +107,6 @@ class TestConversations:
         assert {p.conversation for p in grown.points} == {""}
         assert grown.head("") == point(3)
 
-    def test_prompt_without_a_parent_starts_a_conversation(self) -> None:
-        two = Record(()).with_turn(point(1), None).with_turn(point(2, digest="other agent"), None)
-        assert [p.conversation for p in two.points] == ["other ", ""]
-
     def test_second_of_two_concurrent_continuations_starts_a_conversation(self) -> None:
         """Both were measured while turn 1 was the newest point; the commits are applied one after the other."""
         first = Record(()).with_turn(point(1), None)
@@ -166,37 +151,28 @@ class TestConversations:
         fork = Record((), affinity="origin")
         assert Record(()).merged(fork).affinity == fork.with_turn(point(1), None).affinity == "origin"
 
+    def test_outline_is_that_of_the_newest_turn(self) -> None:
+        state = Record(()).with_turn(point(2), None, outline="new").with_turn(point(1), None, outline="old")
+        assert (
+            state.outline
+            == Record(()).with_turn(point(1), None, outline="old").merged(state).outline
+            == "new"
+        )
+        assert state.with_reported_length("d2", 7).outline == "new"
+
 
 class TestStored:
     @given(histories, st.text(max_size=60), st.sampled_from(["", "dps-0"]))
     def test_record_survives_a_round_trip(self, history: list[Point], span: str, affinity: str) -> None:
-        written = Record(record(*history).points, span, affinity)
+        written = Record(record(*history).points, span, affinity, outline="abcd")
         assert Record.decode(written.encode()) == written
 
-    def test_record_of_one_conversation_is_small(self) -> None:
-        digest = "x" * 22
-        full = record(*(point(turn, 30_000 + turn, digest=f"{digest}{turn}") for turn in range(1, 9)))
-        assert len(full.encode()) < 300
-
-    @given(histories)
-    def test_common_prefix_cache_takes_one_byte_per_point(self, history: list[Point]) -> None:
-        without = record(*(each._replace(shared=False) for each in history))
-        assert len(record(*history).encode()) <= len(without.encode()) + len(without.points)
-
-    @pytest.mark.parametrize(
-        ("cached", "holders", "shared"),
-        [
-            pytest.param("ggree", (GREEDY,), False, id="one replica"),
-            pytest.param("ggreesspec+", (GREEDY, SPECULATIVE), True, id="both pools"),
-            pytest.param("+", (), True, id="only the common prefix cache"),
-            pytest.param("", (), False, id="none"),
-        ],
-    )
-    def test_holders_are_stored_with_the_point(
-        self, cached: str, holders: tuple[Holder, ...], shared: bool
-    ) -> None:
-        read = Record.decode(f'[3,"","",[[1,"d",4,1,1,"{cached}"]]]'.encode())
-        assert read == Record((Point(1, "d", 4, 1, 1, holders, shared=shared),))
+    def test_acceptance_takes_few_bytes_and_the_newest_survives_a_merge_and_a_commit(self) -> None:
+        older = record(point(1))._replace(acceptance=UNKNOWN.observed(200, 100, 1))
+        newer = older._replace(acceptance=older.acceptance.observed(90, 30, 2))
+        kept = older.merged(newer).with_point(point(2))
+        assert kept.acceptance == newer.acceptance == Record.decode(kept.encode()).acceptance
+        assert len(newer.encode()) <= len(record(point(1)).encode()) + 12
 
     @pytest.mark.parametrize(
         "raw",
@@ -206,12 +182,12 @@ class TestStored:
             b"null",
             b"[1]",
             b"\xff",
-            b'[3, "", "", [[1]]]',
-            b'[3, "", "", [["x",1,1,1,1,""]]]',
-            b'[3, "", "", [[1,"d",4,1,1,2]]]',
-            b'[3, "", "", [[1,"d",4,1,1,["ggree"]]]]',
-            b'[3, "", "", [[1,"d",4,1,1,"ggre"]]]',
-            b'[3, "", "", [[1,"d",4,1,1,"xgree"]]]',
+            b'[4, "", "", "", [[1]]]',
+            b'[4, "", "", "", [["x",1,1,1,1,""]]]',
+            b'[4, "", "", "", [[1,"d",4,1,1,2]]]',
+            b'[4, "", "", "", [[1,"d",4,1,1,["ggree"]]]]',
+            b'[4, "", "", "", [[1,"d",4,1,1,"ggre"]]]',
+            b'[4, "", "", "", [[1,"d",4,1,1,"xgree"]]]',
             pytest.param(b'[2, "", "", []]', id="an earlier version"),
             pytest.param(b'[4, "", "", []]', id="a later version"),
         ],
@@ -235,7 +211,7 @@ class TestCorrection:
         assert record(point(1)).merged(corrected).points[0].length == 93
 
     def test_after_an_eviction_only_the_point_just_answered_counts_as_cached(self) -> None:
-        other = Holder(Pool.GREEDY, "othr")
+        other = CachedOn(Pool.GREEDY, "othr")
         held = record(point(1), point(1, holder=other), point(2), point(3))
         corrected = held.without_cache(GREEDY.replica, keep="d3")
         assert [p.holders for p in corrected.points] == [(GREEDY,), (), (other,)]

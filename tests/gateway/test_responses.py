@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.engine.sglang import SGLang
 from dps_gateway.prompt.chat import ChatInput, chat_input
 from dps_gateway.prompt.responses import chat_request
 from tests.gateway.test_messages import recorded
@@ -31,3 +32,9 @@ def converted(case: dict[str, Any]) -> ChatInput | None:
 )
 def test_conversion_equals_that_of_sglang(case: dict[str, Any]) -> None:
     assert converted(case) == recorded(case, both_variables=False)
+
+
+def test_requests_to_models_with_the_harmony_format_are_not_converted() -> None:
+    """SGLang does not use the chat template for them. The gateway then serves the request as stateless."""
+    with pytest.raises(ValueError, match="harmony"):
+        SGLang().chat_of_responses({"input": "hello"}, "{{ '<|channel|>' }}")

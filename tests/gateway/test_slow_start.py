@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.upstream.replica import SMALLEST_WEIGHT, Replica
-from dps_testkit.engine_pool import NO_REPLICA, SinglePool
+from tests.gateway.engine_pool import NO_REPLICA, SinglePool
 
 
 def ejected(engines: SinglePool, replica: Replica) -> None:
@@ -71,30 +70,6 @@ async def test_replica_in_slow_start_is_used_if_the_others_are_full(returns: Ret
     assert {url: replica.in_flight for url, replica in engines.replicas.items()} == {"a": 2, "b": 2}
 
 
-@RETURNS
-async def test_replica_has_its_full_share_without_slow_start(returns: Returns) -> None:
-    engines = SinglePool("a", "b", slots=100)
-    returns(engines, engines.replicas["a"])
-    for _ in range(10):
-        await engines.acquire(None, NO_REPLICA, 1.0)
-    assert [replica.in_flight for replica in engines.replicas.values()] == [5, 5]
-
-
-@pytest.mark.parametrize("urls", ["a", "abc"])
-async def test_replicas_that_start_together_have_equal_shares(urls: str) -> None:
-    engines = SinglePool(*urls, slots=100, slow_start_seconds=NEVER_ENDS)
-    kept = {str(number): engines.view(str(number), CachedPrompt(1, {})) for number in range(20)}
-    for replica in engines.replicas.values():
-        replica.in_flight = 1
-        failed(engines, replica)
-    assert [replica.weight for replica in engines.replicas.values()] == [SMALLEST_WEIGHT] * len(urls)
-    for session, view in kept.items():
-        now = engines.view(session, CachedPrompt(1, {}))
-        assert view is not None
-        assert now is not None
-        assert now.replica == view.replica
-
-
 async def test_first_replicas_begin_with_their_full_share() -> None:
     engines = SinglePool("a", slow_start_seconds=NEVER_ENDS)
     assert engines.replicas["a"].weight == 1.0
@@ -103,12 +78,3 @@ async def test_first_replicas_begin_with_their_full_share() -> None:
     assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0]
     engines.set_endpoints(["a", "b", "c"])
     assert [replica.weight for replica in engines.replicas.values()] == [1.0, 1.0, SMALLEST_WEIGHT]
-
-
-async def test_policies_see_the_replica_that_is_chosen_during_a_slow_start() -> None:
-    engines = SinglePool("a", "b", slots=100, slow_start_seconds=NEVER_ENDS)
-    sessions = [str(number) for number in range(20)]
-    failed(engines, engines.replicas["a"])
-    engines.replicas["a"].in_flight = engines.replicas["b"].in_flight = 3
-    views = [engines.view(session, CachedPrompt(1, {})) for session in sessions]
-    assert {view and view.replica for view in views} == {engines.replicas["b"].id}

@@ -13,11 +13,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from dps_gateway.api.listener import Site
 from dps_gateway.api.public import public_app
 from dps_gateway.app import serve
 from dps_gateway.config import ConfigError, GatewayConfig
-from dps_gateway.reload import Source
+from dps_gateway.reload import ConfigFile
 from dps_gateway.runtime import Runtime
 from dps_gateway.session.redis import connect
 from dps_testkit.certificates import certify
@@ -68,7 +67,7 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
     async with running(config) as runtime, TestServer(public_app(runtime), host="127.0.0.1") as plain:
         assert runtime.tls is not None
         assert plain.runner is not None
-        site = Site(plain.runner, "127.0.0.1", port := unused_port(), backlog=8, tls=runtime.tls.context)
+        site = web.TCPSite(plain.runner, "127.0.0.1", port := unused_port(), ssl_context=runtime.tls.context)
         await site.start()
 
         async def presented() -> str:
@@ -84,7 +83,7 @@ async def test_new_handshakes_use_the_new_certificate(certificate: Path, host: s
             return der.strip()
 
         before = await presented()
-        source = Source(certificate.with_name("gateway.yaml"))
+        source = ConfigFile(certificate.with_name("gateway.yaml"))
         source.path.write_text(config.model_dump_json(by_alias=True))
         source.load()
         certify(certificate, certificate.with_suffix(".key"))
@@ -130,20 +129,6 @@ async def test_engine_with_a_private_certificate_authority(certificate: Path) ->
             statuses.append(response.status)
     await engine.close()
     assert statuses == [502, 200]
-
-
-@pytest.mark.parametrize(
-    ("pool", "message"),
-    [
-        ({"endpoints": ["http://e:1"], "caFile": "x"}, "none of 'endpoints' is an https:// URL"),
-        ({"service": {"name": "s", "namespace": "n", "port": 1}, "caFile": "x"}, "'caFile' has no effect"),
-    ],
-)
-def test_authority_without_a_tls_endpoint_is_an_error(
-    certificate: Path, pool: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        configuration(certificate, pools={"speculative": pool, "greedy": pool})
 
 
 async def test_missing_authority_is_an_error(certificate: Path) -> None:

@@ -1,8 +1,8 @@
 """Spans: their hierarchy, their attributes, the link to the previous turn, and the absence of prompts."""
 
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -10,14 +10,12 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
-from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
+from opentelemetry.trace import SpanKind, StatusCode
 
 from dps_gateway.api.public import public_app
-from dps_gateway.api.spans import REQUEST_ATTRIBUTES
 from dps_gateway.config import Telemetry, parse_config
 from dps_gateway.runtime import Runtime
-from dps_gateway.telemetry.tracing import Tracing, links_to
+from dps_gateway.telemetry.tracing import Tracing
 from dps_local.assets import bundled_tokenizer
 from dps_local.emulated_sglang.server import create_app
 from dps_local.emulated_sglang.settings import EngineSettings
@@ -62,14 +60,15 @@ def record(runtime: Runtime, exporter: InMemorySpanExporter) -> None:
     runtime.tracing.record_with(provider)
 
 
-async def take_turns(url: str) -> None:
-    """Two turns of one conversation."""
-    first = [{"role": "user", "content": SECRET}]
+async def take_turns(url: str, system: Sequence[str] = ()) -> None:
+    """Two turns of one conversation, with these system prompts."""
+    first, front = [{"role": "user", "content": SECRET}], [{"role": "system", "content": s} for s in system]
     second = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
     headers = {"x-session-id": "conversation-1", "traceparent": CALLER}
     async with ClientSession() as session:
         for number, messages in enumerate((first, second), 1):
             headers["x-request-id"] = f"request-{number}"
+            messages = [*front[number - 1 : number], *messages]
             body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0.5}
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
                 assert response.status == 200, await response.text()
@@ -86,25 +85,23 @@ def present(span: ReadableSpan, attribute: str) -> object:
     return value
 
 
-@pytest.mark.parametrize("gateway", ["Adaptive"], indirect=True)
-async def test_decision_of_a_predicting_policy_records_the_predicted_seconds_of_both_pools(
+async def test_span_of_a_changed_history_says_where_the_prompt_differs(
+    gateway: str, exporter: InMemorySpanExporter
+) -> None:
+    await take_turns(gateway, ("It is Monday.", "It is Tuesday."))
+    first, second = (dict(route.attributes or {}) for route in by_name(exporter, "dps.route"))
+    changed = {name: value for name, value in second.items() if name.startswith("dps.changed.")}
+    assert changed == {"dps.changed.message": 0, "dps.changed.role": "system", "dps.changed.byte": 0}
+    assert not any(name.startswith("dps.changed.") for name in first)
+
+
+async def test_spans_of_a_turn_are_complete_and_link_to_the_previous_turn_without_prompts(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
     await take_turns(gateway)
-    for route in by_name(exporter, "dps.route"):
-        attributes = dict(route.attributes or {})
-        assert attributes["dps.reason"] == "predicted_faster"
-        for pool in ("speculative", "greedy"):
-            seconds = attributes[f"dps.predicted.{pool}"]
-            assert isinstance(seconds, float)
-            assert seconds > 0
-
-
-async def test_server_span_of_a_turn_has_a_span_for_the_decision_and_one_for_the_engine_call(
-    gateway: str, exporter: InMemorySpanExporter
-) -> None:
-    await take_turns(gateway)
-    _, server = by_name(exporter, "POST /v1/chat/completions")
+    first, server = by_name(exporter, "POST /v1/chat/completions")
+    assert first.context is not None
+    assert (first.links, [link.context.span_id for link in server.links]) == ((), [first.context.span_id])
     _, route = by_name(exporter, "dps.route")
     _, call = by_name(exporter, "chat m")
     assert (server.kind, route.kind, call.kind) == (SpanKind.SERVER, SpanKind.INTERNAL, SpanKind.CLIENT)
@@ -153,43 +150,22 @@ async def test_server_span_of_a_turn_has_a_span_for_the_decision_and_one_for_the
         "server.address": "127.0.0.1",
         "server.port": present(call, "server.port"),
     }
+    assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
 
 
-@pytest.mark.parametrize("gateway", ["DeltaPrefill, commonPrefixCache: true"], indirect=True)
-async def test_span_of_a_turn_has_the_sources_of_its_prompt_with_a_common_prefix_cache(
+@pytest.mark.parametrize("gateway", ["Adaptive, commonPrefixCache: true"], indirect=True)
+async def test_spans_have_the_predicted_seconds_of_both_pools_and_the_sources_of_the_prompt(
     gateway: str, exporter: InMemorySpanExporter
 ) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hello " * 100}], "max_tokens": 1}
-    async with ClientSession(raise_for_status=True) as session:
-        for _ in range(2):
-            async with session.post(f"{gateway}/v1/chat/completions", json=body) as response:
-                tokens = (await response.json())["usage"]["prompt_tokens"]
-    attributes = [dict(span.attributes or {}) for span in by_name(exporter, "chat m")]
-    sources = [
-        {name: each[f"dps.{name}_tokens"] for name in ("held", "fetched", "computed")} for each in attributes
-    ]
-    assert sources == [
-        {"held": 0, "fetched": 0, "computed": tokens},
-        {"held": tokens - 1, "fetched": 0, "computed": 1},
-    ]
-
-
-async def test_client_error_does_not_mark_the_server_span_as_failed(
-    gateway: str, exporter: InMemorySpanExporter
-) -> None:
-    async with (
-        ClientSession() as session,
-        session.post(f"{gateway}/v1/chat/completions", data=b"no JSON") as response,
-    ):
-        assert response.status == 400
-    (server,) = by_name(exporter, "POST /v1/chat/completions")
-    assert server.status.status_code is StatusCode.UNSET
-    assert dict(server.attributes or {}) == {
-        "http.request.method": "POST",
-        "http.route": "/v1/chat/completions",
-        "http.response.status_code": 400,
-        "error.type": "BadRequest",
-    }
+    await take_turns(gateway)
+    for route in by_name(exporter, "dps.route"):
+        assert present(route, "dps.reason") == "predicted_faster"
+        for pool in ("speculative", "greedy"):
+            assert isinstance(present(route, f"dps.predicted.{pool}"), float)
+    for call in by_name(exporter, "chat m"):
+        attributes = dict(call.attributes or {})
+        sources: list[Any] = [attributes[f"dps.{name}_tokens"] for name in ("held", "fetched", "computed")]
+        assert sum(sources) == attributes["gen_ai.usage.input_tokens"]
 
 
 async def test_engine_error_marks_only_the_client_span_as_failed(
@@ -229,47 +205,6 @@ async def test_unreachable_engine_marks_server_and_client_span_as_failed(
         "chat m": (StatusCode.ERROR, None),
         "POST /v1/chat/completions": (StatusCode.ERROR, status),
     }
-
-
-async def test_unsampled_request_has_no_span_and_propagates_the_flag(
-    exporter: InMemorySpanExporter,
-) -> None:
-    tracing = Tracing(Telemetry())
-    provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.record_with(provider)
-    server = tracing.server_span("POST", "/v1/chat/completions", {})
-    call = tracing.child(server, "chat m", SpanKind.CLIENT)
-    flags = tracing.propagate(call, {})["traceparent"].rpartition("-")[2]
-    assert int(flags, 16) & TraceFlags.SAMPLED == 0
-    call.end()
-    server.end()
-    assert exporter.get_finished_spans() == ()
-
-
-async def test_turn_links_to_the_previous_turn(gateway: str, exporter: InMemorySpanExporter) -> None:
-    await take_turns(gateway)
-    first, second = by_name(exporter, "POST /v1/chat/completions")
-    assert first.links == ()
-    assert first.context is not None
-    assert [link.context.span_id for link in second.links] == [first.context.span_id]
-
-
-async def test_all_attributes_are_documented(gateway: str, exporter: InMemorySpanExporter) -> None:
-    await take_turns(gateway)
-    recorded = {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
-    page = (Path(__file__).parents[2] / "docs/tracing.md").read_text()
-    assert {name for name in recorded | set(REQUEST_ATTRIBUTES.values()) if f"`{name}`" not in page} == set()
-
-
-async def test_spans_contain_no_prompts(gateway: str, exporter: InMemorySpanExporter) -> None:
-    await take_turns(gateway)
-    assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
-
-
-@pytest.mark.parametrize("reference", ["", "00-1-2", "00-zz-yy-01"])
-def test_invalid_stored_span_context_creates_no_link(reference: str) -> None:
-    assert links_to(reference) == []
 
 
 def test_without_an_endpoint_the_callers_context_is_propagated_unchanged(

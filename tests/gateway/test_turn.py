@@ -5,19 +5,14 @@ from typing import Any
 import pytest
 
 from dps_gateway.pool import Pool
+from dps_gateway.session.entries import StoredResponse
 from dps_gateway.session.growth import History
-from dps_gateway.session.stored_responses import StoredResponse
-from dps_testkit.conversations import SYSTEM, ConversationClient, accountant, answer, kind, url, user
+from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, renderer, url, user
 
 
 @pytest.fixture(params=["named", None], ids=["with a session id", "without one"])
 def client(request: pytest.FixtureRequest) -> ConversationClient:
     return ConversationClient(request.param)
-
-
-async def test_first_turn_is_new(client: ConversationClient) -> None:
-    turn = await client.send(SYSTEM, user("one"))
-    assert (kind(turn), turn.number, turn.delta_tokens) == (History.NEW, 1, turn.prompt_tokens)
 
 
 async def test_each_turn_grows_from_the_previous_one(client: ConversationClient) -> None:
@@ -127,7 +122,7 @@ async def test_turn_that_continues_a_stored_response_grows_from_its_length(diffe
         Pool.GREEDY, url(Pool.GREEDY), first.session.id.text, first.prompt.digest, answered
     )
     second = await client.respond("And in Bern?", stored)
-    added, _ = accountant().responses({"input": "And in Bern?", "previous_response_id": "resp"}).count(None)
+    added, _ = renderer().responses({"input": "And in Bern?", "previous_response_id": "resp"}).count(None)
     assert (kind(second), second.session.id, second.number) == (History.GROWN, first.session.id, 2)
     assert (second.prompt_tokens, second.delta_tokens) == (answered + added, 9 + added)
     again = await client.respond("And in Bern?", stored)

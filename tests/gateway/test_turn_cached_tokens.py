@@ -3,12 +3,11 @@
 import pytest
 
 from dps_gateway.cached_prompt import PromptTokens
-from dps_gateway.pool import Pool
-from dps_gateway.replica_id import replica_id
+from dps_gateway.pool import Pool, replica_id
 from dps_gateway.turn import MeasuredTurn, policy_input_of
 from dps_gateway.upstream.admission import Admission
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_testkit.conversations import KEYS, SYSTEM, ConversationClient, answer, sharing, url, user
+from tests.gateway.conversations import SYSTEM, ConversationClient, answer, sharing, url, user
 
 
 def tokens(turn: MeasuredTurn, pool: Pool) -> PromptTokens:
@@ -31,20 +30,6 @@ async def test_uncached_tokens_depend_on_the_turns_that_each_pool_answered(
     assert tokens(turn, Pool.SPECULATIVE).held == first.prompt_tokens
 
 
-async def test_turn_goes_to_the_replica_that_holds_the_longest_prefix(client: ConversationClient) -> None:
-    """Whichever replica a session without history prefers: the first turns are answered by each of them once."""
-    urls = [f"http://greedy-{number}" for number in range(3)]
-    pools = ready_pools()
-    pools[Pool.GREEDY].set_endpoints(urls)
-    for replica in urls:
-        history = [SYSTEM, user(f"to {replica}")]
-        first = await client.send(*history, replica=replica)
-        turn = await client.measure(*history, answer("a"), user("two"))
-        view = policy_input_of(turn, pools).pools[Pool.GREEDY]
-        new = turn.prompt_tokens - first.prompt_tokens
-        assert view.prompt == PromptTokens(held=first.prompt_tokens, fetchable=0, prefill=new)
-
-
 @pytest.mark.parametrize("common", [False, True])
 async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_prefix_cache(
     common: bool,
@@ -60,14 +45,6 @@ async def test_policy_receives_what_a_pool_can_fetch_only_if_the_pools_share_a_p
         Pool.SPECULATIVE: moved,
         Pool.GREEDY: PromptTokens(first.prompt_tokens, 0, new),
     }
-
-
-async def test_nothing_is_fetchable_once_the_common_prefix_cache_is_disabled() -> None:
-    client = sharing()
-    await client.send(SYSTEM, user("one"), pool=Pool.GREEDY)
-    client.turns.configure(KEYS, 3600, common_prefix_cache=False)
-    turn = await client.measure(SYSTEM, user("one"), answer("two"), user("three"))
-    assert tokens(turn, Pool.SPECULATIVE) == PromptTokens(0, 0, turn.prompt_tokens)
 
 
 def ready_pools() -> dict[Pool, EnginePool]:

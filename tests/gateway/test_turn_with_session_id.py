@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dps_gateway.pool import Pool
 from dps_gateway.session.growth import History
 from dps_gateway.session.record import MAX_POINTS
-from dps_testkit.conversations import SYSTEM, ConversationClient, answer, kind, url, user
+from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, url, user
 
 
 @pytest.fixture
@@ -17,27 +17,50 @@ def client() -> ConversationClient:
     return ConversationClient("named")
 
 
-async def test_compaction_changes_the_history(client: ConversationClient) -> None:
-    await client.send(SYSTEM, user("a very long story"), answer("..."), user("go on"))
-    compacted = await client.send(user("summary of a very long story"), answer("ok"), user("go on"))
-    assert (kind(compacted), compacted.delta_tokens) == (History.CHANGED, compacted.prompt_tokens)
-    assert compacted.number == 2
-
-
-async def test_edited_first_message_changes_the_history(client: ConversationClient) -> None:
-    await client.send(SYSTEM, user("one"))
-    edited = await client.send(SYSTEM, user("won"))
-    assert (kind(edited), edited.delta_tokens) == (History.CHANGED, edited.prompt_tokens)
-
-
-async def test_sub_agents_under_one_id_each_grow_from_their_own_previous_turn(
-    client: ConversationClient,
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [user("summary of a very long story"), answer("ok"), user("go on")],
+        [SYSTEM, user("a very short story"), answer("..."), user("go on")],
+    ],
+    ids=["compaction", "edited first message"],
+)
+async def test_prompt_that_does_not_begin_with_an_earlier_one_changes_the_history(
+    client: ConversationClient, changed: list[dict[str, str]]
 ) -> None:
-    agents = [[SYSTEM, user(f"agent {number}")] for number in range(3)]
-    before = [await client.send(*history) for history in agents]
-    for history, last in zip(agents, before, strict=True):
-        turn = await client.send(*history, answer("done"), user("next"))
-        assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
+    await client.send(SYSTEM, user("a very long story"), answer("..."), user("go on"))
+    turn = await client.send(*changed)
+    assert (kind(turn), turn.delta_tokens, turn.number) == (History.CHANGED, turn.prompt_tokens, 2)
+
+
+def long_history(changed: int | None) -> list[dict[str, str]]:
+    """A system prompt and 18 messages, of which the one with the index `changed` is different."""
+    history = [SYSTEM, *([user("question"), answer("answer")] * 9), user("last")]
+    return [
+        each | {"content": "different"} if number == changed else each for number, each in enumerate(history)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "role"),
+    [(0, 0, "system"), (1, 1, "user"), (2, 2, "assistant"), (15, 15, "user"), (16, 16, None), (18, 16, None)],
+)
+async def test_changed_history_says_which_message_differs(
+    client: ConversationClient, changed: int, message: int, role: str | None
+) -> None:
+    assert (await client.send(*long_history(None))).difference is None
+    turn = await client.send(*long_history(changed))
+    assert turn.difference is not None
+    assert (turn.difference.message, turn.difference.role) == (message, role)
+    assert turn.prompt.data[turn.difference.byte :].startswith(b"<|im_start|>")
+    grown = await client.send(*long_history(changed), answer("a"), user("b"))
+    assert (kind(grown), grown.difference) == (History.GROWN, None)
+
+
+async def test_difference_of_a_raw_prompt_is_unknown(client: ConversationClient) -> None:
+    await client.complete("one prompt")
+    turn = await client.complete("another prompt")
+    assert (kind(turn), turn.difference) == (History.CHANGED, None)
 
 
 async def test_slow_duplicate_does_not_overwrite_a_newer_turn(client: ConversationClient) -> None:
@@ -48,23 +71,6 @@ async def test_slow_duplicate_does_not_overwrite_a_newer_turn(client: Conversati
     third = await client.send(SYSTEM, user("one"), answer("a"), user("two"), answer("b"), user("three"))
     assert (kind(third), third.number) == (History.GROWN, 3)
     assert third.delta_tokens == third.prompt_tokens - newest.prompt_tokens
-
-
-async def test_same_id_of_two_tenants_is_two_sessions(client: ConversationClient) -> None:
-    await client.send(SYSTEM, user("one"))
-    other = ConversationClient("named", tenant="other", turns=client.turns)
-    assert kind(await other.send(SYSTEM, user("one"))) is History.NEW
-
-
-async def test_reported_length_corrects_the_prompt_length_but_not_the_growth(
-    client: ConversationClient,
-) -> None:
-    turn = await client.send(SYSTEM, user("one"))
-    assert await client.turns.correct(turn, url(Pool.GREEDY), turn.prompt_tokens + 7, cached_tokens=None)
-    again = await client.measure(SYSTEM, user("one"), answer("a"), user("two"))
-    assert again.prompt_tokens == again.counted_tokens + 7
-    assert again.delta_tokens == again.counted_tokens - turn.counted_tokens
-    assert again.delta_tokens == again.prompt_tokens - turn.prompt_tokens - 7
 
 
 @pytest.mark.parametrize("offset", [2000, -200])
@@ -88,51 +94,6 @@ async def test_constant_difference_to_the_engines_count_changes_no_delta(
     assert mismatches == [True] + [False] * 5
 
 
-@pytest.mark.parametrize("conversations", [8, 24])
-async def test_interleaved_conversations_under_one_id_each_grow(
-    client: ConversationClient, conversations: int
-) -> None:
-    """As under a `prompt_cache_key` that a client uses as a cache bucket."""
-    histories = [[SYSTEM, user(f"conversation {number}")] for number in range(conversations)]
-    previous = [await client.send(*history) for history in histories]
-    for _ in range(3):
-        for number, history in enumerate(histories):
-            history += [answer("noted"), user("next")]
-            turn = await client.send(*history, pool=list(Pool)[number % 2])
-            assert kind(turn) is History.GROWN
-            assert turn.delta_tokens == turn.prompt_tokens - previous[number].prompt_tokens
-            previous[number] = turn
-
-
-async def test_concurrent_sub_agents_that_share_a_prefix_each_grow(client: ConversationClient) -> None:
-    start = [SYSTEM, user("plan")]
-    await client.send(*start)
-    histories = [[*start, answer("plan"), user(f"step {number}")] for number in range(8)]
-    started = [await client.measure(*history) for history in histories]
-    for turn in started:
-        await client.turns.commit(turn, Pool.GREEDY, url(Pool.GREEDY), "")
-    for history, before in zip(histories, started, strict=True):
-        turn = await client.send(*history, answer("done"), user("next"))
-        assert (kind(turn), turn.delta_tokens) == (
-            History.GROWN,
-            turn.prompt_tokens - before.prompt_tokens,
-        )
-
-
-async def test_any_number_of_conversations_under_one_id_each_grow(client: ConversationClient) -> None:
-    histories = [[SYSTEM, user(f"conversation {number}")] for number in range(2 * MAX_POINTS)]
-    previous = [await client.send(*history) for history in histories]
-    first = {kind(turn) for turn in previous[1:]}
-    assert first == {History.CHANGED}
-    for _ in range(2):
-        for number, history in enumerate(histories):
-            history += [answer("noted"), user("next")]
-            turn = await client.send(*history)
-            assert kind(turn) is History.GROWN
-            assert turn.delta_tokens == turn.prompt_tokens - previous[number].prompt_tokens
-            previous[number] = turn
-
-
 async def test_conversation_beyond_a_full_record_keeps_the_ids_replica(client: ConversationClient) -> None:
     sent = [await client.send(SYSTEM, user(f"conversation {number}")) for number in range(2 * MAX_POINTS)]
     last = await client.send(SYSTEM, user(f"conversation {2 * MAX_POINTS - 1}"), answer("a"), user("next"))
@@ -140,30 +101,6 @@ async def test_conversation_beyond_a_full_record_keeps_the_ids_replica(client: C
         assert turn.session.affinity == sent[0].session.id.text
         assert turn.session.client_id == "named"
     assert last.session.id == sent[-1].session.id != sent[0].session.id
-
-
-async def test_branches_beyond_a_full_record_each_grow(client: ConversationClient) -> None:
-    start = [SYSTEM, user("plan")]
-    await client.send(*start)
-    histories = [[*start, answer("plan"), user(f"step {number}")] for number in range(2 * MAX_POINTS)]
-    previous = [await client.send(*history) for history in histories]
-    for history, before in zip(histories, previous, strict=True):
-        turn = await client.send(*history, answer("done"), user("next"))
-        assert (kind(turn), turn.delta_tokens) == (
-            History.GROWN,
-            turn.prompt_tokens - before.prompt_tokens,
-        )
-
-
-async def test_full_record_of_one_id_does_not_affect_another_id(client: ConversationClient) -> None:
-    for number in range(2 * MAX_POINTS):
-        await client.send(SYSTEM, user(f"conversation {number}"))
-    other = ConversationClient("other", turns=client.turns)
-    for number in (0, 2 * MAX_POINTS - 1):
-        assert kind(await other.send(SYSTEM, user(f"conversation {number}"), answer("a"), user("b"))) in (
-            History.NEW,
-            History.CHANGED,
-        )
 
 
 @settings(max_examples=10)

@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 
-from dps_gateway.engine.sglang import SGLang
 from dps_gateway.prompt.boundaries import ANCHOR_BYTES, MAX_ANCHORS
 from dps_gateway.session.growth import History
-from dps_gateway.session.keys import pointer_key
-from dps_gateway.session.mirror import Mirror
-from dps_gateway.session.record import RECENT_POINTS
-from dps_gateway.session.store import SessionStore
-from dps_gateway.turn import Turns
-from dps_testkit.conversations import KEYS, SYSTEM, ConversationClient, answer, kind, user
-from dps_testkit.session_backend import FakeBackend
+from tests.gateway.conversations import SYSTEM, ConversationClient, answer, kind, user
 
 
 @pytest.fixture
@@ -43,18 +36,6 @@ async def test_shared_system_prompt_is_not_a_shared_session(client: Conversation
     await client.send(SYSTEM, user("about cats"))
     other = await client.send(SYSTEM, user("about dogs"))
     assert (kind(other), other.delta_tokens) == (History.NEW, other.prompt_tokens)
-
-
-async def test_many_conversations_with_the_same_beginning_are_distinguished(
-    client: ConversationClient,
-) -> None:
-    start = [SYSTEM, user("hello")]
-    lasts = {}
-    for number in range(12):
-        lasts[number] = await client.send(*start, answer("hi"), user(f"subject {number}"))
-    for number, last in lasts.items():
-        turn = await client.send(*start, answer("hi"), user(f"subject {number}"), answer("a"), user("more"))
-        assert turn.delta_tokens == turn.prompt_tokens - last.prompt_tokens
 
 
 async def test_session_id_from_a_response_can_be_sent_back(client: ConversationClient) -> None:
@@ -128,24 +109,3 @@ async def test_growth_beyond_the_anchors_that_are_looked_up_is_a_new_session(
     start = list(range(100))
     await client.complete(start)
     assert kind(await client.complete(start + [7] * (ANCHOR_BYTES * MAX_ANCHORS))) is History.NEW
-
-
-async def test_pointers_to_dropped_points_expire_early_and_no_others() -> None:
-    backend = FakeBackend()
-    store = SessionStore(backend, Mirror(1000), 3600)
-    client = ConversationClient(None, turns=Turns(store, KEYS, SGLang.cache_fields))
-    history, first_pointers = [SYSTEM, user("one")], list[str]()
-    for number in range(10):
-        turn = await client.send(*history)
-        first_pointers.append(pointer_key(turn.session.scope, turn.session.id.tag, turn.prompt.digest))
-        record = (await store.read(turn.session.scope, turn.session.id)).record
-        assert record is not None
-        kept = {pointer_key(turn.session.scope, turn.session.id.tag, point.digest) for point in record.points}
-        assert backend.short_lived == set(first_pointers) - kept
-        assert len(backend.short_lived) == max(0, number + 1 - RECENT_POINTS)
-        history += [answer("noted"), user(f"next {number}")]
-    fork = await client.send(SYSTEM, user("one"), answer("noted"), user("another"))
-    assert kind(fork) is History.BRANCHED
-    again = await client.send(SYSTEM, user("one"))
-    assert first_pointers[0] not in backend.short_lived
-    assert again.delta_tokens == 0

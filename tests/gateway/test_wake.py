@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_gateway.pool import Pool
-from dps_gateway.upstream.admission import PoolEmpty, PoolFull
-from dps_testkit.engine_pool import LONG_SECONDS, PoolPair
+from dps_gateway.upstream.admission import PoolEmpty
+from tests.gateway.engine_pool import LONG_SECONDS, PoolPair
 
 BOTH = (Pool.GREEDY, Pool.SPECULATIVE)
 
@@ -25,78 +25,12 @@ async def request(
     return await pair.request(*pools, wake_seconds=wake_seconds, timeout_seconds=timeout_seconds)
 
 
-@pytest.mark.parametrize("woken", list(Pool))
-async def test_request_waits_for_the_first_replica_of_either_pool(woken: Pool) -> None:
-    pair = PoolPair()
-    waiting = await request(pair)
-    assert [pair.pools[pool].queued for pool in BOTH] == [1, 0]
-    pair.start(woken)
-    assert await waiting is woken
-    assert len(pair.admission) == 0
-
-
-async def test_request_is_refused_at_once_without_time_to_wait() -> None:
-    pair = PoolPair()
-    with pytest.raises(PoolEmpty, match="no replica of either pool is ready"):
-        await (await request(pair, wake_seconds=0))
-
-
 async def test_request_is_refused_if_no_replica_becomes_ready_in_time() -> None:
     pair = PoolPair()
     waiting = await request(pair, wake_seconds=0.01)
     with pytest.raises(PoolEmpty, match=r"no replica of either pool became ready within 0\.01 s"):
         await waiting
     assert len(pair.admission) == 0
-
-
-async def test_time_for_a_busy_replica_begins_when_the_pool_is_awake() -> None:
-    pair = PoolPair()
-    served, waiting = await request(pair), await request(pair, wake_seconds=0.01)
-    pair.start(Pool.GREEDY)
-    await served
-    await asyncio.sleep(0.03)
-    assert not waiting.done()
-    pair.release(Pool.GREEDY)
-    assert await waiting is Pool.GREEDY
-
-
-async def test_replica_that_stays_busy_is_reported_as_full() -> None:
-    pair = PoolPair()
-    served = await request(pair)
-    waiting = await request(pair, wake_seconds=0.01, timeout_seconds=0.01)
-    pair.start(Pool.GREEDY)
-    await served
-    with pytest.raises(PoolFull, match="both pools were busy"):
-        await waiting
-
-
-async def test_queue_of_waiting_requests_is_bounded() -> None:
-    pair = PoolPair(max_queued=2)
-    held = [await request(pair) for _ in range(2)]
-    with pytest.raises(PoolFull):
-        await (await request(pair))
-    pair.start(*BOTH)
-    assert {await each for each in held} == set(Pool)
-
-
-async def test_waiting_requests_are_refused_when_holding_ends() -> None:
-    pair = PoolPair()
-    waiting = await request(pair)
-    pair.admission.holding = False
-    pair.admission.assign()
-    with pytest.raises(PoolEmpty):
-        await waiting
-    with pytest.raises(PoolEmpty):
-        await (await request(pair))
-
-
-async def test_cancelled_request_keeps_no_slot() -> None:
-    pair = PoolPair()
-    abandoned, waiting = await request(pair), await request(pair)
-    pair.start(Pool.GREEDY)
-    abandoned.cancel()
-    assert await waiting is Pool.GREEDY
-    assert (pair.pools[Pool.GREEDY].in_flight, len(pair.admission)) == (1, 0)
 
 
 @st.composite

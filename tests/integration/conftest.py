@@ -1,4 +1,4 @@
-"""Module-scoped engines, and a gateway with slow engines."""
+"""Module-scoped engines, a gateway with an API key, and one with slow engines."""
 
 from collections.abc import AsyncIterator
 
@@ -30,3 +30,16 @@ async def data_plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             },
         )
         yield DataPlane(processes, speculative, greedy, gateway)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keyed_gateway(
+    engines: tuple[Engine, Engine], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[str, str]]:
+    """The URL of a gateway, and the only API key that it accepts."""
+    folder, key = tmp_path_factory.mktemp("keyed"), "sk-test"
+    (folder / "keys").write_text(f"one:{key}\n")
+    async with LocalProcesses(folder) as processes:
+        sections = {"auth": {"keysFile": str(folder / "keys")}}
+        gateway = await processes.start_gateway([engines[0]], [engines[1]], sections)
+        yield gateway.url, key

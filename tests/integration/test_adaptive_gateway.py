@@ -1,9 +1,7 @@
 """The policy Adaptive in running gateways: its predictions, the load of other gateways, and what is kept in Redis."""
 
-import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from dps_testkit.data_plane import CHAT, ENDLESS_STREAM, SLOW, chat, posted
+from dps_testkit.data_plane import CHAT, chat, posted
 from dps_testkit.processes import Gateway, LocalProcesses, RedisServer
 from dps_testkit.waiting import wait_until
 
@@ -101,25 +99,35 @@ async def test_learned_speeds_survive_the_gateway_and_lost_engines_are_never_cho
     assert await second.metric("dps_prediction_error_seconds_count") == 4
 
 
-async def test_load_of_other_gateways_is_taken_into_account(
+async def test_sessions_are_told_apart_by_their_acceptance_which_clients_do_not_see(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
-    path = tmp_path / "decisions.jsonl"
-    speculative, greedy = await processes.start_engines("speculative", "greedy", arguments=SLOW)
-    other = await processes.start_gateway(
-        [speculative], [greedy], {"routing": {"policy": "AlwaysSpeculative"}}
-    )
+    redis, log = await processes.start_redis(), tmp_path / "decisions.jsonl"
+    drafting = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "draft")
+    (speculative,) = await processes.start_engines("speculative", arguments=drafting)
+    (greedy,) = await processes.start_engines("greedy")
     gateway = await processes.start_gateway(
-        [speculative], [greedy], {"routing": ADAPTIVE | {"decisionLog": str(path)}}
+        [speculative],
+        [greedy],
+        {
+            "routing": ADAPTIVE | {"decisionLog": str(log)},
+            "session": {"redisUrl": redis.url, "redisTimeoutSeconds": 5},
+        },
     )
-    async with AsyncExitStack() as streams:
-        for _ in range(3):
-            await streams.enter_async_context(posted(other.url + CHAT, ENDLESS_STREAM))
+    for stream in (True, False):
+        for session, acceptance in (("low", "0"), ("high", "1")):
+            headers = {"x-session-id": session, "x-emulate-acceptance": acceptance}
+            async with posted(gateway.url + CHAT, chat(40, stream=stream), **headers) as response:
+                apart = not stream and session == "low"
+                assert response.headers["x-dps-pool"] == ("greedy" if apart else "speculative")
+                assert b"sglext" not in await response.read()
 
-        async def counted() -> bool:
-            await take_turn(gateway, "own")
-            lines = path.read_text().splitlines() if path.exists() else []
-            loads = [json.loads(line)["load"] for line in lines]
-            return any(load["speculative"] >= 3 and load["greedy"] < 3 for load in loads)
+    async def logged() -> bool:
+        return log.exists() and log.read_text().count("\n") == 4
 
-        await wait_until(counted, "the streams of the other gateway are part of the load")
+    await wait_until(logged, "all turns are in the decision log")
+    first_low, first_high, low, high = (orjson.loads(line) for line in log.read_text().splitlines())
+    assert (first_low["verifications"], first_high["verifications"]) == (39, 10)
+    assert low["expected_tokens_per_verification"] < 1.5
+    assert high["expected_tokens_per_verification"] > 2.8
+    assert await gateway.metric("dps_draft_verifications_total", pool="speculative") == 39 + 10 + 10

@@ -17,10 +17,10 @@ import pytest
 
 from dps_local.stack import MODEL
 from dps_testkit.data_plane import SLOW
-from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Gateway, LocalProcesses
-from dps_testkit.traffic.load import LoadOptions, traffic
+from dps_testkit.traffic import LoadOptions, Row, traffic
 from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import leaking_no_files, settled
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -113,12 +113,13 @@ async def test_no_turn_fails_and_no_session_is_forgotten_when_the_clock_jumps(tm
                 for each in gateways
             ]
             running = [await stack.enter_async_context(traffic(load)) for load in loads]
+            rows: list[Row] = []
             for offset_seconds in (HOUR_SECONDS, -HOUR_SECONDS):
                 await asyncio.gather(*(each.observe(AGENTS) for each in running))
                 clock.set(offset_seconds)
                 await asyncio.gather(*(each.uses(offset_seconds) for each in gateways))
-                await asyncio.gather(*(each.checkpoint(f"{offset_seconds:+d} s") for each in running))
-        for row in [row for each in running for row in each.rows]:
+                rows += await asyncio.gather(*(each.checkpoint(f"{offset_seconds:+d} s") for each in running))
+        for row in rows:
             assert row.unnoticed, (row, row.troubles)
         for each in gateways:
             await settled(each.gateway, *engines)

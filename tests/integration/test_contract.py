@@ -1,6 +1,5 @@
-"""The public contract with API keys enabled: headers, admin port, metrics, `dps session` and `dps top`."""
+"""The public contract with API keys enabled: headers, admin port, metrics and `dps session`."""
 
-import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,8 +11,8 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from dps_local.stack import DPS, MODEL
-from dps_testkit.data_plane import CHAT, chat, refusal
+from dps_local.stack import DPS
+from dps_testkit.data_plane import CHAT, chat
 from dps_testkit.processes import Engine, Gateway, LocalProcesses
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,89 +84,6 @@ async def test_turn_has_decision_headers(gateway: Gateway) -> None:
     assert response.headers["x-request-id"] == "mine"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        pytest.param("/v1/completions", {"prompt": "once", "max_tokens": 2}, 200, id="completions"),
-        pytest.param(
-            "/v1/messages",
-            {"model": MODEL, "messages": [{"role": "user", "content": "once"}], "max_tokens": 2},
-            200,
-            id="messages",
-        ),
-        pytest.param(
-            "/v1/responses",
-            {"model": MODEL, "input": "once", "max_output_tokens": 4},
-            200,
-            id="responses",
-        ),
-        pytest.param(
-            "/generate", {"text": "once", "sampling_params": {"max_new_tokens": 2}}, 200, id="generate"
-        ),
-        pytest.param(
-            "/generate", {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}}, 200, id="ids"
-        ),
-    ],
-)
-async def test_requests_to_other_routed_endpoints_count_as_turns(
-    gateway: Gateway, path: str, body: Any, status: int
-) -> None:
-    response, _ = await Client(gateway).post(path, body, **{"x-session-id": f"other {body}"})
-    headers = dps_headers(response)
-    assert (response.status, headers["x-dps-history"], headers["x-dps-turn"]) == (status, "new", "1")
-
-
-async def test_request_with_several_prompts_is_stateless(gateway: Gateway) -> None:
-    response, content = await Client(gateway).post(
-        "/v1/completions", {"prompt": ["one", "two"], "max_tokens": 2}
-    )
-    headers = dps_headers(response)
-    assert headers["x-dps-history"] == "stateless"
-    assert headers["x-dps-prompt-tokens"] == str(json.loads(content)["usage"]["prompt_tokens"])
-    assert "x-dps-session" not in headers
-
-
-async def test_other_endpoints_are_relayed(gateway: Gateway) -> None:
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": "Bearer sk-alpha"}) as http,
-        http.get(f"{gateway.url}/v1/models") as response,
-    ):
-        assert response.status == 200
-        assert (await response.json())["object"] == "list"
-        assert dps_headers(response)["x-dps-history"] == "stateless"
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        pytest.param(
-            {"prompt": ["x", ""]}, (400, "invalid_request_error", "bad_request", None), id="an empty prompt"
-        ),
-        pytest.param([], (400, "invalid_request_error", "bad_request", None), id="a list"),
-    ],
-)
-async def test_malformed_request_is_rejected(gateway: Gateway, body: Any, expected: Any) -> None:
-    headers = {"Authorization": "Bearer sk-alpha"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as http,
-        http.post(f"{gateway.url}/v1/completions", json=body) as response,
-    ):
-        assert await refusal(response) == expected
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
-@pytest.mark.parametrize("key", [None, "sk-wrong"])
-async def test_request_without_valid_key_is_rejected(gateway: Gateway, path: str, key: str | None) -> None:
-    response, content = await Client(gateway, key).post(path, chat())
-    assert (response.status, json.loads(content)["error"]["code"]) == (401, "invalid_api_key")
-
-
-async def test_tenants_do_not_share_sessions_with_the_same_id(gateway: Gateway) -> None:
-    for key in ("sk-alpha", "sk-beta"):
-        response, _ = await Client(gateway, key).post(CHAT, chat(), **{"x-session-id": "shared name"})
-        assert dps_headers(response)["x-dps-history"] == "new"
-
-
 async def test_session_can_be_shown_and_deleted(gateway: Gateway) -> None:
     response, _ = await Client(gateway).post(CHAT, chat(), **{"x-session-id": "looked at"})
     headers = dps_headers(response)
@@ -187,16 +103,6 @@ async def test_session_can_be_shown_and_deleted(gateway: Gateway) -> None:
     assert dps_session("show", tenant="team-b").returncode == 1
     assert dps_session("delete").returncode == 0
     assert dps_session("show").returncode == 1
-
-
-async def test_dps_top_shows_the_load_of_both_pools(gateway: Gateway) -> None:
-    command = [*DPS, "top", gateway.admin, "--once", "--interval", "0.1"]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "gateways: 1 of 1"
-    assert [line.split()[:2] for line in lines[3:5]] == [["speculative", "1"], ["greedy", "1"]]
-    assert "session state: ok" in lines
 
 
 async def test_admin_port_exposes_no_secret(gateway: Gateway) -> None:

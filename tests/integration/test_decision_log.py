@@ -56,6 +56,9 @@ async def test_decision_log_has_lengths_decisions_and_outcomes_but_neither_promp
         assert entry.pop("load") == {"speculative": 0, "greedy": 0}
         assert entry.pop("queued_prefill_tokens") == {"speculative": 0, "greedy": 0}
         assert entry.pop("predicted_seconds") is None
+        assert entry.pop("changed") is None
+        assert entry.pop("expected_tokens_per_verification") is None
+        assert entry.pop("verifications") is None
     length, longer = first["prompt_tokens"], second["prompt_tokens"]
     assert first == {
         "session": session,

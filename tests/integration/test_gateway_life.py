@@ -1,10 +1,7 @@
-"""The gateway's lifecycle: start, configuration reload, several worker processes, shutdown."""
+"""The gateway's lifecycle: start, configuration reload, several gateways on one port, shutdown."""
 
 import asyncio
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,6 @@ import pytest
 from dps_local.processes import ChildError
 from dps_testkit.data_plane import (
     CHAT,
-    ENDLESS_STREAM,
-    SLOW,
     STEP_SECONDS,
     WITH_USAGE,
     DataPlane,
@@ -23,7 +18,7 @@ from dps_testkit.data_plane import (
     posted,
     read,
 )
-from dps_testkit.http import metric_over, status_of
+from dps_testkit.http import status_of
 from dps_testkit.processes import LocalProcesses
 from dps_testkit.waiting import wait_until
 
@@ -116,93 +111,39 @@ async def test_configuration_is_reloaded_without_restart_and_an_invalid_file_is_
         assert gateway.child.pid == process
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_gateway_exits_if_its_tokenizer_is_missing(
-    workers: int, tmp_path: Path, data_plane: DataPlane
-) -> None:
+async def test_gateway_exits_if_its_tokenizer_is_missing(tmp_path: Path, data_plane: DataPlane) -> None:
     async with LocalProcesses(tmp_path, tokenizer=tmp_path / "nowhere") as processes:
         with pytest.raises(ChildError, match="exited with status 2") as error:
-            await processes.start_gateway(
-                [data_plane.speculative], [data_plane.greedy], {"listen": {"workers": workers}}
-            )
+            await processes.start_gateway([data_plane.speculative], [data_plane.greedy])
         assert "dps gateway: model.tokenizer: " in str(error.value)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
-async def test_two_workers_serve_one_port_and_their_metrics_add_up(
+async def test_gateways_on_one_port_serve_the_same_sessions_and_survive_each_other(
     tmp_path: Path, data_plane: DataPlane
 ) -> None:
-    streams = 15  # odd, so that the loads of two workers always differ
-    async with LocalProcesses(tmp_path) as processes, aiohttp.ClientSession() as http:
-        (engine,) = await processes.start_engines("only", arguments=SLOW)
-        gateway = await processes.start_gateway(
-            [engine], [engine], {"listen": {"workers": 2}, "routing": {"policy": "AlwaysGreedy"}}
-        )
-        await gateway.wait_for_workers(2)
-        await asyncio.gather(*(read(gateway.url + CHAT, chat()) for _ in range(streams)))
-        assert await gateway.metric("dps_requests_total", status="200") == streams
-
-        running = await asyncio.gather(
-            *(
-                http.post(gateway.url + CHAT, json=ENDLESS_STREAM, headers={"Connection": "close"})
-                for _ in range(streams)
-            )
-        )
-        loads: set[int] = set()
-
-        async def both_reported() -> bool:
-            loads.add((await gateway.document("/pools"))["greedy"]["inFlight"])
-            return len(loads) == 2
-
-        await wait_until(both_reported, "each worker has reported its own load")
-        assert sum(loads) == streams
-
-        async def summed() -> bool:
-            return await metric_over(http, gateway.admin, "dps_in_flight", pool="greedy") == streams
-
-        await wait_until(summed, "one worker reports the load of both")
-
-        os.kill(gateway.workers[0], signal.SIGKILL)
-        await gateway.wait_for_workers(3)  # the killed one is replaced
-
-        async def removed() -> bool:
-            return await gateway.metric("dps_in_flight", pool="greedy") in loads
-
-        await wait_until(removed, "the load of the killed worker is no longer reported")
-        for response in running:
-            response.close()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="finding the workers requires /proc")
-async def test_workers_share_session_state_without_redis_and_stop_when_their_parent_is_killed(
-    tmp_path: Path, data_plane: DataPlane
-) -> None:
+    """The kernel distributes new connections over the gateways that listen on a port (SO_REUSEPORT)."""
     async with LocalProcesses(tmp_path) as processes:
-        (engine,) = await processes.start_engines("only")
-        gateway = await processes.start_gateway([engine], [engine], {"listen": {"workers": 2}})
-        await gateway.wait_for_workers(2)
+        redis = await processes.start_redis()
+        sections = {"session": {"redisUrl": redis.url, "redisTimeoutSeconds": 10}}
+        first = await processes.start_gateway([data_plane.speculative], [data_plane.greedy], sections)
+        port = int(first.url.rpartition(":")[2])
+        sections |= {"listen": {"port": port}}
+        second = await processes.start_gateway([data_plane.speculative], [data_plane.greedy], sections)
+
+        async def histories(messages: list[dict[str, str]], number: int) -> list[str]:
+            found = []
+            for session in range(number):  # each request has a new connection
+                headers = {"x-session-id": f"s{session}"}
+                async with posted(first.url + CHAT, chat(messages=messages), **headers) as response:
+                    assert response.status == 200
+                    found.append(response.headers["x-dps-history"])
+            return found
+
         hello = {"role": "user", "content": "hello"}
-        histories = []
-        for number in range(12):  # on fresh connections, which the kernel distributes over both workers
-            for messages in ([hello], [hello, {"role": "assistant", "content": "a"}, hello]):
-                body = chat(messages=messages)
-                async with posted(gateway.url + CHAT, body, **{"x-session-id": str(number)}) as response:
-                    await response.read()
-                    histories.append(response.headers["x-dps-history"])
-        assert histories == ["new", "grown"] * 12
-
-        workers = gateway.workers
-        os.kill(gateway.child.pid, signal.SIGKILL)
-
-        async def gone() -> bool:
-            return not any(map(is_running, workers))
-
-        await wait_until(gone, "the workers have stopped")
+        assert await histories([hello], 24) == ["new"] * 24
+        served = [await each.metric("dps_requests_total", status="200") for each in (first, second)]
+        assert sum(served) == 24
+        assert min(served) > 0
+        first.child.kill()
+        conversation = [hello, {"role": "assistant", "content": "a"}, hello]
+        assert await histories(conversation, 24) == ["grown"] * 24

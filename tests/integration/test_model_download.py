@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dps_local.processes import Child, free_ports
-from dps_operator.api.sources import ModelSource
-from dps_operator.builders.engine import SOURCES
-from dps_operator.builders.gateway import SOURCE
-from dps_operator.builders.sources import Target, source_additions
+from dps_operator.api import ModelSource
+from dps_operator.build.engine import SOURCES
+from dps_operator.build.gateway import SOURCE
+from dps_operator.build.pods import Target, source_additions
 from dps_testkit.http import status_of
 
 pytestmark = [

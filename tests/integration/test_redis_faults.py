@@ -14,11 +14,10 @@ from dps_lab.replay.client import Client, ReplayOptions
 from dps_lab.replay.records import TurnRecord
 from dps_local.stack import MODEL
 from dps_testkit.http import status_of
-from dps_testkit.leftovers import leaking_no_files, settled
 from dps_testkit.processes import Engine, Gateway, LocalProcesses, RedisServer
-from dps_testkit.redis_servers import MASTER, monitored, replica_discovered, replicated
 from dps_testkit.sessions import decided, expected, play, synthetic_sessions
 from dps_testkit.waiting import wait_until
+from tests.integration.leftovers import leaking_no_files, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -192,31 +191,6 @@ async def test_outage_changes_no_decision_and_is_reported(
         assert wrong(traffic.records) == []
         assert [decided(record) for record in (first, second, third)] == expected([newcomer])[newcomer.id]
         assert await status_of(f"{gateway.admin}/readyz") == 200
-
-
-async def test_failover_through_sentinel_changes_no_decision(
-    engines: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    async with LocalProcesses(tmp_path) as processes:
-        master = await processes.start_redis()
-        await processes.start_redis("--replicaof", "127.0.0.1", str(master.port))
-        sentinel = await monitored(processes, master)
-        await replica_discovered(sentinel)
-        async with master.client() as before:
-            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?service={MASTER}"
-            session = {"redisUrl": url, "redisTimeoutSeconds": REDIS_TIMEOUT_SECONDS}
-            gateway = await processes.start_gateway([engines[0]], [engines[1]], {"session": session})
-            async with leaking_no_files(gateway, IDLE_CONNECTIONS), aiohttp.ClientSession() as http:
-                traffic = Traffic(http, gateway)
-                assert states(await traffic.run([*BEFORE, *DURING_FAULT])) == {"redis"}
-                await replicated(before)
-                master.child.kill()
-                await traffic.run(WITHOUT)
-                await recovery(traffic, gateway)
-                await traffic.run(HEALED)
-                assert states(await traffic.run(AFTER)) == {"redis"}
-                assert wrong(traffic.records) == []
-                await settled(gateway, *engines)
 
 
 @pytest.mark.parametrize("lose", [flush, restart_empty], ids=["flushed", "restarted-without-data"])

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -13,31 +12,26 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from dps_gateway.pool import Pool
-from dps_gateway.session.breaker import FAILURES_TO_OPEN
+from dps_gateway.session.entries import Pointer, pointer_key, record_key, record_prefix
 from dps_gateway.session.identity import Scope, SessionId, history_tag
-from dps_gateway.session.keys import Pointer, pointer_key, record_key, record_prefix
-from dps_gateway.session.record import Holder, Point, Record
-from dps_gateway.session.redis import Client, RedisBackend, connect
-from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, Hit, StoreUnavailable
+from dps_gateway.session.record import CachedOn, Point, Record
+from dps_gateway.session.redis import FAILURES_TO_OPEN, Client, RedisBackend, connect
+from dps_gateway.session.store import Hit, StoreUnavailable
 from dps_local.redis_server import REDIS_SERVER
-from dps_testkit.certificates import certify
 from dps_testkit.processes import LocalProcesses
-from dps_testkit.redis_servers import (
+from dps_testkit.waiting import wait_until
+from tests.integration.redis_servers import (
     MASTER,
     clustered,
     monitored,
     replica_discovered,
     replicated,
-    tls_in_front_of,
 )
-from dps_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
 TIMEOUT_SECONDS = 10.0
 """The time limit is long, because the servers stay available and a busy machine must not look like an outage."""
-IN_FLIGHT_SECONDS = 0.2
-"""The time after which commands have been sent."""
 TTL_SECONDS = 600
 SCOPE = Scope.of("model", "tenant")
 
@@ -79,7 +73,7 @@ class SessionEntries:
     def __init__(self, number: int) -> None:
         tag = history_tag(f"first message {number}".encode())
         session = SessionId.of_history(tag, b"first prompt")
-        point = Point(1, f"digest-{number}", 100, 25, 30, (Holder(Pool.GREEDY, "aaaa"),))
+        point = Point(1, f"digest-{number}", 100, 25, 30, (CachedOn(Pool.GREEDY, "aaaa"),))
         self.tag, self.point = tag, point
         self.record = record_key(SCOPE, session)
         self.records = record_prefix(SCOPE, tag)
@@ -116,24 +110,6 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, entries: 
     for key in (entries.record, entries.pointer):
         assert 0 < await client.ttl(key) <= TTL_SECONDS
 
-    # Pointers to dropped points expire early, unless they belong to another session or expire earlier in any case.
-    other = Pointer(SessionId.of_history(entries.tag, b"other"), entries.point).encode()
-    dropped = {"own": entries.points_to, "other": other, "ending": entries.points_to, "gone": None}
-    keys = {name: pointer_key(SCOPE, entries.tag, f"dropped-{name}") for name in dropped}
-    for name, text in dropped.items():
-        if text is not None:
-            await client.set(keys[name], text, ex=7 if name == "ending" else TTL_SECONDS)
-    changed = (entries.record, entries.newer, entries.value, TTL_SECONDS)
-    assert await store.swap(*changed, pointer, list(keys.values())) == (True, None)
-    lives = {name: await client.ttl(key) for name, key in keys.items()}
-    assert 0 < lives["own"] <= DROPPED_POINTER_TTL_SECONDS < lives["other"] <= TTL_SECONDS
-    assert (0 < lives["ending"] <= 7, lives["gone"]) == (True, -2)
-    assert await store.swap(*changed, pointer, [entries.pointer]) == (False, entries.value)
-    assert await client.ttl(entries.pointer) > DROPPED_POINTER_TTL_SECONDS
-    for key in keys.values():
-        await client.delete(key)
-    assert await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None) == (True, None)
-
     # Scripts that the server has lost are loaded again, even during concurrent calls.
     await client.script_flush()
     hits = await asyncio.gather(*(store.find(pointers, entries.records) for _ in range(8)))
@@ -148,15 +124,15 @@ async def check_session_lifecycle(store: RedisBackend, client: Client, entries: 
     assert await store.find(pointers, entries.records) == Hit(1, entries.points_to, None)
 
     # What gateway processes have learned is one value per process under one key, which expires.
-    assert await store.exchange(entries.learned, "first", b"1", TTL_SECONDS) == {"first": b"1"}
-    assert await store.exchange(entries.learned, "second", b"2", TTL_SECONDS) == {
+    assert await store.set_field(entries.learned, "first", b"1", TTL_SECONDS) == {"first": b"1"}
+    assert await store.set_field(entries.learned, "second", b"2", TTL_SECONDS) == {
         "first": b"1",
         "second": b"2",
     }
-    await store.forget(entries.learned, ["first", "unknown"])
-    assert await store.exchange(entries.learned, "second", b"3", TTL_SECONDS) == {"second": b"3"}
+    await store.delete_fields(entries.learned, ["first", "unknown"])
+    assert await store.set_field(entries.learned, "second", b"3", TTL_SECONDS) == {"second": b"3"}
     assert 0 < await client.ttl(entries.learned) <= TTL_SECONDS
-    await store.forget(entries.learned, ["second"])
+    await store.delete_fields(entries.learned, ["second"])
     assert not store.degraded
 
 
@@ -168,100 +144,36 @@ async def test_standalone_server_stores_sessions(binary: Path, tmp_path: Path) -
             await check_session_lifecycle(store, client, SessionEntries(1))
 
 
-async def test_another_client_is_used_without_interruption(tmp_path: Path) -> None:
-    async with LocalProcesses(tmp_path) as processes:
-        old, new = await processes.start_redis(), await processes.start_redis()
-        async with backend(old.url) as (store, client):
-            await check_session_lifecycle(store, client, SessionEntries(1))
-            replacement = connect(new.url, TIMEOUT_SECONDS)
-            reads = [asyncio.create_task(store.get("key")) for _ in range(5)]
-            await asyncio.sleep(0)
-            store.use(replacement)
-            assert await asyncio.gather(*reads) == [None] * 5
-            await check_session_lifecycle(store, replacement, SessionEntries(2))
-
-
 async def test_client_of_another_kind_is_used_without_interruption(tmp_path: Path) -> None:
     async with LocalProcesses(tmp_path) as processes:
         server, nodes = await processes.start_redis(), await clustered(processes)
         cluster_url = f"redis+cluster://127.0.0.1:{nodes[0].port}/0"
         async with backend(server.url) as (store, client):
             await check_session_lifecycle(store, client, SessionEntries(1))
-
-            # Some commands have been sent to the standalone server, which does not reply; others are about to be sent.
-            server.child.signal(signal.SIGSTOP)
-            sent = [asyncio.create_task(store.get("key")) for _ in range(5)]
-            await asyncio.sleep(IN_FLIGHT_SECONDS)
-            unsent = [asyncio.create_task(store.get("key")) for _ in range(5)]
-            await asyncio.sleep(0)
-            cluster = connect(cluster_url, TIMEOUT_SECONDS)
-            store.use(cluster)
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                assert await asyncio.gather(*sent, *unsent) == [None] * 10
-            server.child.signal(signal.SIGCONT)
-            await check_session_lifecycle(store, cluster, SessionEntries(2))
-
-            # Commands have been sent to a cluster that is then lost.
-            for node in nodes:
-                node.child.signal(signal.SIGSTOP)
-            sent = [asyncio.create_task(store.get("key")) for _ in range(5)]
-            await asyncio.sleep(IN_FLIGHT_SECONDS)
-            for node in nodes:
-                node.child.kill()
-            standalone = connect(server.url, TIMEOUT_SECONDS)
-            store.use(standalone)
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                assert await asyncio.gather(*sent) == [None] * 5
-            await check_session_lifecycle(store, standalone, SessionEntries(3))
+            for number, url in ((2, cluster_url), (3, server.url)):
+                # Some commands have been sent when the client is replaced, and others are about to be sent.
+                waiting = [asyncio.create_task(store.get("key")) for _ in range(5)]
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                waiting += [asyncio.create_task(store.get("key")) for _ in range(5)]
+                await asyncio.sleep(0)
+                client = connect(url, TIMEOUT_SECONDS)
+                store.use(client)
+                assert await asyncio.gather(*waiting) == [None] * 10
+                await check_session_lifecycle(store, client, SessionEntries(number))
 
 
 async def test_cluster_that_cannot_be_reached_is_reported_as_unavailable(tmp_path: Path) -> None:
     async with LocalProcesses(tmp_path) as processes:
         nodes = await clustered(processes)
         async with backend(f"redis+cluster://127.0.0.1:{nodes[0].port}/0") as (store, _):
-            await store.ping()
+            await store.get("key")
             for node in nodes:
                 node.child.kill()
             for _ in range(FAILURES_TO_OPEN):
                 with pytest.raises(StoreUnavailable):
                     await store.get("key")
             assert store.degraded
-
-
-@EVERY_SERVER
-async def test_full_server_is_readable_and_reports_failed_writes(binary: Path, tmp_path: Path) -> None:
-    entries = SessionEntries(1)
-    async with LocalProcesses(tmp_path) as processes:
-        server = await processes.start_redis("--maxmemory-policy", "noeviction", binary=binary)
-        async with backend(server.url) as (store, client):
-            await store.swap(
-                entries.record, None, entries.value, TTL_SECONDS, (entries.pointer, entries.points_to)
-            )
-            await client.config_set("maxmemory", 1)
-            with pytest.raises(StoreUnavailable):
-                await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None)
-            assert store.degraded
-            assert await store.get(entries.record) == entries.value
-            hit = await store.find([entries.pointer], entries.records)
-            assert hit == Hit(0, entries.points_to, entries.value)
-            await client.config_set("maxmemory", 0)
-            await store.swap(entries.record, entries.value, entries.newer, TTL_SECONDS, None)
-            assert not store.degraded
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is needed to create a certificate")
-async def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    certify(certificate, key)
-    async with LocalProcesses(tmp_path) as processes:
-        server = await processes.start_redis()
-        async with tls_in_front_of(server, certificate, key) as port:
-            url = f"rediss://localhost:{port}/0"
-            async with backend(f"{url}?ssl_ca_certs={certificate}") as (store, client):
-                await check_session_lifecycle(store, client, SessionEntries(1))
-            async with backend(url) as (store, _):
-                with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-                    await store.ping()
 
 
 @EVERY_SERVER

@@ -45,9 +45,3 @@ def test_most_sessions_of_a_day_arrive_around_noon() -> None:
     arrivals = times("daily", 5.0, 20_000)
     around_noon = sum(day / 4 <= time < day * 3 / 4 for time in arrivals)
     assert around_noon / len(arrivals) == pytest.approx(0.5 + 0.8 / 3.14159, abs=0.02)
-
-
-def test_gaps_at_a_constant_rate_are_exponential() -> None:
-    rng = random.Random(7)
-    gaps = [rng.expovariate(2.0) for _ in range(5)]
-    assert times("poisson", 2.0, 5, seed=7) == pytest.approx([sum(gaps[: n + 1]) for n in range(5)])

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import AlwaysGreedy, TotalLength
-from dps_lab.calibrate.budget_day import day
 from dps_lab.simulate.engine import VirtualEngine
 from dps_lab.simulate.fleet import Budget, FleetSpec, build_engines
 from dps_lab.simulate.gateway import VirtualGateway
@@ -63,13 +62,3 @@ def test_removed_engine_receives_no_further_turns() -> None:
     assert gateway.engines == engines[1:]
     gateway.add(engines[0])
     assert set(gateway.engines) == set(engines)
-
-
-def test_day_has_short_turns_at_noon_and_long_ones_at_midnight() -> None:
-    short, long = sessions(1, 1.0), [SessionTrace(id="long", turns=[LONG, LONG])]
-    made = day(short, long, (10.0, 10.0), seconds=100.0)
-    arrivals = [session.arrival_seconds or 0.0 for session in made]
-    assert arrivals == sorted(arrivals)
-    at_noon = [session for session in made if 40 <= (session.arrival_seconds or 0.0) < 60]
-    share = sum(session.id.startswith("day") for session in at_noon) / len(at_noon)
-    assert share > 0.7

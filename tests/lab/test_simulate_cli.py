@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 from dps_lab.simulate.cli import main
-from dps_lab.simulate.workloads import WORKLOADS, load_workload
+from dps_lab.simulate.trace import SessionTrace, TurnLengths
+from dps_lab.simulate.workloads import WORKLOADS, load_workload, mixed
 
-KEYS = {
-    "batch_seconds",
-    "gpus",
-    "session_seconds",
-    "time_to_first_token_seconds",
-    "tokens_per_second",
-    "speculative_share",
-    "moved_share",
-    "regret",
-}
+KEYS = (
+    "batch_seconds gpus session_seconds time_to_first_token_seconds time_per_token_seconds tokens_per_second "
+    "speculative_share moved_share regret"
+)
 
 
 @pytest.fixture
@@ -39,24 +34,11 @@ def test_json_has_exactly_the_documented_keys(trace_file: Path, capsys: pytest.C
     assert main([*arguments, "--speculation", "serialized", "--replicas", "2", "--seed", "7", "--json"]) == 0
 
     report = json.loads(capsys.readouterr().out)
-    assert report.keys() == KEYS
-    assert (
-        report["session_seconds"].keys() == report["time_to_first_token_seconds"].keys() == {"median", "p95"}
-    )
+    assert report.keys() == set(KEYS.split())
+    for spread in ("session_seconds", "time_to_first_token_seconds"):
+        assert report[spread].keys() == {"mean", "median", "p95"}
     assert report["gpus"] == 1
     assert report["speculative_share"] == pytest.approx(10 / 15)
-
-
-@pytest.mark.parametrize(
-    "load",
-    [["--rate", "3"], ["--rate", "3", "--arrivals", "daily"], ["--concurrency", "3"], []],
-    ids=" ".join,
-)
-def test_every_kind_of_load_prints_a_table(
-    load: list[str], trace_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--workload", str(trace_file), *load]) == 0
-    assert "5 sessions, 15 turns" in capsys.readouterr().out
 
 
 def test_draft_tokens_by_batch_are_those_of_the_adaptive_engines(
@@ -71,55 +53,45 @@ def test_draft_tokens_by_batch_are_those_of_the_adaptive_engines(
     assert with_drafts < without_drafts
 
 
-def test_equal_seeds_print_equal_figures(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = []
-    for seed in ("1", "1", "2"):
-        main(["--workload", str(trace_file), "--rate", "1", "--policy", "Random", "--seed", seed, "--json"])
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1] != outputs[2]
+def test_comparison_has_every_fleet_at_every_load_and_marks_the_fastest(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = ["--workload", str(trace_file), "--compare", "2,5", "--cache", "common", "--seeds", "2"]
+    assert main([*compared, "--acceptance", "0.2=1,0.9=4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [
+        "2 greedy",
+        "2 speculative",
+        "2 adaptive drafts",
+        "1 + 1, DeltaPrefill, τ = 128",
+        "1 + 1, Sticky",
+        "1 + 1, Adaptive",
+        "1 adaptive drafts + 1, Adaptive",
+    ]
+    assert all(list(reports) == ["2", "5"] for reports in found.values())
+    assert main([*compared, "--acceptance", "0.2=1,0.9=4"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{min(reports['2']['batch_seconds'] for reports in found.values()):,.2f}*" in printed
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workload", "nothing.jsonl"], "there is no workload and no file 'nothing.jsonl'; choose bfcl"),
-        (["--workload", "toolbench"], "set --concurrency C or --rate R"),
-        (["--workload", "toolbench", "--concurrency", "1", "--fleet", "x=1"], "'x' is not a kind of engine"),
+        ("nothing.jsonl", "there is no workload and no file 'nothing.jsonl'; choose bfcl"),
+        ("toolbench", "set --concurrency C or --rate R"),
+        ("toolbench --concurrency 1 --fleet x=1", "'x' is not a kind of engine"),
         (
-            [
-                "--workload",
-                "toolbench",
-                "--concurrency",
-                "1",
-                "--fleet",
-                "adaptive=1",
-                "--algorithm",
-                "NGRAM",
-            ],
-            "adaptive engines vary their draft steps, of which NGRAM has none",
-        ),
-        (
-            ["--workload", "toolbench", "--concurrency", "1", "--draft-tokens-by-batch", "[[1,8,3]]"],
+            "toolbench --concurrency 1 --draft-tokens-by-batch [[1,8,3]]",
             "--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2",
         ),
-        (
-            ["--workload", "toolbench", "--concurrency", "1", "--arrivals", "bursts"],
-            "--arrivals bursts needs a mean rate; add --rate R",
-        ),
-        (
-            ["--workload", "toolbench", "--concurrency", "1", "--acceptance-length", "9"],
-            "an acceptance length of 9 is impossible with STANDALONE",
-        ),
-        (
-            ["--workload", "toolbench", "--concurrency", "1", "--fleet", "greedy=9", "--one-gpu"],
-            "use fewer engines per GPU",
-        ),
+        ("toolbench --concurrency 1 --arrivals bursts", "--arrivals bursts needs a mean rate; add --rate R"),
+        ("toolbench --concurrency 1 --acceptance-length 9", "an acceptance length of 9 is impossible"),
     ],
 )
 def test_invalid_input_exits_with_2_and_an_actionable_message(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
+    assert main(["--workload", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -127,14 +99,10 @@ def test_invalid_input_exits_with_2_and_an_actionable_message(
     ("option", "value", "message"),
     [
         ("--concurrency", "0", "'0' is not a whole number above 0"),
-        ("--rate", "inf", "'inf' is not a number above 0"),
-        ("--threshold", "-1", "'-1' is not a number of tokens, at least 0, or 'none'"),
+        ("--compare", "1,x", "'x' is not a whole number above 0"),
+        ("--acceptance", "0.5=1,1.2", "a probability that is not from 0 to 1"),
+        ("--acceptance", "high", "could not convert string to float"),
         ("--draft-tokens-by-batch", "3", "3: not a JSON list of [first batch size, last batch size, draft"),
-        (
-            "--draft-tokens-by-batch",
-            "[[2,8,3]]",
-            "[[2,8,3]]: the first range must begin at a batch size of 1",
-        ),
     ],
 )
 def test_an_option_out_of_range_is_refused(
@@ -160,3 +128,25 @@ def test_share_of_bfcl_turns_with_a_delta_of_at_most_128_matches_the_paper() -> 
     lengths = [[0, *(turn.prompt_tokens for turn in session.turns)] for session in load_workload("bfcl")]
     deltas = [later - earlier for session in lengths for earlier, later in pairwise(session)]
     assert sum(delta <= 128 for delta in deltas) / len(deltas) == pytest.approx(0.72, abs=0.01)
+
+
+def test_mixture_assigns_exact_shares_at_random_and_replaces_the_acceptance_of_turns() -> None:
+    turn = TurnLengths(prompt_tokens=10, output_tokens=1, acceptance=0.1)
+    sessions = [SessionTrace(id=f"s{number}", turns=[turn]) for number in range(8)]
+    drawn = [
+        [each.acceptance or 0.0 for each in mixed(sessions, {0.3: 1, 0.9: 3}, seed)] for seed in (0, 0, 1)
+    ]
+    assert [sorted(each) for each in drawn] == [[0.3] * 2 + [0.9] * 6] * 3
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(each.turns[0].acceptance is None for each in mixed(sessions, {0.3: 1}, 0))
+
+
+def test_only_sessions_of_the_same_application_share_their_system_prompt() -> None:
+    turn = TurnLengths(prompt_tokens=10, output_tokens=1)
+    sessions = [SessionTrace(id=f"s{n}", prefix=None if n < 4 else "tools", turns=[turn]) for n in range(8)]
+    assert {each.prefix for each in mixed(sessions, {0.3: 1, 0.9: 1}, 0)} == {None, "tools"}
+    kinds = {
+        (each.prefix, each.acceptance) for each in mixed(sessions, {0.3: 1, 0.9: 1}, 0, applications=True)
+    }
+    assert kinds <= {(f"{tools} {p}", p) for tools in ("", "tools") for p in (0.3, 0.9)}
+    assert len(kinds) > 2

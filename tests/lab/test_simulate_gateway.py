@@ -48,10 +48,7 @@ def test_engine_reports_how_many_requests_it_runs_at_the_same_time() -> None:
 def test_requests_of_other_gateway_replicas_are_known_from_the_load_that_the_engine_reports() -> None:
     """Each replica sees its own requests immediately, and those of the others within a second."""
     recorder = Recorder()
-    long = [session.model_copy(update={"turns": _long_answer()}) for session in sessions(8)]
+    answer = [TurnLengths(prompt_tokens=1_000, output_tokens=6_000)]
+    long = [session.model_copy(update={"turns": answer}) for session in sessions(8)]
     simulate(long, Scenario(FLEET, recorder, Load(), replicas=4))
     assert [turn.pools[Pool.GREEDY].load for turn in recorder.turns] == list(range(8))
-
-
-def _long_answer() -> list[TurnLengths]:
-    return [TurnLengths(prompt_tokens=1_000, output_tokens=6_000)]

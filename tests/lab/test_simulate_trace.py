@@ -1,9 +1,6 @@
 """Length traces: valid and invalid files, and the prefixes that prompts share."""
 
 import json
-import os
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 
 from dps_lab.simulate.prompts import plan_sessions
 from dps_lab.simulate.trace import SessionTrace, TraceError, TurnLengths, parse_trace
-from dps_lab.simulate.workloads import load_workload
 
 TURN = {"prompt_tokens": 100, "output_tokens": 10, "think_seconds": 0}
 SESSION = {"id": "a", "prefix": None, "prefix_tokens": 0, "arrival_seconds": None, "turns": [TURN]}
@@ -37,39 +33,22 @@ def test_a_line_is_a_session_and_blank_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "t.jsonl, line 2: the line is not valid JSON (EOF while parsing an object at line 1 column 1)"),
-        ({"turns": [TURN]}, "t.jsonl, line 2: id: the field is missing; add it"),
-        ({"id": "b"}, "t.jsonl, line 2: turns: the field is missing; add it"),
-        ({"id": "b", "turns": []}, "t.jsonl, line 2: turns: List should have at least 1 item"),
+        ("{", "the line is not valid JSON (EOF while parsing an object at line 1 column 1)"),
+        ({"id": "b"}, "turns: the field is missing; add it"),
         (
-            {"id": "b", "turns": [TURN | {"output_tokens": 0}]},
-            "t.jsonl, line 2: turns[0].output_tokens: Input should be greater than 0, got 0",
-        ),
-        (
-            {"id": "b", "turns": [TURN, TURN | {"prompt_tokens": "many"}]},
-            "t.jsonl, line 2: turns[1].prompt_tokens: Input should be a valid integer, got 'many'",
-        ),
-        (
-            {"id": "b", "turns": [TURN | {"think_seconds": -1}]},
-            "t.jsonl, line 2: turns[0].think_seconds: Input should be greater than or equal to 0, got -1",
+            {"id": "b", "turns": [TURN, TURN | {"output_tokens": 0}]},
+            "turns[1].output_tokens: Input should be greater than 0, got 0",
         ),
         (
             SESSION | {"id": "b", "prefixTokens": 3},
-            "t.jsonl, line 2: prefixTokens: unknown field; remove it or use one of id, prefix, prefix_tokens",
+            "prefixTokens: unknown field; remove it or use one of id, prefix, prefix_tokens",
         ),
         (
             SESSION | {"id": "b", "prefix": "p", "prefix_tokens": 101},
-            "t.jsonl, line 2: prefix_tokens: 101 is more than turns[0].prompt_tokens (100)",
+            "prefix_tokens: 101 is more than turns[0].prompt_tokens (100)",
         ),
-        (SESSION, "t.jsonl, line 2: id: 'a' is already used on line 1"),
-        (
-            json.dumps([SESSION] * 1000),
-            "t.jsonl, line 2: the line is not a JSON object; write one JSON object per line",
-        ),
-        (
-            {"id": "b", "turns": "x" * 1000},
-            "t.jsonl, line 2: turns: Input should be a valid array, got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'",
-        ),
+        (SESSION, "id: 'a' is already used on line 1"),
+        (json.dumps([SESSION] * 1000), "the line is not a JSON object; write one JSON object per line"),
     ],
 )
 def test_an_invalid_line_is_reported_with_its_number_and_field(
@@ -78,7 +57,7 @@ def test_an_invalid_line_is_reported_with_its_number_and_field(
     text = line if isinstance(line, str) else json.dumps(line)
     with pytest.raises(TraceError) as caught:
         parse_trace([json.dumps(SESSION), text], "t.jsonl")
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"t.jsonl, line 2: {message}")
     assert len(str(caught.value)) < 300
 
 
@@ -87,45 +66,8 @@ def test_a_file_without_sessions_is_refused() -> None:
         parse_trace(["\n"])
 
 
-@pytest.mark.parametrize("start", [b"", b'{"id": "a", "session": "'], ids=["trace", "decision log"])
-def test_a_file_that_is_not_utf8_is_refused(start: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(start + b"\xff\xfe")
-    with pytest.raises(TraceError, match=r"trace.jsonl: the file is not UTF-8 text .*; convert it to UTF-8"):
-        load_workload(str(path))
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_file_may_have_a_byte_order_mark_and_any_line_ends(encoding: str, end: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    # Within a JSON string, a line separator of Unicode does not end the line.
-    lines = [json.dumps(SESSION | {"id": name}, ensure_ascii=False) for name in ("a\u2028b", "c")]
-    path.write_text(end.join(lines), encoding=encoding, newline="")
-    assert [session.id for session in load_workload(str(path))] == ["a\u2028b", "c"]
-
-
-def test_a_trace_can_be_read_from_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = Thread(target=path.write_text, args=[json.dumps(SESSION)], daemon=True)
-    writer.start()
-    assert [session.id for session in load_workload(str(path))] == ["a"]
-    writer.join(timeout=10)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"), [("/", "Is a directory"), (json.dumps(SESSION) * 9, "File name too long")]
-)
-def test_a_path_that_is_not_a_file_is_refused(path: str, reason: str) -> None:
-    with pytest.raises(TraceError, match=rf"the file cannot be read \({reason}\); check its path"):
-        load_workload(path)
-
-
 def test_a_prompt_extends_the_previous_prompt_and_its_answer() -> None:
-    [[first, second]] = prompts(
-        SESSION | {"turns": [TURN, {"prompt_tokens": 150, "output_tokens": 10, "think_seconds": 0}]}
-    )
+    [[first, second]] = prompts(SESSION | {"turns": [TURN, TURN | {"prompt_tokens": 150}]})
     assert second[:100] == first
     assert len(second) == 150
 

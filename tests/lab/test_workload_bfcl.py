@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dps_gateway.cache_dir import cache_dir
 from dps_lab.workload.assets import BFCL_VERSION
 from dps_lab.workload.bfcl import CATEGORIES, FUNCTION_FILES, NEW_FUNCTIONS, NO_CALL, AnswerStyle, load_bfcl
 from dps_lab.workload.sessions import Session, Turn
-from dps_local.assets import cache_dir
 
 REAL = cache_dir() / f"bfcl-eval-{BFCL_VERSION}"
 

@@ -45,34 +45,19 @@ def test_each_line_is_a_session_and_blank_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "s.jsonl, line 2: Invalid JSON: EOF while parsing an object at line 1 column 1"),
-        ("[]", "s.jsonl, line 2: Input should be an object"),
-        ({"turns": [TURN]}, "s.jsonl, line 2: id: Field required"),
-        ({"id": "b", "turns": []}, "s.jsonl, line 2: turns: List should have at least 1 item"),
-        (
-            {"id": "b", "turns": [TURN, {"messages": [HELLO]}]},
-            "s.jsonl, line 2: turns[1].answer: Field required",
-        ),
-        (
-            {"id": "b", "turns": [TURN | {"messages": []}]},
-            "s.jsonl, line 2: turns[0].messages: List should have",
-        ),
-        (
-            {"id": "b", "turns": [TURN | {"think_seconds": -1}]},
-            "s.jsonl, line 2: turns[0].think_seconds: Input should",
-        ),
-        (
-            {"id": "b", "turns": [TURN], "modle": "x"},
-            "s.jsonl, line 2: modle: Extra inputs are not permitted",
-        ),
-        ({"id": "a", "turns": [TURN]}, "s.jsonl, line 2: id: 'a' is already used on line 1"),
+        ("{", "Invalid JSON: EOF while parsing an object at line 1 column 1"),
+        ({"turns": [TURN]}, "id: Field required"),
+        ({"id": "b", "turns": []}, "turns: List should have at least 1 item"),
+        ({"id": "b", "turns": [TURN, {"messages": [HELLO]}]}, "turns[1].answer: Field required"),
+        ({"id": "b", "turns": [TURN], "modle": "x"}, "modle: Extra inputs are not permitted"),
+        ({"id": "a", "turns": [TURN]}, "id: 'a' is already used on line 1"),
     ],
 )
 def test_invalid_line_is_reported_with_its_key(line: str | dict[str, Any], complaint: str) -> None:
     text = line if isinstance(line, str) else json.dumps(line)
     with pytest.raises(SessionFormatError) as caught:
         parse_sessions([json.dumps({"id": "a", "turns": [TURN]}), text], "s.jsonl")
-    assert str(caught.value).startswith(complaint)
+    assert str(caught.value).startswith(f"s.jsonl, line 2: {complaint}")
 
 
 def test_prompts_contain_the_history_with_recorded_answers() -> None:

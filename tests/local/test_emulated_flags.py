@@ -1,60 +1,15 @@
 """The command line of `dps engine`."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dps_local.emulated_sglang.flags import parse
-from dps_local.emulated_sglang.settings import EngineSettings
-from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> list[str]:
     return ["--tokenizer-path", str(tmp_path)]
-
-
-def test_defaults_emulate_a_greedy_engine_on_an_a100(tokenizer: list[str]) -> None:
-    settings = parse(tokenizer)
-    assert replace(settings, arguments={}) == EngineSettings(tokenizer[1], enable_cache_report=False)
-
-
-def test_flags_are_parsed_to_settings(tokenizer: list[str]) -> None:
-    flags = (
-        "--host 127.0.0.2 --port 31000 --model-path m --served-model-name s --api-key k --context-length 100 "
-        "--max-running-requests 7 --max-total-tokens 1000 --enable-cache-report --random-seed 3 "
-        "--speculative-algorithm STANDALONE --speculative-num-steps 5 --speculative-eagle-topk 2 "
-        "--speculative-num-draft-tokens 8 --emulate-prefill-tokens-per-second 500 "
-        "--emulate-decode-step-seconds 0.02 0.001 --emulate-draft-step-seconds 0.003 "
-        "--emulate-acceptance-length 3.5 --emulate-serialized-speculation --emulate-answer-tokens 12 "
-        "--emulate-speed 10"
-    )
-    speculation = replace(
-        SPECULATION_DEFAULTS["STANDALONE"],
-        steps=5,
-        top_k=2,
-        draft_tokens=8,
-        draft_step_seconds=0.003,
-        acceptance_length=3.5,
-    )
-    assert replace(parse([*tokenizer, *flags.split()]), arguments={}) == EngineSettings(
-        tokenizer[1],
-        host="127.0.0.2",
-        port=31000,
-        model_path="m",
-        served_model_name="s",
-        api_key="k",
-        context_length=100,
-        max_running_requests=7,
-        max_total_tokens=1000,
-        enable_cache_report=True,
-        time_model=TimeModel(500, 0.02, 0.001, speculation),
-        serialized_speculation=True,
-        speed=10,
-        seed=3,
-        mean_answer_tokens=12,
-    )
 
 
 def test_other_sglang_flags_are_accepted_and_reported(tokenizer: list[str]) -> None:

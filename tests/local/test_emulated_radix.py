@@ -66,22 +66,3 @@ class RadixCacheMachine(RuleBasedStateMachine):
 
 TestRadixCache = RadixCacheMachine.TestCase
 TestRadixCache.settings = settings(max_examples=60, stateful_step_count=30)
-
-
-def test_least_recently_used_leaf_is_evicted_first() -> None:
-    cache = RadixCache()
-    for tokens in ((1, 2, 3), (1, 2, 4), (9,)):
-        cache.insert(tokens)
-    cache.match((1, 2, 3))
-
-    assert cache.evict(2) == 2
-    assert [cache.match(tokens).length for tokens in ((1, 2, 3), (1, 2, 4), (9,))] == [3, 2, 0]
-
-
-def test_lock_protects_the_prefix_but_not_its_continuations() -> None:
-    cache = RadixCache()
-    cache.insert((1, 2, 3, 4))
-    cache.lock(cache.match((1, 2)).node)
-
-    assert cache.evict(100) == 2
-    assert cache.match((1, 2, 3, 4)).length == 2

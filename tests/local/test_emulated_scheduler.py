@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from dps_local.emulated_sglang.generation import Plan
-from dps_local.emulated_sglang.scheduler import ABORTED, Scheduler, Sequence, StepKind
+from dps_local.emulated_sglang.scheduler import Scheduler, Sequence
 from dps_local.emulated_sglang.time_model import SPECULATION_DEFAULTS, TimeModel
 
 STANDALONE = SPECULATION_DEFAULTS["STANDALONE"]
@@ -57,13 +57,6 @@ def scheduler(
     return Scheduler(time_model, capacity, max_running, serialized)
 
 
-def test_serialized_speculation_takes_as_long_as_sequential_requests() -> None:
-    alone = run(scheduler(SPECULATIVE, serialized=True), distinct(1))
-    for concurrency in (4, 8):
-        together = run(scheduler(SPECULATIVE, serialized=True), distinct(concurrency))
-        assert together == pytest.approx(concurrency * alone, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("engine", "concurrency", "paper"),
     [
@@ -86,11 +79,6 @@ def test_bfcl_durations_match_the_papers_table_2(engine: str, concurrency: int, 
     assert seconds * 4522 / 45 == pytest.approx(paper, rel=0.15)
 
 
-def test_speculation_speeds_up_one_request_but_not_eight_serialized_ones() -> None:
-    assert run(scheduler(SPECULATIVE, serialized=True), distinct(1)) < run(scheduler(), distinct(1))
-    assert run(scheduler(SPECULATIVE, serialized=True), distinct(8)) > run(scheduler(), distinct(8))
-
-
 def test_acceptance_has_the_configured_mean_and_does_not_exceed_the_draft() -> None:
     long = sequence("r", range(10), answer=5001)
     run(scheduler(SPECULATIVE), [long])
@@ -102,58 +90,6 @@ def test_acceptance_has_the_configured_mean_and_does_not_exceed_the_draft() -> N
     assert sum(long.accepted) == long.verify_steps
 
 
-def test_second_turn_finds_prompt_and_answer_cached_except_the_last_token() -> None:
-    engine = scheduler()
-    first = sequence("first", range(100))
-    run(engine, [first])
-    second = sequence("second", [*first.prompt, *first.plan.token_ids, 7, 8, 9])
-    run(engine, [second])
-
-    assert (first.cached_tokens, second.cached_tokens) == (0, 100 + 20 - 1)
-
-
-def test_repeated_prompt_is_cached_except_its_last_token() -> None:
-    engine = scheduler()
-    again = sequence("again", range(100))
-    run(engine, [sequence("once", range(100))])
-    run(engine, [again])
-
-    assert again.cached_tokens == 99
-
-
-def test_prefill_takes_precedence_over_decode() -> None:
-    engine = scheduler()
-    kinds = []
-    engine.submit(sequence("a", range(10)))
-    for rid in ("b", None):
-        step = engine.next_step(0.0)
-        assert step is not None
-        kinds.append((step.kind, [each.rid for each in step.sequences]))
-        if rid:
-            engine.submit(sequence(rid, range(50, 60)))
-        engine.complete(step, 0.0)
-    step = engine.next_step(0.0)
-    assert step is not None
-    kinds.append((step.kind, [each.rid for each in step.sequences]))
-
-    assert kinds == [
-        (StepKind.PREFILL, ["a"]),
-        (StepKind.PREFILL, ["b"]),
-        (StepKind.DECODE, ["a", "b"]),
-    ]
-
-
-def test_running_requests_are_limited() -> None:
-    engine = scheduler(max_running=2)
-    for each in distinct(3):
-        engine.submit(each)
-    step = engine.next_step(0.0)
-
-    assert step is not None
-    assert [each.rid for each in step.sequences] == ["r0", "r1"]
-    assert [each.rid for each in engine.waiting] == ["r2"]
-
-
 def test_request_waits_for_cache_space_and_evicts_old_entries() -> None:
     engine = scheduler(capacity=500)
     requests = distinct(4)
@@ -162,49 +98,3 @@ def test_request_waits_for_cache_space_and_evicts_old_entries() -> None:
     assert all(each.finish_reason == DONE for each in requests)
     assert engine.cache.size <= 500
     assert engine.used_tokens == 0
-
-
-def test_request_larger_than_the_cache_is_rejected() -> None:
-    with pytest.raises(ValueError, match="KV memory budget: input_len=200"):
-        scheduler(capacity=219).submit(distinct(1)[0])
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5], ids=["waiting", "prefilled", "decoding"])
-def test_aborted_request_frees_its_tokens(steps: int) -> None:
-    engine = scheduler()
-    request = distinct(1)[0]
-    engine.submit(request)
-    for _ in range(steps):
-        step = engine.next_step(0.0)
-        assert step is not None
-        engine.complete(step, 0.0)
-
-    assert engine.abort(request.rid, 1.0) is request
-    assert request.finish_reason == ABORTED
-    assert request.generated == steps
-    assert (engine.running, engine.waiting, engine.used_tokens) == (0, (), 0)
-    assert engine.next_step(1.0) is None
-    assert engine.abort(request.rid, 1.0) is None
-
-
-def test_request_aborted_during_a_step_receives_no_token() -> None:
-    engine = scheduler()
-    request = distinct(1)[0]
-    engine.submit(request)
-    step = engine.next_step(0.0)
-    assert step is not None
-    engine.abort(request.rid, 0.0)
-
-    assert engine.complete(step, 1.0) == ()
-    assert request.generated == 0
-
-
-def test_cache_is_flushed_only_when_idle() -> None:
-    engine = scheduler()
-    first, second = distinct(2)
-    engine.submit(first)
-    assert not engine.flush()
-    run(engine, [second])
-
-    assert engine.flush()
-    assert engine.cache.size == 0

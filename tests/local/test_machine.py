@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dps_local.machine import SGLangNotFound, gpus, sglang_version
+from dps_local.machine import SGLangNotFound, check_mooncake, gpus, sglang_version
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ def test_missing_sglang_is_reported_with_installation_instructions() -> None:
         f"SGLang is not installed for {sys.executable}: run '{sys.executable} -m pip install sglang', "
         "or pass an interpreter that has it as --engine-python"
     )
+
+
+def test_missing_mooncake_is_reported_with_installation_instructions() -> None:
+    with pytest.raises(
+        SGLangNotFound, match=r"Mooncake is not installed for .*pip install mooncake-transfer-engine"
+    ):
+        check_mooncake(sys.executable)
 
 
 def test_missing_interpreter_is_reported(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dps_engines.launch import EngineError, FileCache
-from dps_local.sglang import Placement, SGLangOptions, place, sglang_command
+from dps_engines.launch import EngineError
+from dps_local.prefix_cache import SEGMENT_BYTES, mooncake_cache
+from dps_local.sglang import EngineCommand, Placement, SGLangOptions, place, sglang_command
 
 OPTIONS = SGLangOptions(model="/models/m", draft_model="/models/d", python="/venv/bin/python")
 
@@ -32,10 +33,21 @@ ON_CPU = {
     "CUDA_VISIBLE_DEVICES": "",
     "SGLANG_USE_CPU_ENGINE": "1",
 }
+GPU_1 = Placement(["1"])
+
+
+def start(
+    pool: Any = "greedy",
+    placement: Placement = GPU_1,
+    options: SGLangOptions = OPTIONS,
+    **more: Any,
+) -> EngineCommand:
+    return sglang_command(options, pool, placement, port=31000, served_name="m", **more)
+
 
 COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
-    "speculative, separate GPU": ("speculative", Placement(["1"]), [*MANAGED, *CHAIN], ON_GPU_1),
-    "greedy, separate GPU": ("greedy", Placement(["1"]), MANAGED, ON_GPU_1),
+    "speculative, separate GPU": ("speculative", GPU_1, [*MANAGED, *CHAIN], ON_GPU_1),
+    "greedy, separate GPU": ("greedy", GPU_1, MANAGED, ON_GPU_1),
     "speculative, first on a shared GPU": (
         "speculative",
         Placement(["1"], shared=True),
@@ -59,28 +71,21 @@ COMMANDS: dict[str, tuple[Any, Placement, list[str], dict[str, str]]] = {
 def test_command_line_and_environment_depend_on_the_pool_and_its_gpus(
     pool: Any, placement: Placement, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    start = sglang_command(OPTIONS, pool, placement, port=31000, served_name="m")
-    assert start.command == ["/venv/bin/python", "-m", "sglang.launch_server", *arguments]
-    assert start.environment == environment
+    started = start(pool, placement)
+    assert started.command == ["/venv/bin/python", "-m", "sglang.launch_server", *arguments]
+    assert started.environment == environment
 
 
 def test_user_arguments_come_last_and_so_take_precedence() -> None:
     options = replace(OPTIONS, arguments=["--mem-fraction-static", "0.3"])
-    start = sglang_command(options, "greedy", Placement(["0"], shared=True), port=31000, served_name="m")
-    assert start.command[-4:] == ["--mem-fraction-static", "0.8", "--mem-fraction-static", "0.3"]
+    command = start("greedy", Placement(["0"], shared=True), options).command
+    assert command[-4:] == ["--mem-fraction-static", "0.8", "--mem-fraction-static", "0.3"]
 
 
 def test_spans_are_exported_to_the_otlp_endpoint() -> None:
-    start = sglang_command(
-        OPTIONS,
-        "greedy",
-        Placement(["1"]),
-        port=31000,
-        served_name="m",
-        otlp_endpoint="http://127.0.0.1:4317",
-    )
-    assert start.command[-3:] == ["--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:4317"]
-    assert start.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
+    traced = start(otlp_endpoint="http://127.0.0.1:4317")
+    assert traced.command[-3:] == ["--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:4317"]
+    assert traced.environment == {**ON_GPU_1, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
 
 
 @pytest.mark.parametrize(
@@ -88,28 +93,16 @@ def test_spans_are_exported_to_the_otlp_endpoint() -> None:
     [
         (replace(OPTIONS, arguments=["--port=1"]), "-- --port: dps up sets this argument; use the"),
         (replace(OPTIONS, arguments=["--speculative-num-steps"]), "-- --speculative-num-steps: dps up sets"),
-        (
-            replace(OPTIONS, arguments=["--chat-template=t.jinja"]),
-            "-- --chat-template is not supported: the gateway counts prompts .*, and set --tokenizer",
-        ),
-        (
-            replace(OPTIONS, arguments=["--api-key", "secret"]),
-            "-- --api-key is not supported: the gateway does not know this key",
-        ),
-        (
-            replace(OPTIONS, arguments=["--nnodes=2"]),
-            "-- --nnodes is not supported: an engine has the GPUs of --tensor-parallel, which are on one node",
-        ),
-        (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.8 or newer"),
+        (replace(OPTIONS, version="0.4.9"), r"SGLang 0\.4\.9 is not supported; use 0\.5\.23 or newer"),
         (replace(OPTIONS, steps=0), r"spec\.pools\.speculative\.speculation\.steps"),
     ],
 )
 def test_invalid_options_are_rejected(options: SGLangOptions, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        sglang_command(options, "speculative", Placement(["0"]), port=31000, served_name="m")
+        start("speculative", options=options)
 
 
-CACHE = FileCache("/stack/prefix-cache", "/stack/secret", 2**30)
+CACHE = mooncake_cache(50051, "0.5.23")
 SHARED = replace(OPTIONS, version="0.5.23")
 
 
@@ -120,57 +113,32 @@ def test_servers_with_a_common_prefix_cache_load_the_plugin(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if inherited is not None:
         monkeypatch.setenv("PYTHONPATH", inherited)
-    start = sglang_command(
-        SHARED,
-        "greedy",
-        Placement(["1"]),
-        port=31000,
-        served_name="m",
-        prefix_cache=CACHE,
-        plugin=Path("/stack/plugin"),
-    )
-    added = list(start.command[len(MANAGED) + 3 :])
-    config = json.loads(added.pop())
-    assert added == [
-        *("--page-size", "64", "--tokenizer-worker-num", "1"),
-        *("--enable-hierarchical-cache", "--hicache-write-policy", "write_through"),
-        *("--hicache-storage-prefetch-policy", "timeout", "--hicache-storage-backend", "dynamic"),
-        "--hicache-storage-backend-extra-config",
-    ]
-    settings = {key: config[key] for key in ("directory", "secret_file", "max_gib")}
-    assert settings == {"directory": "/stack/prefix-cache", "secret_file": "/stack/secret", "max_gib": 1}
-    assert start.environment == {**ON_GPU_1, "PYTHONPATH": path}
+    sharing = start(options=SHARED, prefix_cache=CACHE, plugin=Path("/stack/plugin"))
+    config = json.loads(sharing.command[-1])
+    settings = {key: config[key] for key in ("master_server_address", "global_segment_size")}
+    assert settings == {"master_server_address": "127.0.0.1:50051", "global_segment_size": SEGMENT_BYTES}
+    assert sharing.environment == {
+        **ON_GPU_1,
+        "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1",
+        "PYTHONPATH": path,
+    }
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (replace(SHARED, version="0.5.9"), r"does not support SGLang 0\.5\.9; install SGLang 0\.5\.23"),
-        (
-            replace(SHARED, algorithm="Eagle"),
-            "Eagle engines share no pages; use --algorithm Standalone or Ngram",
-        ),
+        (replace(SHARED, version="0.5.24"), r"does not support SGLang 0\.5\.24; install SGLang 0\.5\.23"),
         (replace(SHARED, arguments=["--enable-lora"]), "remove --enable-lora"),
-        (replace(SHARED, arguments=["--page-size=16"]), "-- --page-size: dps up sets this argument"),
     ],
 )
 def test_servers_that_cannot_share_a_prefix_cache_are_refused(options: SGLangOptions, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        sglang_command(
-            options,
-            "speculative",
-            Placement(["0"]),
-            port=31000,
-            served_name="m",
-            prefix_cache=CACHE,
-            plugin=Path("/p"),
-        )
+        start("speculative", options=options, prefix_cache=CACHE, plugin=Path("/p"))
 
 
 PLACES: dict[str, tuple[list[str], int, list[str]]] = {
     "no GPU": ([], 1, ["on the CPU (for smoke tests only)"] * 2),
     "one GPU": (["0"], 1, ["on GPU 0 (shared by both engines)"] * 2),
-    "two GPUs": (["0", "1"], 1, ["on GPU 0", "on GPU 1"]),
     "more GPUs than needed": (["4", "5", "6"], 1, ["on GPU 4", "on GPU 5"]),
     "tensor parallelism, too few for both": (
         ["0", "1", "2"],

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dps_testkit.operator.harness import OperatorHarness
 from dps_testkit.operator.routers import SMALLEST
+from tests.operator.harness import OperatorHarness
 
 
 @pytest.fixture

@@ -1,74 +1,37 @@
-"""Moves of replicas: when the balancer decides on one, and what the reconciler does about it."""
+"""Moves of replicas: when the autoscaler decides on one, and what the reconciler does about it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from dps_engines.gpu_budget import Demand
-from dps_operator.cluster import Cluster
-from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.allocation import Allocation
-from dps_operator.gpu_budget.balancer import Allocations, Balancer
-from dps_operator.gpu_budget.demand import GatewayDemand, demand
-from dps_operator.observe import Observations
-from dps_operator.reconcile import Reconciler
+from dps_operator.autoscale import Autoscaler
 from dps_operator.work_queue import WorkQueue
-from dps_testkit.operator.fake_cluster import FakeCluster
-from dps_testkit.operator.objects import READY, finished_rollout, pod
-from dps_testkit.operator.routers import SETTINGS, SMALLEST
+from dps_testkit.operator.routers import SMALLEST
+from tests.operator.harness import KEY, FakeGateways, OperatorHarness
+from tests.operator.objects import READY, finished_rollout, pod
 
-KEY = ("serving", "qwen")
 SPEC: dict[str, Any] = {**SMALLEST, "gpuBudget": {"gpus": 4, "cooldownSeconds": 100}}
-METRICS = """\
-# TYPE dps_in_flight gauge
-dps_in_flight{pool="speculative"} 3.0
-dps_in_flight{pool="greedy"} 5.0
-# TYPE dps_queued gauge
-dps_queued{pool="speculative"} 0.0
-dps_queued{pool="greedy"} 2.0
-# TYPE dps_ready_replicas gauge
-dps_ready_replicas{pool="greedy"} 1.0
-"""
 
 
-class Gateways:
-    """Reports `demand`, or fails with `problem`."""
-
-    def __init__(self) -> None:
-        self.demand: Demand = {"speculative": 1.0, "greedy": 30.0}
-        self.problem = ""
-        self.asked: list[str] = []
-
-    async def read(self, addresses: list[str]) -> Demand:
-        self.asked = addresses
-        if self.problem:
-            raise GatewaysUnreachableError(self.problem)
-        return self.demand
-
-
-class BalancerHarness:
+class BalancerHarness(OperatorHarness):
     """An operator with one DPSRouter, whose pools have the replicas that their Deployments request."""
 
-    def __init__(self, spec: Mapping[str, Any] = SPEC) -> None:
-        self.cluster = FakeCluster()
-        self.seen, self.allocations, self.gateways = Observations(), Allocations(), Gateways()
-        self.time = 0
-        typed: Cluster = self.cluster
-        self.reconciler = Reconciler(typed, self.seen, SETTINGS, self.now, self.allocations)
+    def __init__(self, spec: dict[str, Any] = SPEC) -> None:
+        self.gateways, self.time = FakeGateways(), 0
+        self.demand(1.0, 30.0)
+        super().__init__(dict(spec), self.now)
         queue = WorkQueue(self.reconciler.reconcile)
-        self.balancer = Balancer(self.seen, queue, self.gateways, self.allocations, self.now)
-        body = {"apiVersion": "dpsrouter.io/v1alpha1", "kind": "DPSRouter", "spec": dict(spec)}
-        self.cluster.store({**body, "metadata": {"name": KEY[1], "namespace": KEY[0], "generation": 1}})
-        self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
+        self.balancer = Autoscaler(self.seen, queue, self.gateways, self.decisions, self.now)
         gateway = pod("gateway-1", "gateway", podIP="10.0.0.1", conditions=[READY])
+        self.seen.update_router(self.cluster.objects["DPSRouter", *KEY])
         self.seen.update_pod(gateway)
         self.cluster.objects["Pod", KEY[0], "gateway-1"] = gateway
+
+    def demand(self, speculative: float, greedy: float) -> None:
+        """Report this number of requests for each pool."""
+        self.gateways.report("speculative", present=speculative)
+        self.gateways.report("greedy", present=greedy)
 
     def now(self) -> str:
         return f"2026-01-01T00:{self.time // 60:02}:{self.time % 60:02}Z"
@@ -99,17 +62,9 @@ class BalancerHarness:
             self.time += 10
             await self.balancer.once(self.time)
 
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.objects["DPSRouter", *KEY]["status"]
-        return found
-
-    def condition(self) -> dict[str, str]:
-        found: dict[str, str]
-        (found,) = [one for one in self.status()["conditions"] if one["type"] == "DemandMeasured"]
-        return found
-
     def measured(self) -> tuple[str, str]:
-        return self.condition()["status"], self.condition()["reason"]
+        condition = self.condition("DemandMeasured")
+        return condition["status"], condition["reason"]
 
 
 async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -> None:
@@ -130,7 +85,7 @@ async def test_a_replica_moves_after_the_cooldown_and_the_next_after_another() -
         "rule": "EqualLoad",
     }
     assert harness.status()["gpuBudget"] == expected
-    harness.gateways.demand = {"speculative": 30.0, "greedy": 1.0}
+    harness.demand(30.0, 1.0)
     await harness.measure(90)
     assert await harness.settle() == {"speculative": 1, "greedy": 3}
     await harness.measure(10)
@@ -167,15 +122,19 @@ async def test_replicas_move_by_the_calibrated_rule_if_it_is_applied_and_of_this
     calibration: dict[str, Any], recommended: dict[str, Any], rule: str
 ) -> None:
     harness = BalancerHarness({**SPEC, "routing": {"calibration": calibration}})
-    harness.gateways.demand = {"speculative": 12.0, "greedy": 12.0}
+    harness.demand(12.0, 12.0)
     harness.seen.routers[KEY]["status"] = {"routing": {"recommended": recommended}}
     await harness.settle()
     await harness.measure(110)
     calibrated = rule == "Calibrated"
     assert await harness.settle() == {"speculative": 3 if calibrated else 2, "greedy": 1 if calibrated else 2}
     assert harness.status()["gpuBudget"]["rule"] == rule
-    assert ("towards 0.25 times as many requests" in harness.condition()["message"]) == calibrated
-    assert ("the same number of requests per replica" in harness.condition()["message"]) != calibrated
+    assert (
+        "towards 0.25 times as many requests" in harness.condition("DemandMeasured")["message"]
+    ) == calibrated
+    assert (
+        "the same number of requests per replica" in harness.condition("DemandMeasured")["message"]
+    ) != calibrated
 
 
 async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
@@ -183,7 +142,7 @@ async def test_a_new_operator_keeps_the_allocation_of_the_status() -> None:
     await harness.settle()
     await harness.measure(110)
     await harness.settle()
-    harness.allocations.forget(KEY)
+    harness.decisions.forget(KEY)
     assert await harness.settle() == {"speculative": 1, "greedy": 3}
 
 
@@ -195,7 +154,7 @@ async def test_no_replica_moves_while_one_is_not_ready() -> None:
     assert found.replicas is not None
     harness.seen.children(KEY)[deployment] = replace(found, replicas=replace(found.replicas, settled=False))
     await harness.measure(300)
-    assert harness.allocations.decided == {}
+    assert harness.decisions.allocations == {}
 
 
 @pytest.mark.parametrize("change", [{"paused": True}, {"suspend": True}])
@@ -206,19 +165,19 @@ async def test_no_replica_of_a_paused_or_suspended_router_moves(change: dict[str
     if "suspend" in change:
         await harness.settle()
     await harness.measure(300)
-    assert harness.allocations.decided == {}
+    assert harness.decisions.allocations == {}
 
 
 async def test_a_short_burst_moves_nothing() -> None:
     harness = BalancerHarness()
-    harness.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    harness.demand(10.0, 10.0)
     await harness.settle()
     await harness.measure(200)
-    harness.gateways.demand = {"speculative": 10.0, "greedy": 30.0}
+    harness.demand(10.0, 30.0)
     await harness.measure(10)
-    harness.gateways.demand = {"speculative": 10.0, "greedy": 10.0}
+    harness.demand(10.0, 10.0)
     await harness.measure(200)
-    assert harness.allocations.decided == {}
+    assert harness.decisions.allocations == {}
 
 
 async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -> None:
@@ -237,7 +196,7 @@ async def test_an_unknown_demand_is_a_condition_and_restarts_the_measurement() -
 
 async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
     harness = BalancerHarness()
-    harness.gateways.demand = {"speculative": 0.0, "greedy": 0.0}
+    harness.demand(0.0, 0.0)
     await harness.settle()
     await harness.measure(10)
     await harness.settle()
@@ -245,52 +204,3 @@ async def test_a_measurement_that_changes_no_condition_writes_nothing() -> None:
     await harness.measure(500)
     await harness.settle()
     assert harness.cluster.writes() == before
-
-
-async def test_a_budget_that_is_removed_while_the_demand_is_unknown_is_forgotten() -> None:
-    harness = BalancerHarness()
-    await harness.settle()
-    await harness.measure(110)
-    assert await harness.settle() == {"speculative": 1, "greedy": 3}
-    harness.gateways.problem = "no gateway is ready"
-    await harness.measure(10)
-    budget = harness.seen.routers[KEY]["spec"].pop("gpuBudget")
-    await harness.settle()
-    await harness.measure(10)
-    harness.seen.routers[KEY]["spec"]["gpuBudget"] = budget
-    assert await harness.settle() == {"speculative": 2, "greedy": 2}
-    assert harness.measured() == ("Unknown", "NotMeasured")
-
-
-async def test_a_changed_budget_applies_to_a_decision_that_is_not_in_the_status_yet() -> None:
-    harness = BalancerHarness()
-    await harness.settle()
-    harness.allocations.decided[KEY] = Allocation(1, 3, harness.now())
-    harness.seen.routers[KEY]["spec"]["gpuBudget"] = {"gpus": 2}
-    assert await harness.settle() == {"speculative": 1, "greedy": 1}
-
-
-def test_demand_is_the_number_of_requests_in_flight_and_waiting() -> None:
-    assert demand(METRICS) == {"speculative": 3.0, "greedy": 7.0}
-
-
-async def test_demand_is_summed_over_gateways() -> None:
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=METRICS)
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        assert server.port is not None
-        reader = GatewayDemand(GatewayMetrics(session, server.port))
-        assert await reader.read(["127.0.0.1", "127.0.0.1"]) == {"speculative": 6.0, "greedy": 14.0}
-
-
-async def test_a_gateway_that_does_not_answer_makes_the_demand_unknown() -> None:
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(GatewaysUnreachableError, match="no gateway is ready"):
-            await GatewayDemand(GatewayMetrics(session)).read([])
-        with pytest.raises(
-            GatewaysUnreachableError, match="port 1 of a gateway does not answer the operator"
-        ):
-            await GatewayDemand(GatewayMetrics(session, 1)).read(["127.0.0.1"])

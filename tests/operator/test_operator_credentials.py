@@ -1,18 +1,14 @@
 """The Secret with the random values of the DPSRouters of a namespace."""
 
 import base64
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
-import pytest
 import yaml
 
 from dps_operator.api import API_VERSION, KIND
-from dps_operator.credentials import release
-from dps_operator.errors import ClusterError
-from dps_operator.kinds import SECRET
-from dps_testkit.operator.harness import KEY, OperatorHarness
-from dps_testkit.operator.routers import PREFIX_CACHE, SMALLEST
+from dps_operator.credentials import forget_router
+from dps_operator.objects import SECRET
+from dps_testkit.operator.routers import SMALLEST
+from tests.operator.harness import KEY, OperatorHarness
 
 OTHER = {"apiVersion": API_VERSION, "kind": KIND, "name": "other", "uid": "uid-other"}
 """The owner reference of another DPSRouter in the same namespace."""
@@ -33,6 +29,10 @@ async def test_random_values_are_created_once(harness: OperatorHarness) -> None:
     assert set(first) == ENTRIES
     for name in ("qwen-redis.password", "qwen-gateway.admin-token"):
         assert len(base64.b64decode(first[name])) >= 32
+    values = {name: base64.b64decode(value).decode() for name, value in first.items()}
+    password = values["qwen-redis.password"]
+    assert values["qwen-redis.auth.conf"] == f"requirepass {password}\n"
+    assert values["qwen-redis.url"] == f"redis://:{password}@qwen-redis.serving.svc:6379/0"
 
 
 async def test_gateways_and_the_calibration_have_the_token_of_the_admin_port() -> None:
@@ -50,41 +50,6 @@ async def test_gateways_and_the_calibration_have_the_token_of_the_admin_port() -
     assert job["containers"][0]["env"] == [{"name": "DPS_ADMIN_TOKEN", "valueFrom": source}]
 
 
-async def test_secret_of_the_prefix_cache_is_created_once_and_removed_with_the_common_cache() -> None:
-    harness = OperatorHarness(PREFIX_CACHE)
-    await harness.reconcile()
-    first = credentials(harness)
-    assert set(first) == ENTRIES | {"qwen-prefix-cache.secret"}
-    harness.edit({**PREFIX_CACHE, "prefixCache": {**PREFIX_CACHE["prefixCache"], "mode": "Separate"}})
-    await harness.reconcile()
-    harness.rolled_out()
-    await harness.reconcile()
-    assert credentials(harness) == {name: first[name] for name in ENTRIES}
-    assert harness.cluster.names("PersistentVolumeClaim") == set()
-
-
-async def test_secret_and_claim_of_the_prefix_cache_are_kept_while_the_pools_cannot_share() -> None:
-    harness = OperatorHarness(PREFIX_CACHE)
-    await harness.reconcile()
-    before = credentials(harness)
-    harness.edit({**PREFIX_CACHE, "engine": {"version": "0.5.22"}})
-    await harness.reconcile()
-    assert harness.condition("PrefixCacheShared")["status"] == "False"
-    assert credentials(harness) == before
-    assert harness.cluster.names("PersistentVolumeClaim") == {"qwen-prefix-cache"}
-
-
-async def test_replaced_secret_of_the_prefix_cache_restarts_the_engines() -> None:
-    harness = OperatorHarness(PREFIX_CACHE)
-    await harness.reconcile()
-    before = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["metadata"]["annotations"]
-    del harness.cluster.objects["Secret", "serving", "dps-router-credentials"]
-    await harness.reconcile()
-    after = harness.object("Deployment", "qwen-greedy")["spec"]["template"]["metadata"]["annotations"]
-    assert set(before) == set(after) == {"dpsrouter.io/prefix-cache-secret"}
-    assert before != after
-
-
 async def test_secret_of_that_name_that_the_operator_did_not_create_is_not_changed() -> None:
     harness = OperatorHarness(SMALLEST)
     metadata = {"name": "dps-router-credentials", "namespace": "serving"}
@@ -100,7 +65,7 @@ async def test_deleted_router_removes_its_values_from_the_secret_that_others_use
     harness: OperatorHarness,
 ) -> None:
     own = credentials(harness)
-    await release(harness.cluster, ("serving", "qwen"))
+    await forget_router(harness.cluster, ("serving", "qwen"))
     assert credentials(harness) == own, "the Secret is garbage-collected with its last owner"
     other = {"metadata": {"ownerReferences": [OTHER]}, "data": {"other-redis.password": "eA=="}}
     await harness.cluster.strategic_merge(SECRET, "serving", "dps-router-credentials", other)
@@ -108,18 +73,3 @@ async def test_deleted_router_removes_its_values_from_the_secret_that_others_use
     await harness.reconcile()
     assert credentials(harness) == other["data"]
     assert harness.object("Secret", "dps-router-credentials")["metadata"]["ownerReferences"] == [OTHER]
-
-
-DELETED = nullcontext()
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"), [(404, DELETED), (409, DELETED), (500, pytest.raises(ClusterError))]
-)
-async def test_secret_that_is_deleted_meanwhile_needs_no_removal(
-    harness: OperatorHarness, status: int, outcome: AbstractContextManager[Any]
-) -> None:
-    credentials(harness)["other-redis.password"] = "eA=="
-    harness.cluster.fail["strategic_merge", "Secret"] = ClusterError("it has been deleted", status)
-    with outcome:
-        await release(harness.cluster, ("serving", "qwen"))

@@ -6,11 +6,11 @@ import pytest
 
 from dps_engines.pools import POOLS
 from dps_gateway.config import GatewayConfig
-from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.gateway import gateway_deployment, gateway_services
-from dps_operator.builders.gateway_config import gateway_config
-from dps_operator.builders.network import base_url
-from dps_operator.resources import Manifest, Router
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import gateway_config, gateway_deployment, gateway_services
+from dps_operator.build.network import base_url
+from dps_operator.effective import Router
+from dps_operator.objects import Manifest
 from dps_testkit.engine_options import check_accepted, recorded_options
 from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, VLLM, router
 
@@ -44,7 +44,7 @@ def file(pod: Manifest, path: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("version", ["0.5.8.post1", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.23"])
 def test_sglang_receives_its_key_by_a_variable_in_its_command_line(pool: str, version: str) -> None:
     container = engine(with_key({**SMALLEST, "engine": {"version": version}}), pool)
     assert {"name": "DPS_ENGINE_API_KEY", **FROM_SECRET} in container["env"]

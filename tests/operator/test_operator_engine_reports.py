@@ -1,7 +1,6 @@
 """What the operator concludes from the engines' metrics about a common prefix cache."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -9,14 +8,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_engines.pools import PoolName
-from dps_operator.prefix_cache.engine_metrics import EngineMetrics
-from dps_operator.prefix_cache.engines import (
+from dps_operator.cache_health import (
     HALF_LIFE_SECONDS,
     EngineReports,
     EngineSample,
     EngineTally,
     engine_sample,
 )
+from dps_operator.metrics import PodMetrics
 
 METRICS = """\
 # TYPE dps_prefix_cache_sharing gauge
@@ -76,9 +75,7 @@ BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
     [
         pytest.param([pages(full=9e9)], NOTHING, id="what was counted before the operator started"),
         pytest.param([pages(), pages(full=99)], NOTHING, id="too few pages"),
-        pytest.param([pages(), pages(stored=51, full=49)], NOTHING, id="most pages are stored"),
         pytest.param([pages(), pages(stored=50, full=50)], FULL, id="half of the pages have no space"),
-        pytest.param([pages(), pages(too_large=100)], FULL, id="pages exceed the share of a subdirectory"),
         pytest.param([pages(), pages(full=100), pages(full=100, stored=900)], NOTHING, id="space again"),
         pytest.param([pages(), pages(full=100), pages(full=100, stored=1)], FULL, id="no new evidence"),
         pytest.param([pages(), pages(full=100, present=900)], FULL, id="what others stored is no evidence"),
@@ -86,11 +83,7 @@ BOTH: frozenset[PoolName] = frozenset({"speculative", "greedy"})
             [pages(full=5), pages(full=100), pages(full=7)], FULL, id="an engine that has restarted"
         ),
         pytest.param([pages(), pages(write_error=100)], FAILING, id="pages cannot be written"),
-        pytest.param([pages(), pages(busy=60, stored=40)], FAILING, id="engines wait for each other's locks"),
         pytest.param([pages(), pages(read_error=60, read=40)], FAILING, id="pages cannot be read"),
-        pytest.param([pages(), pages(rejected=60, read=40)], FAILING, id="pages are damaged"),
-        pytest.param([pages(), pages(rejected=40, read=60)], NOTHING, id="few pages are damaged"),
-        pytest.param([pages(), pages(missing=900, read=100)], NOTHING, id="missing pages are no failure"),
         pytest.param(
             [pages(), pages(write_error=100), pages(write_error=100, read=500)], FAILING, id="only reads work"
         ),
@@ -138,26 +131,9 @@ def test_storage_is_slow_if_the_engine_computes_tokens_faster_than_it_fetches_th
     assert found == EngineReports(slow=expected)
 
 
-def test_bandwidth_of_a_slow_storage_is_that_when_it_was_found_until_it_is_fast_again() -> None:
-    tally = EngineTally()
-
-    def add(**counters: float) -> Mapping[PoolName, str]:
-        sample = EngineSample(counters=counters, kv_gigabytes_per_token=KV_GIGABYTES)
-        tally.add({"speculative": {}, "greedy": {"a": sample}}, 0.0)
-        return tally.reports.slow
-
-    add()
-    prefill = {"prefilled": 1000.0, "prefill_seconds": 0.1}
-    found = add(bandwidth=2.0, fetches=20, **prefill)
-    assert found == {"greedy": "0.1 GB/s instead of 0.57"}
-    assert add(bandwidth=4.4, fetches=40, **prefill) == found
-    assert add(bandwidth=104.4, fetches=90, **prefill) == {}
-
-
 OURS, OTHERS = EngineSample(frozenset({("a", "")})), EngineSample(frozenset({("b", "")}))
 TWO_RANKS = EngineSample(frozenset({("a", ""), ("b", "")}))
 LORA = EngineSample(frozenset({("", "LoRA adapters are enabled")}))
-WRITER = EngineSample(frozenset({("a", "it needs pages of draft")}))
 
 
 @pytest.mark.parametrize(
@@ -176,12 +152,6 @@ WRITER = EngineSample(frozenset({("a", "it needs pages of draft")}))
             EngineReports(BOTH, unshared={"greedy": "LoRA adapters are enabled"}),
             id="one shares none",
         ),
-        pytest.param(
-            WRITER,
-            OURS,
-            EngineReports(BOTH, write_only={"speculative": "it needs pages of draft"}),
-            id="one reads none",
-        ),
     ],
 )
 def test_engines_report_whether_they_share_pages(
@@ -192,30 +162,6 @@ def test_engines_report_whether_they_share_pages(
     assert tally.reports == expected
 
 
-@pytest.mark.parametrize(
-    ("speculative", "greedy"),
-    [
-        pytest.param(OURS, OURS, id="same pages"),
-        pytest.param(OURS, OTHERS, id="different pages"),
-        pytest.param(OURS, LORA, id="one shares none"),
-        pytest.param(WRITER, OURS, id="one reads none"),
-    ],
-)
-def test_last_reports_of_a_pool_apply_while_none_of_its_engines_answers(
-    speculative: EngineSample, greedy: EngineSample
-) -> None:
-    tally = EngineTally()
-    tally.add({"speculative": {"a": speculative}, "greedy": {"b": greedy}}, 0.0)
-    before = tally.reports
-    tally.add({"speculative": {"a": speculative}, "greedy": {}}, 1.0)
-    assert tally.reports == before
-    tally.add({"speculative": {}, "greedy": {}}, 2.0)
-    assert tally.reports == before
-    tally.add({"speculative": {}, "greedy": {"c": OURS}}, 3.0)
-    assert "greedy" not in tally.reports.unshared
-    assert not tally.reports.different
-
-
 def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
     tally = EngineTally()
     tally.add({"speculative": {"a": OURS}, "greedy": {"b": OURS}}, 0.0)
@@ -223,40 +169,20 @@ def test_reports_of_a_pool_end_when_its_engines_answer_without_them() -> None:
     assert tally.reports == EngineReports(frozenset({"speculative"}))
 
 
-def test_pools_in_the_middle_of_a_rollout_share_the_pages_of_the_engines_that_are_equal() -> None:
-    tally = EngineTally()
-    tally.add({"speculative": {"a": OURS, "b": OTHERS}, "greedy": {"c": OURS}}, 0.0)
-    assert tally.reports == EngineReports(BOTH)
-    tally.add({"speculative": {"a": OURS}, "greedy": {"c": replace(OTHERS)}}, 1.0)
-    assert tally.reports.different
-
-
-async def test_engines_that_do_not_answer_are_left_out() -> None:
-    status = 200
+async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_left_out() -> None:
+    status, text = 200, METRICS
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=METRICS, status=status)
+        return web.Response(text=text, status=status)
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        reader = EngineMetrics(session)
-        assert await reader.read(["127.0.0.1", "::1"], server.port, str) == {"127.0.0.1": METRICS}
+        reader = PodMetrics(session)
+        assert await reader.engines(["127.0.0.1", "::1"], server.port, str) == {"127.0.0.1": METRICS}
+        text = 'dps_prefix_cache_pages_total{x="y"} 1\n'
+        assert await reader.engines(["127.0.0.1"], server.port, engine_sample) == {}
         status = 503
-        assert await reader.read(["127.0.0.1"], server.port, str) == {}
-        assert await reader.read([], server.port, str) == {}
-
-
-async def test_engines_whose_metrics_cannot_be_read_are_left_out_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text='dps_prefix_cache_pages_total{x="y"} 1\n')
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        assert server.port is not None
-        assert await EngineMetrics(session).read(["127.0.0.1"], server.port, engine_sample) == {}
-    assert "the metrics of the engine at 127.0.0.1 cannot be read" in caplog.text
+        assert await reader.engines(["127.0.0.1"], server.port, str) == {}
+        assert await reader.engines([], server.port, str) == {}

@@ -1,6 +1,6 @@
 """Reading the gateways' metrics, which a namespace's users can replace by anything."""
 
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -8,12 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dps_operator.autoscale import Activity, activities
+from dps_operator.cache_health import counters
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.gateway_metrics import GatewayMetrics
-from dps_operator.gpu_budget.demand import GatewayDemand
-from dps_operator.pod_metrics import LARGE_BODY_BYTES, MAX_BODY_BYTES
-from dps_operator.prefix_cache.health import counters
-from dps_operator.scale_to_zero.scaler import GatewayActivity
+from dps_operator.metrics import MAX_BODY_BYTES, PodMetrics
 
 UNREADABLE = "the metrics of the gateway at 127.0.0.1 cannot be read"
 
@@ -41,48 +39,49 @@ def gateway(**answer: Any) -> TestServer:
 async def test_gateways_whose_metrics_cannot_be_read_count_as_unreachable(body: bytes) -> None:
     async with gateway(body=body) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        metrics = GatewayMetrics(session, server.port)
-        for reader in (GatewayDemand(metrics), GatewayActivity(metrics)):
-            with pytest.raises(GatewaysUnreachableError, match=UNREADABLE):
-                await reader.read(["127.0.0.1"])
-
-
-@pytest.mark.parametrize("name", ["dps_fetchable_tokens_total", "dps_prompt_tokens_by_source_total"])
-async def test_gateways_whose_metrics_lack_a_label_count_as_unreachable(name: str) -> None:
-    async with (
-        gateway(text=f'{name}{{x="y"}} 1\n') as server,
-        aiohttp.ClientSession() as session,
-    ):
-        assert server.port is not None
         with pytest.raises(GatewaysUnreachableError, match=UNREADABLE):
-            await GatewayMetrics(session, server.port).read(["127.0.0.1"], counters)
+            await PodMetrics(session, server.port).gateways(["127.0.0.1"], activities)
 
 
-async def test_gateways_with_too_many_metrics_count_as_unreachable() -> None:
-    async with (
-        gateway(text="#\n" * (MAX_BODY_BYTES // 2) + "#") as server,
-        aiohttp.ClientSession() as session,
-    ):
+async def test_activity_is_read_by_the_address_of_the_gateway() -> None:
+    async with gateway(text='dps_in_flight{pool="greedy"} 5\n') as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        with pytest.raises(GatewaysUnreachableError, match=f"{UNREADABLE}: they are larger than 8 MiB"):
-            await GatewayMetrics(session, server.port).read(["127.0.0.1"], str)
+        reader = PodMetrics(session, server.port)
+        assert await reader.gateways(["127.0.0.1"], activities) == {
+            "127.0.0.1": {"speculative": Activity(), "greedy": Activity(present=5)}
+        }
 
 
-@pytest.mark.parametrize("large", [False, True])
-async def test_large_metrics_are_parsed_outside_of_the_event_loop(large: bool) -> None:
-    text = "#" * (LARGE_BODY_BYTES + large)
-    async with gateway(text=text) as server, aiohttp.ClientSession() as session:
+async def test_gateways_that_do_not_answer_are_unreachable() -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(GatewaysUnreachableError, match="no gateway is ready"):
+            await PodMetrics(session).gateways([], activities)
+        with pytest.raises(
+            GatewaysUnreachableError, match="port 1 of a gateway does not answer the operator"
+        ):
+            await PodMetrics(session, 1).gateways(["127.0.0.1"], activities)
+
+
+REJECTED: dict[str, tuple[dict[str, Any], Callable[[str], object], str]] = {
+    "prompt tokens without a pool": (
+        {"text": 'dps_prompt_tokens_by_source_total{x="y"} 1\n'},
+        counters,
+        UNREADABLE,
+    ),
+    "too many": (
+        {"text": "#\n" * (MAX_BODY_BYTES // 2) + "#"},
+        str,
+        f"{UNREADABLE}: they are larger than 8 MiB",
+    ),
+    "redirect": ({"status": 302, "headers": {"Location": "/elsewhere"}}, str, "does not answer the operator"),
+}
+
+
+@pytest.mark.parametrize(("answer", "parse", "message"), REJECTED.values(), ids=REJECTED.keys())
+async def test_gateways_with_other_metrics_count_as_unreachable(
+    answer: dict[str, Any], parse: Callable[[str], object], message: str
+) -> None:
+    async with gateway(**answer) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        metrics = GatewayMetrics(session, server.port)
-        (thread,) = await metrics.read(["127.0.0.1"], lambda _: threading.get_ident())
-    assert (thread != threading.get_ident()) is large
-
-
-async def test_redirects_of_a_gateway_are_not_followed() -> None:
-    async with (
-        gateway(status=302, headers={"Location": "/elsewhere"}) as server,
-        aiohttp.ClientSession() as session,
-    ):
-        assert server.port is not None
-        with pytest.raises(GatewaysUnreachableError, match="does not answer the operator"):
-            await GatewayMetrics(session, server.port).read(["127.0.0.1"], str)
+        with pytest.raises(GatewaysUnreachableError, match=message):
+            await PodMetrics(session, server.port).gateways(["127.0.0.1"], parse)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dps_operator.builders.engine import engine_deployment
-from dps_operator.resources import Manifest
+from dps_operator.build.engine import engine_deployment
+from dps_operator.objects import Manifest
 from dps_testkit.operator.gpu_nodes import OFFERS, Offer
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 

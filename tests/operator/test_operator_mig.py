@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from dps_operator.api.model import NodePool
-from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.node_pool import MIG_EIGHTHS, gpu_bytes, gpu_resource
+from dps_operator.api import NodePool
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.nodes import gpu_bytes, gpu_resource
 from dps_operator.errors import SpecError
-from dps_operator.resources import Manifest
-from dps_testkit.operator.routers import SETTINGS, SMALLEST, VLLM, router
+from dps_operator.objects import Manifest
+from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 HALF = {"profile": "3g.40gb"}
 
@@ -34,22 +34,6 @@ def test_shared_instance_that_is_renamed_has_both_parts_in_its_name() -> None:
     pool = NodePool.model_validate({"mig": {**HALF, "strategy": "Mixed"}, "sharing": {"renamed": True}})
     assert gpu_resource(pool, shared=True) == "nvidia.com/mig-3g.40gb.shared"
     assert gpu_resource(pool, shared=False) == "nvidia.com/mig-3g.40gb"
-
-
-def test_memory_is_that_of_the_instance() -> None:
-    line = engine({**SMALLEST, "engine": {"version": "0.5.8.post1"}}, "speculative")["args"]
-    assert line[line.index("--mem-fraction-static") + 1] == "0.62"
-    with pytest.raises(SpecError, match=r"14\.2 GiB .* do not fit into 10\.0 GiB"):
-        engine(SMALLEST, profile="1g.10gb")
-    with pytest.raises(SpecError, match=r"14\.2 GiB .* do not fit into 10\.0 GiB"):
-        engine(VLLM, profile="1g.10gb")
-
-
-def test_instances_of_an_a100_have_at_most_the_memory_in_their_names() -> None:
-    for profile, instances in MIG_EIGHTHS.items():
-        for name in instances:
-            pool = NodePool.model_validate({"profile": profile, "mig": {"profile": name}})
-            assert gpu_bytes(pool) == int(name.split(".")[1].removesuffix("gb")) * 2**30
 
 
 def test_instance_that_the_gpu_does_not_have_is_refused() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from dps_engines.pools import POOLS
 from dps_operator.errors import RejectedError
-from dps_testkit.operator.harness import NOW, OperatorHarness
-from dps_testkit.operator.objects import pod
-from dps_testkit.operator.routers import MOONCAKE, PREFIX_CACHE, SMALLEST
+from dps_testkit.operator.routers import MOONCAKE, SMALLEST
+from tests.operator.harness import NOW, OperatorHarness
+from tests.operator.objects import pod
 
 CREDENTIALS = "dps-router-credentials"
 EXTERNAL: dict[str, Any] = {**SMALLEST, "sessionStore": {"urlSecretRef": {"name": "redis", "key": "url"}}}
@@ -34,14 +34,15 @@ async def serving(spec: dict[str, Any]) -> OperatorHarness:
 
 
 async def test_managed_redis_is_kept_until_all_gateways_use_the_external_one() -> None:
-    harness = await serving(SMALLEST)
-    harness.edit(EXTERNAL)
+    harness = await serving({**SMALLEST, "networkPolicy": {}})
+    harness.edit({**EXTERNAL, "networkPolicy": {}})
     await harness.reconcile()
     await harness.reconcile()
-    assert existing(harness) >= REDIS
+    used = REDIS | {("NetworkPolicy", "qwen-redis")}
+    assert existing(harness) >= used
     harness.rolled_out()
     await harness.reconcile()
-    assert not existing(harness) & REDIS
+    assert not existing(harness) & used
 
 
 async def test_managed_redis_is_kept_until_the_last_old_gateway_has_answered_its_requests() -> None:
@@ -72,16 +73,6 @@ async def test_managed_redis_and_its_password_outlive_a_rollout_that_is_reverted
     assert harness.object("StatefulSet", "qwen-redis")["metadata"]["uid"] == store
 
 
-async def test_network_policy_of_the_managed_redis_is_kept_as_long_as_redis() -> None:
-    harness = await serving({**SMALLEST, "networkPolicy": {}})
-    harness.edit({**EXTERNAL, "networkPolicy": {}})
-    await harness.reconcile()
-    assert ("NetworkPolicy", "qwen-redis") in existing(harness)
-    harness.rolled_out()
-    await harness.reconcile()
-    assert ("NetworkPolicy", "qwen-redis") not in existing(harness)
-
-
 ENGINES_USE: dict[str, tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]] = {
     "the volume for models": (
         {**SMALLEST, "model": {**SMALLEST["model"], "cache": {"size": "200Gi"}}},
@@ -92,11 +83,6 @@ ENGINES_USE: dict[str, tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]
         {**SMALLEST, "engine": {"cache": {"claim": {"size": "50Gi"}}}},
         SMALLEST,
         {("PersistentVolumeClaim", "qwen-engine-cache")},
-    ),
-    "the volume of the common prefix cache, and its secret": (
-        PREFIX_CACHE,
-        {name: value for name, value in PREFIX_CACHE.items() if name != "prefixCache"},
-        {("PersistentVolumeClaim", "qwen-prefix-cache"), ("entry", "qwen-prefix-cache.secret")},
     ),
     "the Mooncake master": (
         MOONCAKE,

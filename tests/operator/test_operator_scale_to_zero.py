@@ -8,15 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.builders.children import children
-from dps_operator.builders.gateway_config import gateway_config
-from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.scale_to_zero.rules import UNSERVED_SECONDS, Activities, Activity, activities, needed
-from dps_operator.scale_to_zero.scaler import Scaler
+from dps_operator.autoscale import (
+    UNSERVED_SECONDS,
+    Activities,
+    Activity,
+    Autoscaler,
+    activities,
+    demand,
+    needed,
+)
+from dps_operator.build import children
+from dps_operator.build.gateway import gateway_config
 from dps_operator.work_queue import WorkQueue
-from dps_testkit.operator.harness import KEY, OperatorHarness
-from dps_testkit.operator.objects import READY, pod
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
+from tests.operator.harness import KEY, NOW, FakeGateways, OperatorHarness
+from tests.operator.objects import READY, pod
 
 ZERO = {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": 60}
 SPECULATIVE = SMALLEST["pools"]["speculative"]
@@ -37,28 +43,11 @@ dps_pool_unavailable_total{pool="greedy"} 4.0
 """
 
 
-class Gateways:
-    """Each gateway reports `activity`, unless `others` has its own, or all fail with `problem`."""
-
-    def __init__(self) -> None:
-        self.activity: dict[PoolName, Activity] = {pool: Activity() for pool in POOLS}
-        self.others: dict[str, Activities] = {}
-        self.problem = ""
-
-    async def read(self, addresses: list[str]) -> dict[str, Activities]:
-        if self.problem:
-            raise GatewaysUnreachableError(self.problem)
-        return {address: self.others.get(address, dict(self.activity)) for address in addresses}
-
-    def report(self, pool: PoolName, **changes: float) -> None:
-        self.activity[pool] = replace(self.activity[pool], **changes)
-
-
 class ScalingHarness(OperatorHarness):
     """A DPSRouter whose pools have the replicas that their Deployments request."""
 
     def __init__(self, pools: dict[str, Any]) -> None:
-        self.gateways, self.time = Gateways(), 0
+        self.gateways, self.time = FakeGateways(), 0
         super().__init__({**SMALLEST, "pools": pools})
         self.gateway("gateway-1", "10.0.0.1", ready=True)
 
@@ -69,7 +58,8 @@ class ScalingHarness(OperatorHarness):
 
     def start_scaler(self) -> None:
         """Start the loop of a new operator process."""
-        self.scaler = Scaler(self.seen, WorkQueue(self.reconciler.reconcile), self.gateways, self.idle_pools)
+        queue = WorkQueue(self.reconciler.reconcile)
+        self.scaler = Autoscaler(self.seen, queue, self.gateways, self.decisions, lambda: NOW)
 
     async def settle(self) -> dict[str, int]:
         """Reconcile and make the requested replicas ready; returns the replicas."""
@@ -138,13 +128,6 @@ async def test_a_request_that_the_other_pool_served_instead_starts_the_pool() ->
     assert await made.poll(1) == {"speculative": 1, "greedy": 1}
 
 
-async def test_requests_that_wait_for_busy_engines_of_the_other_pool_start_the_pool() -> None:
-    made = await harness(GREEDY)
-    await made.poll(60)
-    made.gateways.report("speculative", present=5, queued=1)
-    assert await made.poll(1) == {"speculative": 1, "greedy": 1}
-
-
 async def test_a_pool_that_starts_is_not_idle() -> None:
     made = await harness(BOTH)
     await made.poll(60)
@@ -167,16 +150,6 @@ async def test_requests_that_wait_for_a_pool_that_does_not_become_ready_start_th
     assert await made.poll_without_ready_engines(1) == {"speculative": 1, "greedy": 1}
 
 
-async def test_requests_start_a_second_pool_if_the_first_one_does_not_become_ready() -> None:
-    made = await harness(BOTH)
-    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
-    await made.poll(2 * UNSERVED_SECONDS)
-    made.gateways.report("greedy", present=1, queued=1)
-    assert await made.poll_without_ready_engines(1) == {"speculative": 0, "greedy": 1}
-    assert await made.poll_without_ready_engines(1) == {"speculative": 0, "greedy": 1}
-    assert await made.poll_without_ready_engines(UNSERVED_SECONDS) == {"speculative": 1, "greedy": 1}
-
-
 async def test_a_new_operator_keeps_pools_scaled_to_zero() -> None:
     made = await harness(BOTH)
     await made.poll(60)
@@ -195,38 +168,6 @@ async def test_an_operator_that_cannot_read_the_gateways_changes_nothing() -> No
     )
 
 
-async def test_a_gateway_that_was_not_ready_for_a_moment_starts_no_pool() -> None:
-    made = await harness(BOTH)
-    served = {pool: Activity(served=7, missed=2) for pool in POOLS}
-    made.gateways.others["10.0.0.2"] = served
-    made.gateway("gateway-2", "10.0.0.2", ready=True)
-    await made.settle()
-    await made.poll(60)
-    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
-    made.gateway("gateway-2", "10.0.0.2", ready=False)
-    await made.settle()
-    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
-    made.gateway("gateway-2", "10.0.0.2", ready=True)
-    await made.settle()
-    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
-
-
-async def test_a_request_that_a_gateway_received_while_it_became_unready_starts_the_pool() -> None:
-    made = await harness(GREEDY)
-    made.gateways.others["10.0.0.2"] = {pool: Activity() for pool in POOLS}
-    made.gateway("gateway-2", "10.0.0.2", ready=True)
-    await made.settle()
-    await made.poll(60)
-    assert await made.poll(60) == {"speculative": 1, "greedy": 0}
-    made.gateway("gateway-2", "10.0.0.2", ready=False)
-    await made.settle()
-    await made.poll(1)
-    made.gateways.others["10.0.0.2"] = {pool: Activity(missed=1) for pool in POOLS}
-    made.gateway("gateway-2", "10.0.0.2", ready=True)
-    await made.settle()
-    assert await made.poll(1) == {"speculative": 1, "greedy": 1}
-
-
 async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
     made = await harness(BOTH)
     spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
@@ -237,20 +178,6 @@ async def test_a_pool_that_was_suspended_starts_when_it_is_needed() -> None:
     assert await made.settle() == {"speculative": 0, "greedy": 0}
     made.gateways.report("greedy", queued=1, present=1)
     assert await made.poll(1) == {"speculative": 0, "greedy": 1}
-
-
-async def test_a_pool_that_may_be_scaled_to_zero_again_is_stopped_only_when_it_has_been_idle() -> None:
-    made = await harness(BOTH)
-    assert await made.poll(60) == {"speculative": 0, "greedy": 0}
-    spec = made.cluster.objects["DPSRouter", *KEY]["spec"]
-    always = {**BOTH["greedy"], "autoscaling": {**ZERO, "minReplicas": 1}}
-    made.edit({**spec, "pools": {**BOTH, "greedy": always}})
-    assert await made.settle() == {"speculative": 0, "greedy": 1}
-    assert await made.poll(60) == {"speculative": 0, "greedy": 1}
-    made.edit(spec)
-    assert await made.settle() == {"speculative": 0, "greedy": 1}
-    assert await made.poll(59) == {"speculative": 0, "greedy": 1}
-    assert await made.poll(1) == {"speculative": 0, "greedy": 0}
 
 
 async def test_nothing_is_scaled_while_the_router_is_paused() -> None:
@@ -278,11 +205,10 @@ def test_requests_wait_for_an_engine_only_if_a_pool_may_be_scaled_to_zero() -> N
     assert "wakeSeconds" not in gateway_config(router(SMALLEST))["timeouts"]
 
 
-def test_activity_of_a_gateway_is_read_from_its_metrics() -> None:
-    assert activities(METRICS) == {
-        "speculative": Activity(present=5, queued=2, served=7),
-        "greedy": Activity(missed=4),
-    }
+def test_activity_of_gateways_is_read_from_their_metrics_and_summed_to_the_demand() -> None:
+    found = activities(METRICS)
+    assert found == {"speculative": Activity(present=5, queued=2, served=7), "greedy": Activity(missed=4)}
+    assert demand({"10.0.0.1": found, "10.0.0.2": found}) == {"speculative": 10, "greedy": 0}
 
 
 counts = st.integers(0, 5).map(float)

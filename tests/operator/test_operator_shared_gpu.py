@@ -10,18 +10,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dps_engines.pools import POOLS, PoolName
-from dps_operator.api.model import NodePool
-from dps_operator.builders.children import children
-from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.node_pool import placement
-from dps_operator.builders.shared_gpu import SCRIPT
+from dps_operator.build import children
+from dps_operator.build.engine import SCRIPT, engine_deployment
 from dps_operator.errors import SpecError
-from dps_operator.resources import COMPONENT_LABEL, SPEC_HASH, Manifest
+from dps_operator.objects import COMPONENT_LABEL, Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, router
 
 SHARED: dict[str, Any] = {**SMALLEST, "placement": "SharedGPU"}
-SPECULATIVE: dict[str, Any] = SMALLEST["pools"]["speculative"]
-MEMORY = ["--mem-fraction-static", "0.4", "--max-total-tokens", "100000"]
 
 
 def deployment(spec: dict[str, Any], pool: Any) -> Manifest:
@@ -77,18 +72,14 @@ def test_with_mps_nothing_hides_the_shared_memory_that_the_device_plugin_mounts(
     assert "/dev/shm" not in mounts(MPS)
 
 
-def test_models_that_do_not_fit_beside_each_other_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"both engines need .* but the GPU has 40\.0 GiB"):
-        deployment({**SHARED, "nodePool": {"profile": "A100-40GB"}}, "greedy")
-
-
 def test_a_rollout_replaces_the_pod_unless_a_strategy_is_set() -> None:
     assert deployment(SHARED, "greedy")["spec"]["strategy"] == {
         "type": "RollingUpdate",
         "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
     }
-    own = {**SHARED, "pools": {**SMALLEST["pools"], "greedy": {"strategy": {"type": "Recreate"}}}}
-    assert deployment(own, "greedy")["spec"]["strategy"] == {"type": "Recreate"}
+    for strategy in ({"type": "Recreate"}, {"maxSurge": 0, "maxUnavailable": 1}):
+        own = {**SHARED, "pools": {**SMALLEST["pools"], "greedy": {"strategy": strategy}}}
+        assert deployment(own, "greedy")["spec"]["strategy"]["type"] == strategy.get("type", "RollingUpdate")
 
 
 @pytest.mark.parametrize("strategy", [{"maxSurge": 1}, {"maxSurge": "50%"}, {"maxUnavailable": 1}])
@@ -96,36 +87,6 @@ def test_a_rollout_that_needs_room_for_a_third_engine_is_refused(strategy: dict[
     own = {**SHARED, "pools": {**SMALLEST["pools"], "greedy": {"strategy": strategy}}}
     with pytest.raises(SpecError, match=r"pools\.greedy\.strategy\.type to Recreate, or maxSurge to 0"):
         deployment(own, "greedy")
-
-
-def test_a_rollout_without_an_additional_engine_is_accepted() -> None:
-    own = {
-        **SHARED,
-        "pools": {**SMALLEST["pools"], "greedy": {"strategy": {"maxSurge": 0, "maxUnavailable": 1}}},
-    }
-    assert deployment(own, "greedy")["spec"]["strategy"] == deployment(SHARED, "greedy")["spec"]["strategy"]
-
-
-def test_the_placement_is_part_of_the_revision_of_the_engines() -> None:
-    hashes = [deployment(spec, "greedy")["metadata"]["annotations"][SPEC_HASH] for spec in (SMALLEST, SHARED)]
-    assert hashes[0] != hashes[1]
-
-
-def test_nodes_whose_gpus_are_shared_are_selected_and_the_other_engine_is_near() -> None:
-    affinity = placement(NodePool(), {"a": "b"})["affinity"]
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    (products,) = [
-        expression["values"]
-        for term in affinity["nodeAffinity"][required]["nodeSelectorTerms"]
-        for expression in term["matchExpressions"]
-        if expression["key"] == "nvidia.com/gpu.product"
-    ]
-    assert "NVIDIA-A100-SXM4-80GB-SHARED" in products
-    assert all(product.endswith("-SHARED") for product in products)
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
-    assert affinity["podAffinity"] == {
-        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
-    }
 
 
 def waiting_container(spec: dict[str, Any], pool: PoolName) -> Manifest | None:
@@ -142,20 +103,6 @@ def test_only_the_speculative_engine_waits_for_the_other_one_on_its_gpu() -> Non
     assert container["command"][3:] == ["http://qwen-greedy.serving.svc:30000/health", "1800"]
     assert waiting_container(SHARED, "greedy") is None
     assert waiting_container(SMALLEST, "speculative") is None
-
-
-def test_it_waits_after_the_download_of_the_model() -> None:
-    model = {"name": "m", "source": {"s3": {"uri": "s3://models/m/"}}}
-    pools = {"speculative": {**SPECULATIVE, "args": MEMORY}, "greedy": {"args": MEMORY}}
-    pod = deployment({**SHARED, "model": model, "pools": pools}, "speculative")["spec"]["template"]["spec"]
-    names = [container["name"] for container in pod["initContainers"]]
-    assert len(names) == 2
-    assert names[-1] == "wait-for-neighbour"
-
-
-def test_progress_deadline_includes_the_start_of_the_other_engine() -> None:
-    deadlines = [deployment(SHARED, pool)["spec"]["progressDeadlineSeconds"] for pool in POOLS]
-    assert deadlines == [4200, 2400]
 
 
 def test_engine_that_starts_second_waits_as_long_as_the_first_one_may_take_to_load() -> None:

@@ -1,25 +1,19 @@
 """Models in volumes, buckets and images: paths, mounts and downloads of the engines and the gateway."""
 
 import copy
-import re
 from typing import Any
 
 import pytest
 
-from dps_engines.registry import RUNTIMES
 from dps_gateway.config import GatewayConfig
-from dps_operator.builders.engine import engine_deployment
-from dps_operator.builders.gateway import gateway_deployment
-from dps_operator.builders.gateway_config import gateway_config
-from dps_operator.builders.launch import engine_arguments
+from dps_operator.build.engine import engine_deployment
+from dps_operator.build.gateway import gateway_config, gateway_deployment
+from dps_operator.build.launch import engine_arguments
 from dps_operator.errors import SpecError
-from dps_operator.resources import Manifest
-from dps_testkit.operator.harness import OperatorHarness
+from dps_operator.objects import Manifest
 from dps_testkit.operator.routers import SETTINGS, SMALLEST, SOURCES, SOURCES_VLLM, router
-from dps_testkit.paths import ROOT
+from tests.operator.harness import OperatorHarness
 
-DOCUMENT = ROOT / "docs/installing.md"
-TITLES = {"SGLang": "SGLang", "VLLM": "vLLM"}
 STANDALONE = SMALLEST["pools"]["speculative"]["speculation"]
 
 
@@ -92,15 +86,6 @@ def test_only_the_speculative_pool_reads_the_draft() -> None:
     }
 
 
-def test_size_of_a_known_model_is_computed_for_every_source() -> None:
-    """The names of the models determine the memory, wherever their files are."""
-    spec = {
-        **spec_of({"pvc": {"claimName": "w"}}, {"pvc": {"claimName": "w"}}),
-        "engine": {"version": "0.5.8.post1"},
-    }
-    assert engine_arguments(router(spec), "speculative")[-2:] == ["--mem-fraction-static", "0.59"]
-
-
 def test_path_of_the_draft_is_part_of_vllms_configuration() -> None:
     line = engine_arguments(router(SOURCES_VLLM), "speculative")
     assert line[line.index("--model") + 1] == "/mnt/model/llama/8b"
@@ -113,11 +98,6 @@ ACCOUNTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = 
         {"oci": {"image": "i"}},
         {"gs": {"uri": "gs://bucket/m", "serviceAccountName": "r"}},
         "r",
-    ),
-    "of both": (
-        {"s3": {"uri": "s3://bucket/m", "serviceAccountName": "reader"}},
-        {"s3": {"uri": "s3://bucket/d", "serviceAccountName": "reader"}},
-        "reader",
     ),
     "none": ({"s3": {"uri": "s3://bucket/m"}}, None, None),
 }
@@ -139,12 +119,6 @@ def test_different_service_accounts_are_refused() -> None:
     )
     with pytest.raises(SpecError, match="a pod has one ServiceAccount"):
         engine_pod(spec)
-
-
-def test_credentials_are_not_set_without_a_secret() -> None:
-    (download,) = engine_pod(spec_of({"s3": {"uri": "s3://bucket/m"}}), "greedy")["initContainers"]
-    assert download["env"] == []
-    assert download["args"][:3] == ["--config=/dev/null", "--s3-provider=AWS", "--s3-env-auth"]
 
 
 def test_gateway_downloads_only_the_tokenizer() -> None:
@@ -177,12 +151,6 @@ async def test_cluster_without_image_volumes_is_reported(monkeypatch: pytest.Mon
     )
 
 
-async def test_image_volumes_of_a_cluster_that_supports_them_are_accepted() -> None:
-    harness = OperatorHarness(spec_of({"oci": {"image": "registry.example.com/qwen:1"}}))
-    await harness.reconcile()
-    assert harness.condition("SpecValid")["status"] == "True"
-
-
 CACHES: dict[str, tuple[dict[str, Any], Manifest]] = {
     "directory of the node": (
         {"hostPath": "/var/cache/engines"},
@@ -194,7 +162,6 @@ CACHES: dict[str, tuple[dict[str, Any], Manifest]] = {
         {"persistentVolumeClaim": {"claimName": "qwen-engine-cache"}},
     ),
     "directory of the pod": ({"emptyDir": {"sizeLimit": "10Gi"}}, {"emptyDir": {"sizeLimit": "10Gi"}}),
-    "directory of the pod without a limit": ({"emptyDir": {}}, {"emptyDir": {}}),
 }
 
 
@@ -208,21 +175,8 @@ def test_engines_compile_into_the_cache_volume(cache: dict[str, Any], wanted: Ma
     assert env["TRITON_CACHE_DIR"] == "/engine-cache/triton"
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_variables_of_the_cache_are_documented(name: str) -> None:
-    (row,) = re.findall(rf"^\| {TITLES[name]} \| (`.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    assert set(re.findall("`([A-Z_]+)`", row)) == set(RUNTIMES[name].cache_variables)
-
-
 def test_variables_of_the_spec_override_those_of_the_cache() -> None:
     own = [{"name": "TRITON_CACHE_DIR", "value": "/elsewhere"}]
     pod = engine_pod({**SMALLEST, "engine": {"cache": {"emptyDir": {}}, "env": own}})
     (variable,) = [one for one in pod["containers"][0]["env"] if one["name"] == "TRITON_CACHE_DIR"]
     assert variable["value"] == "/elsewhere"
-
-
-def test_engines_without_source_and_cache_are_unchanged() -> None:
-    """A field that a release adds must not restart engines that do not use it."""
-    made = engine_deployment(router(SMALLEST), "greedy", SETTINGS)
-    assert "initContainers" not in made["spec"]["template"]["spec"]
-    assert "serviceAccountName" not in made["spec"]["template"]["spec"]

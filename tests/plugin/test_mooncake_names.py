@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dps_sglang.sharing import TAG, NotShareable, Sharing, flushing, replacing_weights
-from tests.plugin.test_plugin_metrics import StorageConfig
+from tests.plugin.test_plugin_sharing import StorageConfig
 
 ENGINES = pytest.mark.parametrize("problem", ["", "LoRA"], ids=["shares pages", "shares none"])
 
@@ -20,12 +20,8 @@ def open_store(shares: Sharing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     The names of its pages begin with the store's `config_prefix`.
     """
-    host_pages: Any = ModuleType("dps_sglang.host_pages")
     identity: Any = ModuleType("dps_sglang.identity")
-    host_pages.TorchPages = lambda pool: SimpleNamespace(page_bytes=0)  # so that no bandwidth is measured
-    identity.speculates_with_draft_model = lambda: False
-    for module in (host_pages, identity):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, identity.__name__, identity)
     monkeypatch.delitem(sys.modules, "dps_sglang.mooncake", raising=False)
 
     def init(store: Any, config: StorageConfig, _pool: object) -> None:
@@ -33,12 +29,12 @@ def open_store(shares: Sharing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         store.config_prefix = config.extra_config[TAG]
 
     def opened(problem: str) -> Any:
-        def geometry(*_: object) -> Any:
+        def pages_digest(*_: object) -> str:
             if problem:
                 raise NotShareable(problem)
-            return SimpleNamespace(digest=lambda: bytes(32))
+            return "0" * 64
 
-        identity.engine_geometry = geometry
+        identity.pages_digest = pages_digest
         mooncake = importlib.import_module("dps_sglang.mooncake")
         store = SimpleNamespace()
         mooncake.tagged(init, store, StorageConfig(None), SimpleNamespace(kv_buffer=b""))

@@ -5,12 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
-from dps_tools.release import CHECKSUMS, IMAGES, ROOT, ReleaseError, checksums, release_version, versions
+from dps_tools.release import CHECKSUMS, ROOT, ReleaseError, checksums, release_version, versions
 from dps_tools.sbom import bill_of_materials
-
-CHART = ROOT / "charts/dps-router"
 
 
 def test_all_files_declare_the_same_version() -> None:
@@ -70,24 +67,3 @@ def test_bill_of_materials_lists_python_and_debian_packages() -> None:
             },
         ],
     }
-
-
-def test_artifact_hub_annotations_agree_with_the_release() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    notes = {
-        key.removeprefix("artifacthub.io/"): yaml.safe_load(value)
-        for key, value in chart["annotations"].items()
-    }
-    crd = yaml.safe_load((CHART / "files/crd.yaml").read_text())
-    assert [image["image"] for image in notes["images"] if image["image"].startswith("dps-router/")] == [
-        f"dps-router/{name}:{chart['appVersion']}"
-        for name in ("operator", "gateway", "lab")
-        if name in IMAGES
-    ]
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    third_party = [values["loaderImage"], values["redisImage"]]
-    assert [image["image"] for image in notes["images"]][-2:] == third_party
-    assert [(one["kind"], one["name"], one["version"]) for one in notes["crds"]] == [
-        (crd["spec"]["names"]["kind"], crd["metadata"]["name"], crd["spec"]["versions"][0]["name"])
-    ]
-    assert notes["crdsExamples"] == [yaml.safe_load((ROOT / "manifests/examples/minimal.yaml").read_text())]

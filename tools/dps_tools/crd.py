@@ -2,10 +2,19 @@
 
 from typing import Any
 
-from dps_operator.api import CATEGORY, GROUP, KIND, PLURAL, SHORT_NAME, VERSION
-from dps_operator.api.spec import LONGEST_NAME, Spec
-from dps_operator.api.status import Status
-from dps_operator.api.types import APIObject, rules
+from dps_operator.api import (
+    CATEGORY,
+    GROUP,
+    KIND,
+    LONGEST_NAME,
+    PLURAL,
+    SHORT_NAME,
+    VERSION,
+    APIObject,
+    Spec,
+    Status,
+    validations,
+)
 
 JSON = dict[str, Any]
 
@@ -107,7 +116,7 @@ def schema(model: type[APIObject]) -> JSON:
 
 def object_schema() -> JSON:
     """The schema of a DPSRouter. Only rules at this level can refer to the object's name."""
-    named = rules(
+    named = validations(
         (
             f"size(self.metadata.name) <= {LONGEST_NAME}",
             f"metadata.name must have at most {LONGEST_NAME} characters, because the names of its child "

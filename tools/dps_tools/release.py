@@ -23,7 +23,15 @@ from dps_tools.sbom import INVENTORY, bill_of_materials
 ROOT: Final = Path(__file__).parents[2]
 CHECKSUMS: Final = "SHA256SUMS"
 IMAGES: Final = ("gateway", "operator", "lab", "engine")
-MANIFESTS: Final = ("manifests/install.yaml", "manifests/crd.yaml")
+CHART: Final = "charts/dps-router"
+NAMESPACE: Final = """\
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: dps-system
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+"""
 UV: Final = Path(sys.executable).with_name("uv")
 
 
@@ -66,6 +74,15 @@ def _run(*command: str | Path) -> str:
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
+def install_manifest(helm: Path) -> str:
+    """The chart with its default values and its namespace, as one file for `kubectl apply --server-side`.
+
+    The CRD lacks Helm's annotation `keep`, because `kubectl delete` of the file should delete it.
+    """
+    options = ("--namespace", "dps-system", "--no-hooks", "--set", "crds.keep=false")
+    return f"{NAMESPACE}{_run(helm, 'template', 'dps-router', CHART, *options)}\n"
+
+
 def _image(folder: Path, name: str, version: str) -> None:
     """The archive of one image that `make images` has built, and its bill of materials."""
     image = f"docker.io/dps-router/{name}:{version}"
@@ -87,11 +104,11 @@ def build(helm: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in IMAGES:
         _image(folder, name, version)
-    _run(helm, "package", "charts/dps-router", "--destination", folder)
+    _run(helm, "package", CHART, "--destination", folder)
     _run(UV, "build", "--quiet", "--wheel", "--out-dir", folder)
     (folder / ".gitignore").unlink(missing_ok=True)
-    for manifest in MANIFESTS:
-        shutil.copy(ROOT / manifest, folder)
+    (folder / "install.yaml").write_text(install_manifest(helm), encoding="utf-8")
+    shutil.copy(ROOT / CHART / "files/crd.yaml", folder)
     (folder / CHECKSUMS).write_text(checksums(folder), encoding="utf-8")
 
 

@@ -12,10 +12,6 @@ REFUSED: Refused = {
         speculation(algorithm="Ngram", draftModel="m"),
         "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
     ),
-    "draft model with Suffix": (
-        speculation(algorithm="Suffix", draftModel="m"),
-        "speculation.draftModel must not be set with algorithms Ngram and Suffix, which use no draft model",
-    ),
     "steps with Ngram": (
         speculation(algorithm="Ngram", steps=3),
         "speculation.steps and speculation.topK must not be set with algorithms Ngram and Suffix",
@@ -32,10 +28,6 @@ REFUSED: Refused = {
         {"pools": {"greedy": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
         "set either replicas or autoscaling, not both",
     ),
-    "replicas and autoscaling of the speculative pool": (
-        {"pools": {"speculative": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}}},
-        "set either replicas or autoscaling, not both",
-    ),
     "replicas with external scaling": (
         {"pools": {"greedy": {"scaling": "External", "replicas": 2}}},
         "replicas and autoscaling must not be set with scaling External",
@@ -44,24 +36,12 @@ REFUSED: Refused = {
         {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"replicas": 2}}},
         "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
     ),
-    "autoscaling with a GPU budget": (
-        {"gpuBudget": {"gpus": 2}, "pools": {"speculative": {"autoscaling": {"maxReplicas": 2}}}},
-        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
-    ),
-    "external scaling with a GPU budget": (
-        {"gpuBudget": {"gpus": 2}, "pools": {"greedy": {"scaling": "External"}}},
-        "replicas, autoscaling and scaling External must not be set in a pool with gpuBudget",
-    ),
     "GPU budget for less than two replicas": (
         {"gpuBudget": {"gpus": 3}, "engine": {"tensorParallel": 2}},
         "gpuBudget.gpus must be at least 2 * engine.tensorParallel",
     ),
     "two replicas on a shared GPU": (
         {"placement": "SharedGPU", "pools": {"greedy": {"replicas": 2}}},
-        "with placement SharedGPU each pool has one replica on one GPU",
-    ),
-    "tensor parallelism on a shared GPU": (
-        {"placement": "SharedGPU", "engine": {"tensorParallel": 2}},
         "with placement SharedGPU each pool has one replica on one GPU",
     ),
     "sharing without a shared GPU": (
@@ -91,23 +71,10 @@ REFUSED: Refused = {
         {"pools": {"speculative": {"strategy": {"maxSurge": "0%", "maxUnavailable": 0}}}},
         "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
     ),
-    "no surge with the default of maxUnavailable": (
-        {"pools": {"greedy": {"strategy": {"maxSurge": 0}}}},
-        "strategy.maxUnavailable must be greater than 0 if strategy.maxSurge is 0",
-    ),
-    "negative surge": (
-        {"pools": {"greedy": {"strategy": {"maxSurge": -1}}}},
-        "should be greater than or equal to 0",
-    ),
-    "surge that is not a percentage": (
-        {"pools": {"greedy": {"strategy": {"maxSurge": "two"}}}},
-        "should match",
-    ),
     "minReplicas above maxReplicas": (
         {"pools": {"greedy": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}}},
         "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
     ),
-    "zero replicas": ({"pools": {"greedy": {"replicas": 0}}}, "should be greater than or equal to 1"),
     "missing speculation": ({"pools": {"speculative": {"speculation": REMOVED}}}, "Required value"),
 }
 

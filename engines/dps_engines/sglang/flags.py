@@ -1,7 +1,6 @@
 """The flags of `sglang.launch_server` that are derived from a launch. Each flag is one entry of FLAGS.
 
-The flag names are those of SGLang 0.5.8 and later; the tests compare them with the option lists recorded from
-each supported version's own parser.
+The tests compare the flag names with the option list recorded from the parser of SGLang 0.5.23.
 """
 
 from collections.abc import Callable, Mapping
@@ -127,13 +126,8 @@ DP_ATTENTION = "--enable-dp-attention"
 ENABLE_LORA = "--enable-lora"
 """The flag with which adapters can be loaded while the engine runs."""
 
-HEADS_WITH_LORA_SINCE = (0, 5, 23)
-"""The oldest known version that supports adapters with Eagle and Eagle3. 0.5.8.post1 supports them only with Ngram."""
-
-
-def algorithms_with_adapters(version: tuple[int, ...]) -> tuple[Algorithm, ...]:
-    """The algorithms with which a version of SGLang starts if it has LoRA adapters."""
-    return ("Eagle", "Eagle3", "Ngram") if version >= HEADS_WITH_LORA_SINCE else ("Ngram",)
+ALGORITHMS_WITH_ADAPTERS: tuple[Algorithm, ...] = ("Eagle", "Eagle3", "Ngram")
+"""The algorithms with which SGLang starts if it has LoRA adapters."""
 
 
 ABBREVIATIONS = {"--tp": "--tp-size", "--speculative-algo": "--speculative-algorithm"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from dps_engines.launch import EngineError, Launch, MooncakeCache
+from dps_engines.launch import EngineError, Launch
 from dps_engines.model_fit import known_models, weights
 from dps_engines.sglang.memory import left_free
 
@@ -25,7 +25,7 @@ def host_cache_bytes(launch: Launch, line: Sequence[str]) -> int:
     if not set(ENABLE) & set(line):
         return 0
     cache = launch.prefix_cache
-    segment = cache.segment_bytes if isinstance(cache, MooncakeCache) else 0
+    segment = 0 if cache is None else cache.segment_bytes
     return segment + launch.tensor_parallel * _copies(launch, line)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from dps_engines import flags
 from dps_engines.flags import Flag
-from dps_engines.launch import FileCache, Launch, MooncakeCache, PrefixCache, Speculation, Unshareable
+from dps_engines.launch import Launch, MooncakeCache, Speculation, Unshareable
 from dps_engines.pools import PoolName
 from dps_engines.sglang.flags import ENABLE_LORA
 from dps_sglang.compatibility import VERSIONS
@@ -69,44 +69,9 @@ in both pools.
 """
 
 PAGE_TOKENS: Final = 64
-"""Tokens per page. Each page is a file or a pair of objects, so small pages are slow."""
+"""Tokens per page. Each page is a pair of objects, so small pages are slow."""
 
-_GIBIBYTE = 2**30
 _SOURCE = "spec.prefixCache"
-
-
-def _gibibytes(size: int) -> int | float:
-    return size // _GIBIBYTE if size % _GIBIBYTE == 0 else size / _GIBIBYTE
-
-
-def _file_settings(cache: FileCache) -> dict[str, object]:
-    """Settings of the plugin's backend."""
-    return {
-        "backend_name": "dps",
-        "module_path": "dps_sglang.adapter",
-        "class_name": "SharedPrefixCache",
-        "interface_v1": 1,
-        "directory": cache.directory,
-        "secret_file": cache.secret_file,
-        "max_gib": _gibibytes(cache.max_bytes),
-        "min_free_gib": _gibibytes(cache.min_free_bytes),
-    }
-
-
-def _mooncake_settings(launch: Launch, cache: MooncakeCache) -> dict[str, object]:
-    """Settings of SGLang's Mooncake backend.
-
-    Each engine exchanges addresses with the others directly (P2PHANDSHAKE), because those in a metadata server would
-    be lost when that restarts.
-    """
-    return {
-        "master_server_address": cache.master,
-        "metadata_server": "P2PHANDSHAKE",
-        "protocol": cache.protocol,
-        "device_name": ",".join(cache.devices),
-        "global_segment_size": cache.segment_bytes,
-        "extra_backend_tag": page_tag(launch, cache),
-    }
 
 
 def page_tag(launch: Launch, cache: MooncakeCache) -> str:
@@ -127,14 +92,25 @@ def page_tag(launch: Launch, cache: MooncakeCache) -> str:
     return "dps-" + hashlib.sha256(json.dumps(geometry, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _extra_config(launch: Launch) -> str | None:
-    match launch.prefix_cache:
-        case FileCache() as cache:
-            return json.dumps(_file_settings(cache))
-        case MooncakeCache() as cache:
-            return json.dumps(_mooncake_settings(launch, cache))
-        case None:
-            return None
+def _mooncake_settings(launch: Launch) -> str | None:
+    """Settings of SGLang's Mooncake backend.
+
+    Each engine exchanges addresses with the others directly (P2PHANDSHAKE), because those in a metadata server would
+    be lost when that restarts.
+    """
+    cache = launch.prefix_cache
+    if cache is None:
+        return None
+    return json.dumps(
+        {
+            "master_server_address": cache.master,
+            "metadata_server": "P2PHANDSHAKE",
+            "protocol": cache.protocol,
+            "device_name": ",".join(cache.devices),
+            "global_segment_size": cache.segment_bytes,
+            "extra_backend_tag": page_tag(launch, cache),
+        }
+    )
 
 
 def _ngram_breadth(launch: Launch) -> int | None:
@@ -150,12 +126,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
     Flag("--enable-hierarchical-cache", _SOURCE, lambda _: True, ("--enable-hicache",)),
     Flag("--hicache-write-policy", _SOURCE, lambda _: "write_through"),
     Flag("--hicache-storage-prefetch-policy", _SOURCE, lambda _: "timeout"),
-    Flag(
-        "--hicache-storage-backend",
-        _SOURCE,
-        lambda launch: "mooncake" if isinstance(launch.prefix_cache, MooncakeCache) else "dynamic",
-    ),
-    Flag("--hicache-storage-backend-extra-config", _SOURCE, _extra_config),
+    Flag("--hicache-storage-backend", _SOURCE, lambda _: "mooncake"),
+    Flag("--hicache-storage-backend-extra-config", _SOURCE, _mooncake_settings),
 )
 """The flags of an engine with a shared prefix cache, in addition to those of `sglang.flags.FLAGS`."""
 
@@ -163,7 +135,7 @@ MANAGED: Final = flags.sources(FLAGS)
 """Flags that a user may not pass to an engine with a shared prefix cache, and the field that sets each."""
 
 
-def arguments(cache: PrefixCache) -> list[str]:
+def arguments(cache: MooncakeCache) -> list[str]:
     """The part of an engine's command line that makes it share the cache."""
     return flags.arguments(Launch("", "", 0, prefix_cache=cache), FLAGS)
 

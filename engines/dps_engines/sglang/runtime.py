@@ -4,19 +4,20 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.model_fit import check_split
+from dps_engines.model_fit import fit_warning
 from dps_engines.pools import PoolName
-from dps_engines.sglang import flags, host_memory, memory
+from dps_engines.sglang import flags, host_memory
 from dps_engines.sglang import prefix_cache as cache_flags
+from dps_engines.sglang.memory import limits_memory
 from dps_engines.sglang.shared_gpu import shared_arguments
-from dps_engines.versions import Released, numbers
+from dps_engines.versions import Released
 from dps_sglang.compatibility import VERSIONS
 
 DEFAULT_VERSION = "0.5.23"
-"""The newest version with which the tests are run. It leaves room for draft models (see memory.py)."""
+"""The newest version with which the tests are run. It leaves room for draft models."""
 REPOSITORY = "lmsysorg/sglang"
-OLDEST_SUPPORTED = (0, 5, 8)
-"""The oldest supported version. The tests compare the flags with its parser and with newer ones."""
+OLDEST_SUPPORTED = (0, 5, 23)
+"""The oldest supported version. The tests compare the flags with its parser."""
 
 
 class SGLang(Released):
@@ -55,7 +56,6 @@ class SGLang(Released):
         """See EngineRuntime."""
         if flags.DP_ATTENTION not in arguments:
             _check_data_parallelism(arguments)
-            check_split(launch)
         if launch.speculation is None:
             return
         field, algorithm = "spec.pools.speculative.speculation.algorithm", launch.speculation.algorithm
@@ -64,11 +64,10 @@ class SGLang(Released):
                 f"{field}: SGLang has no suffix decoding; choose Ngram, or set spec.pools.speculative.runtime to VLLM"
             )
         cause = "spec.model.adapters" if launch.adapters else flags.ENABLE_LORA
-        in_use = self.version(image, version)
-        supported = flags.algorithms_with_adapters(numbers(in_use))
+        supported = flags.ALGORITHMS_WITH_ADAPTERS
         if algorithm not in supported and (launch.adapters or cause in arguments):
             raise EngineError(
-                f"{field}: SGLang {in_use} supports no LoRA adapters with {algorithm}; choose "
+                f"{field}: SGLang supports no LoRA adapters with {algorithm}; choose "
                 f"{' or '.join(supported)}, or remove {cause}"
             )
 
@@ -88,11 +87,14 @@ class SGLang(Released):
             if source:
                 raise EngineError(f"{name} is set by {source}; remove it")
 
-    def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
+    def memory_arguments(self, launch: Launch, arguments: Sequence[str]) -> list[str]:
+        """See EngineRuntime. An engine that has its GPUs for itself divides the memory itself."""
+        other = launch.shares_gpu_with
+        return [] if other is None else shared_arguments(launch, other, arguments)
+
+    def memory_warning(self, launch: Launch, arguments: Sequence[str]) -> str:
         """See EngineRuntime."""
-        if launch.shares_gpu_with is not None:
-            return shared_arguments(launch, launch.shares_gpu_with, arguments)
-        return memory.memory_arguments(launch, numbers(version), arguments)
+        return "" if limits_memory(arguments) else fit_warning(launch)
 
     def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:
         """See EngineRuntime."""

@@ -4,7 +4,7 @@ With time-slicing they share the memory, and both KV caches get the same number 
 allocate a part of it, and its KV cache takes what is left of that. SGLang takes --mem-fraction-static of the memory
 that is free when it starts, so the fraction alone would give an engine a different share after a restart;
 --max-total-tokens fixes the size of the KV cache. With MPS only the engine's part counts as free, but CUDA graphs and
-activations are sized for the whole GPU. The sizes and the reserves are those of `memory.py`.
+activations are sized for the whole GPU.
 """
 
 import math
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dps_engines.launch import EngineError, Launch
-from dps_engines.model_fit import GIB
-from dps_engines.sglang.memory import MIN_TOKENS, limits_memory, reserve
+from dps_engines.model_fit import GIB, MIN_TOKENS, gib
+from dps_engines.sglang.memory import MIB, limits_memory
 
 ROUNDING: Final = 1024
 
@@ -30,6 +30,21 @@ class _Sizes:
     def static(self, tokens: int) -> int:
         """The weights and a KV cache for this number of tokens."""
         return self.weights + tokens * self.kv_per_token
+
+
+def reserve(gpu_bytes: int, tensor_parallel: int) -> int:
+    """The memory for activations and CUDA graphs on a GPU of 35 to 90 GiB, as earlier versions of SGLang reserve it.
+
+    SGLang 0.5.23 measures it instead, which is not possible before both engines have started.
+    """
+    few = tensor_parallel < 4
+    prefill_tokens, graph_batch = (8192, 256 if few else 512)
+    if gpu_bytes < 60 * GIB:
+        prefill_tokens, graph_batch = (4096, 32 if few else 160)
+    mebibytes = 512 + prefill_tokens * 3 // 2 + graph_batch * 2 + tensor_parallel * 128
+    if gpu_bytes > 60 * GIB:
+        mebibytes = max(mebibytes, 10 * 1024)
+    return mebibytes * MIB
 
 
 def _sizes(launch: Launch) -> _Sizes | None:
@@ -88,11 +103,11 @@ def _tokens(engines: Sequence[_Sizes], available: int) -> int:
             "activations and CUDA graphs": sum(one.reserve for one in engines),
             f"KV caches of {MIN_TOKENS} tokens": MIN_TOKENS * per_token,
         }
-        total = " + ".join(f"{size / GIB:.1f} GiB ({name})" for name, size in parts.items())
+        total = " + ".join(f"{gib(size)} ({name})" for name, size in parts.items())
         both = len(engines) > 1
         raise EngineError(
             f"spec.placement: {'both engines need' if both else 'the engine needs'} {total} = "
-            f"{sum(parts.values()) / GIB:.1f} GiB, but {'the GPU has' if both else 'its part of the GPU has'} "
-            f"{available / GIB:.1f} GiB; use smaller models, or placement SeparateGPUs"
+            f"{gib(sum(parts.values()))}, but {'the GPU has' if both else 'its part of the GPU has'} "
+            f"{gib(available)}; use smaller models, or placement SeparateGPUs"
         )
     return tokens

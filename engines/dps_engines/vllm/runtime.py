@@ -4,25 +4,24 @@ from collections.abc import Mapping, Sequence
 
 from dps_engines.flags import arguments as rendered
 from dps_engines.launch import Algorithm, EngineError, Launch, Speculation, Unshareable
-from dps_engines.model_fit import check_split, check_weights
+from dps_engines.model_fit import fit_warning
 from dps_engines.pools import PoolName
-from dps_engines.versions import Released, numbers
+from dps_engines.versions import Released
 from dps_engines.vllm import flags
 
 DEFAULT_VERSION = "0.32.0"
 REPOSITORY = "vllm/vllm-openai"
-OLDEST_SUPPORTED = (0, 12, 0)
-"""The oldest supported version. The tests compare the flags with its parser and with newer ones."""
-DRAFT_MODELS = (0, 15, 0)
-"""The oldest version with draft models. Older ones raise NotImplementedError for the method draft_model."""
-WEIGHT_FLAGS = (
+OLDEST_SUPPORTED = (0, 32, 0)
+"""The oldest supported version. The tests compare the flags with its parser."""
+MEMORY_FLAGS = (
     "--quantization",
     "--dtype",
+    "--kv-cache-dtype",
     "--load-format",
     "--hf-overrides",
     "--cpu-offload-gb",
 )
-"""Flags that change the size of the weights on a GPU."""
+"""Flags that change the sizes of weights and KV caches on a GPU."""
 SHORT = {"-q": "--quantization"}
 
 
@@ -57,7 +56,6 @@ class VLLM(Released):
         self, launch: Launch, image: str | None, version: str | None, arguments: Sequence[str] = ()
     ) -> None:
         """See EngineRuntime."""
-        check_split(launch)
         speculation = launch.speculation
         if launch.shares_gpu_with is not None:
             raise EngineError(
@@ -69,13 +67,6 @@ class VLLM(Released):
         field = "spec.pools.speculative.speculation"
         if (speculation.top_k or 1) > 1:
             raise EngineError(f"{field}.topK: vLLM drafts no trees; remove topK and draftTokens")
-        in_use = self.version(image, version)
-        if speculation.algorithm == "Standalone" and numbers(in_use) < DRAFT_MODELS:
-            oldest = ".".join(map(str, DRAFT_MODELS))
-            raise EngineError(
-                f"{field}.algorithm: vLLM {in_use} supports no draft models; use {oldest} or newer, or choose "
-                "another algorithm"
-            )
         if speculation.algorithm == "Suffix" and image is None:
             raise EngineError(
                 f"{field}.algorithm: Suffix needs the Python package arctic-inference, which is not in "
@@ -106,12 +97,14 @@ class VLLM(Released):
         """See EngineRuntime."""
         return False
 
-    def memory_arguments(self, launch: Launch, version: str, arguments: Sequence[str]) -> list[str]:
+    def memory_arguments(self, launch: Launch, arguments: Sequence[str]) -> list[str]:
         """See EngineRuntime. vLLM itself measures the memory that is left for the KV caches of both models."""
-        names = {SHORT.get(name, name) for name in map(flags.flag_name, arguments)}
-        if launch.gpu_bytes is not None and names.isdisjoint(WEIGHT_FLAGS):
-            check_weights(launch, launch.gpu_bytes, "set --quantization in args")
         return []
+
+    def memory_warning(self, launch: Launch, arguments: Sequence[str]) -> str:
+        """See EngineRuntime."""
+        names = {SHORT.get(name, name) for name in map(flags.flag_name, arguments)}
+        return fit_warning(launch) if names.isdisjoint(MEMORY_FLAGS) else ""
 
     def host_cache_bytes(self, launch: Launch, line: Sequence[str]) -> int:
         """See EngineRuntime."""

@@ -3,44 +3,43 @@
 Responses contain no prompts and no secrets.
 """
 
+import hmac
+import ipaddress
+from base64 import b64decode
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from dps_gateway.api.admin_auth import protected
-from dps_gateway.api.admin_json import json_response
 from dps_gateway.api.call import RUNTIME
-from dps_gateway.api.mirror import MAX_BODY_BYTES, add_mirror_routes
+from dps_gateway.api.page import live, page_file, records, what_if
+from dps_gateway.api.state import pool_document
 from dps_gateway.pool import Pool
 from dps_gateway.runtime import Runtime
-from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import SessionId
-from dps_gateway.session.storage import StoreUnavailable
+from dps_gateway.session.store import StoreUnavailable
 from dps_gateway.telemetry.metrics import CONTENT_TYPE
 
 
 def admin_app(runtime: Runtime) -> web.Application:
     """The application of the admin port."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application()
     app[RUNTIME] = runtime
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/pools", _pools)
     app.router.add_get("/config", _config)
+    for path in ("/", "/page/{name}"):
+        app.router.add_get(path, protected(page_file))
+    app.router.add_get("/live", protected(live))
+    app.router.add_get("/records", protected(records))
+    app.router.add_post("/what-if", protected(what_if))
     app.router.add_get("/decisions", protected(_decisions))
     app.router.add_get("/sessions/{id}", protected(_session))
     app.router.add_delete("/sessions/{id}", protected(_delete_session))
-    add_mirror_routes(app, whole_replica=True)
-    return app
-
-
-def worker_app(runtime: Runtime) -> web.Application:
-    """The application of a worker's own Unix socket, for the other workers of this gateway replica."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app[RUNTIME] = runtime
-    add_mirror_routes(app, whole_replica=False)
     return app
 
 
@@ -75,48 +74,27 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _pools(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
-    return json_response({name.value: _pool_document(runtime, name) for name in Pool})
-
-
-def _pool_document(runtime: Runtime, name: Pool) -> dict[str, Any]:
-    pool = runtime.pools[name]
-    return {
-        "readyReplicas": len(pool.ready),
-        "inFlight": pool.in_flight,
-        "queued": pool.queued,
-        "timeToFirstTokenSeconds": pool.time_to_first_token_seconds,
-        "timePerOutputTokenSeconds": pool.time_per_output_token_seconds,
-        "replicas": [
-            {
-                "id": replica.id,
-                "url": replica.url,
-                "ready": replica.ready,
-                "inFlight": replica.in_flight,
-                "maxInFlight": pool.slots(replica),
-            }
-            for replica in pool.replicas.values()
-        ],
-    }
+    return _json({name.value: pool_document(runtime, name) for name in Pool})
 
 
 async def _config(request: web.Request) -> web.Response:
     document = request.app[RUNTIME].config.model_dump(mode="json", by_alias=True)
     document["session"]["redisUrl"] = redacted(document["session"]["redisUrl"])
-    return json_response(document)
+    return _json(document)
 
 
 async def _decisions(request: web.Request) -> web.StreamResponse:
     """The decision log of this gateway replica, oldest entries first."""
     entries = request.app[RUNTIME].decision_log
     if entries is None:
-        return json_response(
+        return _json(
             {"error": "there is no decision log; set routing.decisionLog to the path of a file"}, 404
         )
     content = entries.read()
     try:
         first = await anext(content, b"")
     except OSError as error:
-        return json_response({"error": f"the decision log cannot be read: {error.strerror}"}, 503)
+        return _json({"error": f"the decision log cannot be read: {error.strerror}"}, 503)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     await response.write(first)
@@ -139,10 +117,10 @@ async def _session(request: web.Request) -> web.Response:
     runtime, scope, session = _requested_session(request)
     snapshot = await runtime.turns.store.read(scope, session)
     if snapshot.record is None:
-        return json_response(
+        return _json(
             {"error": f"session {session.text} does not exist", "source": snapshot.source.value}, 404
         )
-    return json_response(session_document(session, snapshot.record, snapshot.source.value))
+    return _json(snapshot.document())
 
 
 async def _delete_session(request: web.Request) -> web.Response:
@@ -150,5 +128,83 @@ async def _delete_session(request: web.Request) -> web.Response:
     try:
         known = await runtime.turns.store.delete(scope, session)
     except StoreUnavailable as error:
-        return json_response({"error": f"Redis did not answer: {error}"}, 503)
-    return json_response({"session": session.text, "deleted": known}, 200 if known else 404)
+        return _json({"error": f"Redis did not answer: {error}"}, 503)
+    return _json({"session": session.text, "deleted": known}, 200 if known else 404)
+
+
+def protected(handler: Handler) -> Handler:
+    """The handler for requests with the token (`listen.adminTokenFile`); others are answered with 401.
+
+    A browser sends the token as the password of Basic authentication. Without a configured token, only requests from
+    the same host are accepted.
+    """
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        token = request.app[RUNTIME].admin_token
+        if token is None:
+            return await _if_local(request, handler)
+        if _matches(token, request.headers.get("Authorization", "")):
+            return await handler(request)
+        return _unauthorized(
+            "send 'Authorization: Bearer TOKEN' with the token in listen.adminTokenFile, or the token as password"
+        )
+
+    return checked
+
+
+async def _if_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if is_local(request.remote) and _is_address(request.host):
+        return await handler(request)
+    return _unauthorized("set listen.adminTokenFile, and use its token, to use this from another host")
+
+
+def _unauthorized(message: str) -> web.Response:
+    response = _json({"error": message}, 401)
+    response.headers["WWW-Authenticate"] = 'Basic realm="DPS Router"'
+    response.headers.add("WWW-Authenticate", "Bearer")
+    return response
+
+
+def is_local(remote: str | None) -> bool:
+    """Whether a connection comes from this host. A container has the address of its pod, not of its node.
+
+    Of the loopback addresses, only the usual ones count: service meshes forward requests of other pods from others,
+    such as 127.0.0.6 (Istio).
+    """
+    try:
+        address = ipaddress.ip_address(remote or "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address) in ("127.0.0.1", "::1")
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header has an address or `localhost`.
+
+    The page of another site could read this port by a name that its DNS server resolves to 127.0.0.1.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name != "localhost":
+            ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _matches(token: str, header: str) -> bool:
+    scheme, _, sent = header.partition(" ")
+    password = sent.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == "basic":
+        try:
+            password = b64decode(password).partition(b":")[2]
+        except ValueError:
+            return False
+    return scheme.lower() in ("bearer", "basic") and hmac.compare_digest(token.encode(), password)
+
+
+def _json(document: Any, status: int = 200) -> web.Response:
+    """A response with a document that orjson can serialize, indented for the people who read it."""
+    body = orjson.dumps(document, option=orjson.OPT_INDENT_2)
+    return web.Response(body=body, status=status, content_type="application/json")

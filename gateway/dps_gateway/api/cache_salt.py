@@ -1,36 +1,24 @@
-"""Setting the tenant's cache salt in a request to an engine."""
+"""The tenant's cache salt in a request to an engine."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import orjson
-
 from dps_gateway.api.errors import BadRequest
-from dps_gateway.prompt.separation import CacheSalt
+from dps_gateway.prompt.cache_identity import CacheSalt
 
 SALT_HEADER: Final = "x-dps-cache-salt"
 """Carries the salt of a request that has no field for it. Only engines with the plugin dps_sglang read the header."""
 
 
-def with_salt(
-    raw: bytes, body: Mapping[str, Any], fields: Iterable[str], salt: CacheSalt
-) -> tuple[bytes, dict[str, Any]]:
-    """The request with the tenant's salt in each of `fields`, serialized and parsed.
+def salted_fields(
+    body: Mapping[str, Any], fields: Iterable[str], salt: CacheSalt
+) -> dict[str, str | list[str]]:
+    """The values of `fields` with the tenant's salt.
 
     A client's own value selects one of the tenant's caches, never another tenant's: its digest replaces it. Raises
-    BadRequest if the value is neither a string nor a list of strings, or the request cannot be serialized.
+    BadRequest if the value is neither a string nor a list of strings.
     """
-    salts = {field: _salts(field, body.get(field), salt) for field in fields}
-    salted = {**body, **salts}
-    if not salts:
-        return raw, salted
-    if body and not salts.keys() & body.keys():  # then the client's bytes can be kept
-        start = raw.index(b"{") + 1
-        return raw[:start] + orjson.dumps(salts)[1:-1] + b"," + raw[start:], salted
-    try:
-        return orjson.dumps(salted), salted
-    except orjson.JSONEncodeError as error:
-        raise BadRequest(f"the request with {' and '.join(salts)} cannot be serialized: {error}") from error
+    return {field: _salts(field, body.get(field), salt) for field in fields}
 
 
 def _salts(field: str, value: Any, salt: CacheSalt) -> str | list[str]:

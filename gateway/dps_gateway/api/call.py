@@ -1,22 +1,41 @@
-"""Common to the handlers of all proxied endpoints: tracing, metrics, error responses, and writing to the client."""
+"""One request of a client while it is served: what is known about it so far, and the connection to the client."""
 
 import asyncio
 import logging
+import math
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 from opentelemetry.trace import Span
 
-from dps_gateway.api.errors import DeadlineExceeded, GatewayFull, error_response, errors_of
-from dps_gateway.api.request import TIMEOUT_HEADER, read_body, request_id_of, timeout_seconds_of
+from dps_gateway.api.body import Body, read_body
+from dps_gateway.api.endpoints import errors_of
+from dps_gateway.api.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    GatewayFull,
+    OpenAIErrors,
+    UnsupportedEncoding,
+    error_response,
+)
+from dps_gateway.api.outcome import Outcome
 from dps_gateway.api.sse import EventRelay
-from dps_gateway.auth import Key
-from dps_gateway.engine.dialect import ErrorFormat, Usage
+from dps_gateway.auth import URGENCIES, Key
+from dps_gateway.engine.usage import Usage
+from dps_gateway.pool import Pool
+from dps_gateway.routing.decision import Decision, PolicyInput, Reason
 from dps_gateway.runtime import Runtime
+from dps_gateway.session.entries import StoredResponse
+from dps_gateway.session.growth import History
 from dps_gateway.telemetry.tracing import end_server_span
+from dps_gateway.turn import MeasuredTurn
+from dps_gateway.upstream.exchange import DECODED
+from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +44,15 @@ RUNTIME: Final = web.AppKey("runtime", Runtime)
 CLIENT_CLOSED_REQUEST: Final = 499
 """The status in metrics and spans of a request whose client disconnected before the answer was complete."""
 
-T = TypeVar("T")
+MAX_REQUEST_ID_CHARS: Final = 255
+
+REQUEST_ID_BYTES: Final = 16
+
+TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
+"""Limits the duration of a request including its retries, as in Envoy."""
+
+MAX_TIMEOUT_DIGITS: Final = 12
+"""Longer numbers are cut off; timeouts.totalSeconds is shorter in any case."""
 
 _MAY_HAVE_USED_TOKENS: Final = frozenset({200, CLIENT_CLOSED_REQUEST, 504})
 """The statuses of requests that an engine has begun to answer, or may have begun if it has received them."""
@@ -34,9 +61,9 @@ MIN_WRITE_SECONDS: Final = 1.0
 """Time for one write after timeouts.totalSeconds, so that the error event of a timeout reaches the client."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
-    """One client request while it is being served."""
+    """One client request. Its fields are set in this order while it is served (see `inference.serve`)."""
 
     runtime: Runtime
     request: web.Request
@@ -45,28 +72,51 @@ class Call:
     """The request's SERVER span."""
     started: float
     """`time.perf_counter()` at the request's arrival."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """The response headers that the gateway adds, as known so far. Error responses include them as well."""
+    timeout_seconds: float | None = None
+    """The time that the client allows for the whole request, in seconds, or None."""
+    key: Key | None = None
+    """The client's API key after `authenticate`; None if no keys are configured."""
+    body: Body = field(default_factory=lambda: Body(b"{}", {}))
+    """The request's JSON object; empty if the endpoint is not routed."""
+    stored: StoredResponse | None = None
+    """The stored response that the request continues, if any. Only its engine can serve the request."""
+    turn: MeasuredTurn | None = None
+    """None for a request that is not a turn of a session."""
+    prompt_tokens: int | None = None
+    """L_t, or the sum over several prompts. None if the prompts cannot be counted."""
+    policy_input: PolicyInput | None = None
+    """The policy's input, for a turn."""
+    decision: Decision | None = None
+    decided_at: float = 0.0
+    """`time.perf_counter()` at the routing decision."""
+    attempt: tuple[Pool, Reason] | None = None
+    """The pool of the last attempt to have the request answered, and why that pool was used."""
+    replica: str | None = None
+    """The base URL of the replica of this attempt."""
+    queue_seconds: float | None = None
+    """The time that the request waited for a replica before its first attempt."""
+    first_byte_at: float | None = None
+    """`time.perf_counter()` when an engine began to answer."""
+    answered_at: float | None = None
+    """`time.perf_counter()` when the engine had answered completely. None if it has not, or has refused the request."""
     response: web.StreamResponse | None = None
     """The response, once its headers have been sent."""
     status: int = CLIENT_CLOSED_REQUEST
     """The HTTP status for metrics and spans."""
-    timeout_seconds: float | None = None
-    """The time that the client allows for the whole request, in seconds, or None."""
-    usage: Usage | None = None
-    """The usage that the engine reported, if any."""
+    outcome: Outcome = Outcome.CLIENT_CLOSED
+    """How the answer has ended."""
     events: EventRelay | None = None
     """The events of a streamed answer."""
-    key: Key | None = None
-    """The client's API key after `authenticate`; None if no keys are configured."""
-    dispatched: bool = False
-    """Whether a replica has been selected for the request. Only the time until the first selection is recorded."""
+    usage: Usage | None = None
+    """The usage that the engine reported, if any."""
     _entered: bool = False
     """Whether the request counts for its API key, which it does not if the key has reached a limit."""
     _buffered: int = 0
     """The size of the request's body, as far as it has arrived."""
     _deadline: float = 0.0
     """The end of the time for the whole response, on the event loop's clock."""
+    written_at: float = -math.inf
+    """When the last part of the response was sent, on the event loop's clock."""
     _write_limit: float | None = None
     """The end of the time for the write in progress, on the event loop's clock."""
     _watch: asyncio.TimerHandle | None = None
@@ -78,20 +128,25 @@ class Call:
             self.runtime.key_limits.enter(self.key)
             self._entered = True
 
-    async def body(self) -> bytes:
+    async def read(self) -> bytes:
         """The request's body, which counts as buffered until the call has ended.
 
-        Raises BodyTooLarge, BodyTooSlow, BadRequest, and GatewayFull if there is no room for it.
+        Raises BodyTooLarge, BodyTooSlow, BadRequest, UnsupportedEncoding, and GatewayFull if there is no room for it.
         """
+        encoding = self.request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
+        if encoding not in (*DECODED, "identity", ""):
+            raise UnsupportedEncoding(f"Content-Encoding must be one of {', '.join(sorted(DECODED))}")
         return await read_body(self.request, self.runtime.config, self._buffer)
 
-    async def in_time(self, work: Awaitable[T]) -> T:
-        """The result of work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
+    @asynccontextmanager
+    async def before_dispatch(self) -> AsyncIterator[None]:
+        """The context of the work before the dispatch. Raises DeadlineExceeded at the end of the client's time."""
         if self.timeout_seconds is None:
-            return await work
+            yield
+            return
         try:
             async with asyncio.timeout(self.timeout_seconds - (time.perf_counter() - self.started)) as limit:
-                return await work
+                yield
         except TimeoutError as error:
             raise (self.deadline_exceeded() if limit.expired() else error) from error
 
@@ -103,6 +158,12 @@ class Call:
         if not self.runtime.bodies.reserve(self.tenant, size):
             raise GatewayFull("the gateway has too many request bodies in memory (limits.maxBufferedBytes)")
         self._buffered += size
+
+    @property
+    def urgency(self) -> int:
+        """The urgency in the queue, from 0 (served first) to 7."""
+        permitted = self.key.urgency if self.key is not None else None
+        return urgency_of(self.request.headers.getall("Priority", ()), permitted)
 
     @property
     def tenant(self) -> str:
@@ -122,30 +183,80 @@ class Call:
         """The tokens that the request has used: those of its prompt and its answer, as reported by the engine.
 
         Without such a report, for example because the client has disconnected or its time is over, the prompt counts if
-        an engine has received it, and one token for each event of the answer.
+        an engine has received it, and for each event of the answer as many tokens as in the pool's recent answers. With
+        speculation, an event has several.
         """
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         status = self.response.status if self.response is not None else self.status
-        if status not in _MAY_HAVE_USED_TOKENS or "x-dps-pool" not in self.headers:
+        if status not in _MAY_HAVE_USED_TOKENS or self.attempt is None:
             return 0
         events = self.events.count if self.events is not None else 0
-        return int(self.headers.get("x-dps-prompt-tokens", 0)) + events
+        per_event = self.runtime.pools[self.attempt[0]].tokens_per_event or 1.0
+        return (self.prompt_tokens or 0) + round(events * per_event)
+
+    def progress(self) -> dict[str, Any]:
+        """What the page on the admin port shows of the request while it is served."""
+        if self.first_byte_at is not None:
+            phase = "decoding"
+        elif self.attempt is not None:
+            # The end of the prefill cannot be observed if the answer is not streamed.
+            phase = "prefill" if self.body.fields.get("stream") is True else "running"
+        else:
+            phase = "queued"
+        return {
+            "request_id": self.request_id,
+            "session": self.turn.session.id.text if self.turn is not None else None,
+            "client_session": self.turn.session.client_id if self.turn is not None else None,
+            "prompt_tokens": self.prompt_tokens,
+            "pool": self.attempt[0].value if self.attempt is not None else None,
+            "replica": self.replica,
+            "phase": phase,
+            "seconds": round(time.perf_counter() - self.started, 3),
+        }
 
     @property
-    def errors(self) -> ErrorFormat:
-        """The format of error objects for this request."""
+    def errors(self) -> OpenAIErrors:
+        """The form of error objects for this request."""
         return errors_of(self.request.path)
 
-    async def start(self, response: web.StreamResponse) -> None:
-        """Send the response headers, including those that the gateway adds."""
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers that the gateway adds, as far as is known. Error responses have them as well."""
+        headers = {"x-request-id": self.request_id}
+        if self.turn is not None:
+            session = self.turn.session
+            headers |= {
+                "x-dps-prompt-tokens": str(self.turn.prompt_tokens),
+                "x-dps-delta-tokens": str(self.turn.delta_tokens),
+                "x-dps-turn": str(self.turn.number),
+                "x-dps-session": session.id.text,
+                "x-dps-state": session.snapshot.source.value,
+                "x-dps-history": session.growth.history.value,
+            }
+        elif self.decision is not None and self.decision.stateless:
+            headers["x-dps-history"] = History.STATELESS.value
+            if self.prompt_tokens is not None:
+                tokens = str(self.prompt_tokens)
+                headers |= {"x-dps-prompt-tokens": tokens, "x-dps-delta-tokens": tokens}
+        if self.decision is not None and (predicted := self.decision.predicted):
+            headers["x-dps-predicted"] = ",".join(
+                f"{pool.value}={predicted[pool]:.3f}" for pool in Pool if pool in predicted
+            )
+        if self.attempt is not None:
+            pool, reason = self.attempt
+            headers |= {"x-dps-pool": pool.value, "x-dps-reason": reason.value}
+        return headers
+
+    async def start(self, response: web.StreamResponse, *, without: Sequence[str] = ()) -> None:
+        """Send the response headers, including those that the gateway adds except `without`."""
         seconds = self.runtime.config.timeouts.total_seconds
         if self.timeout_seconds is not None:
             seconds = min(seconds, self.timeout_seconds - (time.perf_counter() - self.started))
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)
-        response.headers.update(self.headers)
+        response.headers.update({name: self.headers[name] for name in self.headers if name not in without})
         self.response = response
         await response.prepare(self.request)
 
@@ -159,11 +270,17 @@ class Call:
         """
         if data and self.request.method != hdrs.METH_HEAD:
             response = self._started()
-            self._write_limit = self._limit(asyncio.get_running_loop().time())
+            self.written_at = asyncio.get_running_loop().time()
+            self._write_limit = self._limit(self.written_at)
             try:
                 await response.write(data)
             finally:
                 self._write_limit = None
+
+    @property
+    def writing(self) -> bool:
+        """Whether a part of the response is being sent."""
+        return self._write_limit is not None
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last part of the body. Raises ConnectionResetError as `write` does.
@@ -173,6 +290,8 @@ class Call:
         """
         response = self._started()
         self.status = response.status
+        if self.outcome is Outcome.CLIENT_CLOSED:
+            self.outcome = Outcome.COMPLETE if self.status < 400 else Outcome.FAILED
         self._write_limit = self._limit(asyncio.get_running_loop().time())
         try:
             await response.write_eof(data)
@@ -211,6 +330,41 @@ class Call:
         self.abort()
 
 
+def request_id_of(request: web.BaseRequest) -> str:
+    """The client's x-request-id, or a new id if it sends none that is usable in a header and a log line."""
+    sent = request.headers.get("x-request-id", "")
+    usable = 0 < len(sent) <= MAX_REQUEST_ID_CHARS and sent.isascii() and sent.isprintable()
+    return sent if usable else os.urandom(REQUEST_ID_BYTES).hex()
+
+
+def timeout_seconds_of(headers: Mapping[str, str]) -> float | None:
+    """The time that the client allows for the whole request, in seconds, or None. Raises BadRequest.
+
+    Envoy's header is in milliseconds, and 0 means no limit.
+    """
+    sent = headers.get(TIMEOUT_HEADER)
+    if sent is None:
+        return None
+    if not sent.isascii() or not sent.isdecimal():
+        raise BadRequest(f"{TIMEOUT_HEADER} must be a number of milliseconds")
+    return int(sent[:MAX_TIMEOUT_DIGITS]) / 1000 or None
+
+
+def urgency_of(priorities: Sequence[str], permitted: int | None) -> int:
+    """The urgency in the queue: that of the Priority headers (RFC 9218), as far as the API key permits it.
+
+    If the key permits none, a client can only lower its priority. As the RFC demands, values that are not valid are
+    ignored.
+    """
+    asked = DEFAULT_URGENCY
+    for member in ",".join(priorities).split(",") if priorities else ():
+        name, _, value = member.strip().partition("=")
+        value = value.partition(";")[0].strip()
+        if name == "u" and value in URGENCIES:
+            asked = int(value)
+    return max(asked, DEFAULT_URGENCY if permitted is None else permitted)
+
+
 def access_entry(call: Call, route: str) -> dict[str, Any]:
     """The line of the access log for a call that has ended. docs/gateway.md describes the fields for users."""
     seconds = time.perf_counter() - call.started
@@ -222,8 +376,9 @@ def access_entry(call: Call, route: str) -> dict[str, Any]:
         "method": call.request.method,
         "route": route,
         "status": call.status,
+        "outcome": call.outcome.value,
         "seconds": round(seconds, 6),
-        "pool": call.headers.get("x-dps-pool"),
+        "pool": call.attempt[0].value if call.attempt is not None else None,
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "output_tokens": usage.completion_tokens if usage else None,
         "cached_tokens": usage.cached_tokens if usage else None,
@@ -233,8 +388,13 @@ def access_entry(call: Call, route: str) -> dict[str, Any]:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web.StreamResponse]]) -> Handler:
-    """Returns the aiohttp handler that serves calls with `serve`.
+def handler(
+    route: str,
+    metric_label: str,
+    serve: Callable[[Call], Awaitable[web.StreamResponse]],
+    record: Callable[[Call], None] = lambda call: None,
+) -> Handler:
+    """Returns the aiohttp handler that serves calls with `serve`, and calls `record` when one has ended.
 
     `route` is the path or pattern that spans record; `metric_label` is the route in metrics. Every call is
     traced and counted, and every exception becomes an error object or, after the headers have been sent, a
@@ -245,16 +405,17 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
         runtime = request.app[RUNTIME]
         span = runtime.tracing.server_span(request.method, route, request.headers)
         request_id = request_id_of(request)
-        call = Call(runtime, request, request_id, span, time.perf_counter(), {"x-request-id": request_id})
+        call = Call(runtime, request, request_id, span, time.perf_counter())
         failure: Exception | None = None
         try:
-            call.timeout_seconds = timeout_seconds_of(request)
+            call.timeout_seconds = timeout_seconds_of(request.headers)
             return await serve(call)
         except ConnectionResetError:
+            call.outcome = Outcome.CLIENT_CLOSED
             call.abort()
             return call.response or web.Response(status=call.status)
         except Exception as error:
-            failure = error
+            failure, call.outcome = error, Outcome.FAILED
             if call.response is not None:
                 log.exception("request %s failed after its response had begun", call.request_id)
                 call.status = 500
@@ -265,6 +426,7 @@ def handler(route: str, metric_label: str, serve: Callable[[Call], Awaitable[web
             return response
         finally:
             call.ended()
+            record(call)
             if runtime.access_log is not None:
                 runtime.access_log.add(access_entry(call, route))
             runtime.metrics.requests.labels(metric_label, str(call.status)).inc()

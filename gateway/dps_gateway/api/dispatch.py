@@ -2,24 +2,34 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Final, Self
 
-from multidict import CIMultiDict
+import orjson
 
 from dps_gateway.api.call import Call
 from dps_gateway.api.errors import DeadlineExceeded, Suspended, TenantsNotSeparated
-from dps_gateway.cached_prompt import CachedPrompt
+from dps_gateway.api.outcome import Failure, failure_in
+from dps_gateway.api.sse import beginning
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.upstream.admission import Choice, PoolEmpty, PoolFull, ReplicaRequest
+from dps_gateway.upstream.admission import PoolEmpty, PoolFull, Slot, SlotRequest
 from dps_gateway.upstream.deadline import Deadline
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.exchange import Answer, OutOfFiles, UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.exchange import (
+    RETRYABLE_STATUSES,
+    Answer,
+    OutOfFiles,
+    Rejection,
+    UpstreamBroken,
+    UpstreamFailed,
+    forwarded_headers,
+)
 from dps_gateway.upstream.replica import Replica
-from dps_gateway.upstream.retries import Retries
-from dps_gateway.upstream.unanswered import ReplicaLost
+from dps_gateway.upstream.retries import FATAL_SECONDS, Retries
 
 ATTEMPTS_PER_POOL: Final = 3
 
@@ -42,51 +52,19 @@ class Outbound:
     method: str
     path: str
     body: bytes | None
-    headers: Callable[[str | None], CIMultiDict[str]]
-    """A function from the API key of the pool's engines (None if they have none) to the request headers."""
-    session: str | None
-    """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
-    tenant: str
-    """The tenant. The queue is fair between tenants."""
-    urgency: int
-    """The urgency in the queue, from 0 (served first) to 7."""
+    headers: Mapping[str, str]
+    """Headers that replace the client's."""
     streamed: bool
     """Whether the engine is expected to stream the answer, so that timeouts.firstByteSeconds applies."""
     buffered: bool
-    """Whether a non-streaming answer is read completely before any of it is relayed, so that the request can still be
-    retried if reading fails."""
-    prompt: CachedPrompt | None
-    """The prompt, which determines the preferred replica together with the session; None if it is unknown."""
+    """Whether an answer is read completely, or a stream to its first content, before any of it is relayed, so that the
+    request can still be retried."""
     salt_header: str | None = None
     """The header with the tenant's cache salt, if only replicas that read it may serve the request."""
     generates: bool = True
     """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
     replica: str | None = None
     """The base URL of the only replica that can serve the request, in the pool of the decision. None if all can."""
-
-
-@dataclass(slots=True)
-class Placed:
-    """A request that a replica has begun to answer. The caller must `close` it."""
-
-    pool: EnginePool
-    replica: Replica
-    reason: Reason
-    answer: Answer
-    content: bytes
-    """The complete body of an answer that was buffered; empty if it was not."""
-    retried: bool
-    """Whether earlier attempts failed."""
-    sent_tokens: int
-    """`sent_tokens` of the replica immediately after this request had been sent."""
-    _closed: bool = False
-
-    def close(self) -> None:
-        """Release the upstream connection and the replica's slot. Has no effect the second time."""
-        if not self._closed:
-            self._closed = True
-            self.answer.close()
-            self.pool.release(self.replica)
 
 
 def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
@@ -99,153 +77,196 @@ def least_loaded(pools: Mapping[Pool, EnginePool]) -> Pool:
     return min(Pool.GREEDY, Pool.SPECULATIVE, key=load)
 
 
-async def dispatch(call: Call, decision: Decision, outbound: Outbound) -> Placed:
-    """Send the request to one replica after another until one begins to answer. Raises as `Dispatch.first` does."""
-    return await Dispatch(call, decision, outbound).first()
-
-
 class Dispatch:
-    """The attempts to have one request answered. One deadline bounds all of them together."""
+    """The attempts to have one request answered. One deadline bounds all of them together.
+
+    It owns the slot and the answer of the attempt that succeeded until the `with` block ends, `close` is called, or
+    `rest` replaces them.
+    """
+
+    pool: EnginePool
+    replica: Replica
+    reason: Reason
+    answer: Answer
+    content: bytes
+    """The complete body of an answer that was buffered; empty if it was not."""
+    retried: bool
+    """Whether earlier attempts failed."""
+    sent_tokens: int
+    """`sent_tokens` of the replica immediately after the request had been sent."""
+    load_at_start: int
+    """`load` of the replica when it began to answer."""
 
     def __init__(self, call: Call, decision: Decision, outbound: Outbound) -> None:
         self._call = call
-        self._runtime = call.runtime
+        self._runtime = runtime = call.runtime
         self._decision = decision
         self._outbound = outbound
-        total_seconds = self._runtime.upstream.timeouts.total_seconds
+        total_seconds = runtime.upstream.timeouts.total_seconds
         self._deadline = Deadline.of(total_seconds, call.timeout_seconds, time.perf_counter() - call.started)
-        self._retries = Retries(call.runtime.retry_budget, streamed=outbound.streamed)
+        self._sent = outbound.path, outbound.body
+        """The whole request, also while an engine is asked for the rest of its answer."""
+        fatal = runtime.fatal_requests.replicas(*self._sent)
+        self._retries = Retries(runtime.retry_budget, streamed=outbound.streamed, fatal=fatal)
         self._attempts: Counter[Pool] = Counter()
         self._failure: Exception | None = None
         """The last failed attempt."""
+        self._held = ExitStack()
+        """Holds the slot and the answer of the attempt that succeeded."""
 
-    async def first(self) -> Placed:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the connection to the engine and its slot. Has no effect the second time."""
+        self._held.close()
+
+    async def first(self) -> None:
         """Send the request to one replica after another until one begins to answer.
 
         Nothing has reached the client yet, so a failure can be retried (see `Retries`), on another replica or in the
-        other pool. Raises DeadlineExceeded if the client's time is over, Suspended if the engines are stopped, else the
-        last failure: PoolFull, PoolEmpty, TenantsNotSeparated, OutOfFiles or UpstreamFailed.
+        other pool. Raises DeadlineExceeded if the request's time is over, Suspended if the engines are stopped, else
+        the last failure: PoolFull, PoolEmpty, TenantsNotSeparated, OutOfFiles or UpstreamFailed.
         """
         if self._runtime.config.routing.suspended:
             raise _suspended()
+        if self._retries.fatal:
+            raise _fatal()
         decided = self._decision.pool
         if not self._runtime.pools[decided].ready:
             self._runtime.metrics.pool_unavailable.labels(decided.value).inc()
-        return await self._next()
+        await self._next()
 
-    async def again(self, placed: Placed, error: UpstreamBroken) -> Placed:
-        """Send the request to another replica after one has begun to stream its answer, and failed.
+    async def rest(self, error: UpstreamBroken, body: bytes) -> None:
+        """Send a request for the rest of an answer that a replica has begun to stream, and failed, to another replica.
 
-        Closes `placed`. Raises as `first` does; UpstreamFailed also if the request must not be sent again.
+        Raises as `first` does; UpstreamFailed also if the request must not be sent again.
         """
         failure = error.as_failure()
         late = self._deadline.passed
         if not late:
             # Before its slot is released, so that the slot is not assigned to a queued request.
-            self._record(placed.pool, placed.replica, failure)
-        placed.close()
+            self._record(self.pool, self.replica, failure)
+        self.close()
         if late or not self._retries.allowed_after_start(failure):
             raise failure
-        return await self._next()
+        self._outbound = replace(self._outbound, body=body)
+        await self._next()
 
-    def record_end(self, placed: Placed, error: UpstreamBroken) -> None:
-        """Record that a replica has begun to stream an answer that is not sent again, and failed.
+    def record_end(self, error: UpstreamBroken) -> None:
+        """Record that the replica has begun to stream an answer that no other one continues, and failed.
 
-        Only a timeout counts: a connection may be closed because of the request.
+        Only a timeout or an early end counts as an error: a connection may be closed because of the request.
         """
-        if error.kind == "timeout" and not self._deadline.passed:
-            placed.pool.record_error(placed.replica)
+        if error.kind in ("timeout", "aborted") and not self._deadline.passed:
+            self.pool.record_error(self.replica)
+        elif error.kind == "broken":
+            self._runtime.fatal_requests.add(*self._sent, self.replica.url)
+            self.pool.suspect(self.replica, error=False)
 
-    async def _next(self) -> Placed:
-        """The next answer. Raises as `first` does."""
-        if self._deadline.passed_for_client:
-            raise self._call.deadline_exceeded()
+    def record_success(self) -> None:
+        """Record that the answer is complete, so that earlier failures were not due to the request."""
+        self._runtime.fatal_requests.forget(*self._sent)
+
+    async def _next(self) -> None:
+        """Have the request answered. Raises as `first` does."""
+        if self._deadline.over:
+            raise self._deadline_exceeded()
         try:
-            return await self._try_replicas()
+            while pools := self._pools():
+                slot = await self._slot(pools)
+                if slot is not None and await self._attempt(slot):
+                    return
+            raise self._failure or PoolFull("no replica accepted the request")
         except (PoolEmpty, PoolFull, UpstreamFailed) as error:
-            if self._deadline.passed_for_client:
-                raise self._call.deadline_exceeded() from error
+            if self._deadline.over:
+                raise self._deadline_exceeded() from error
             raise
 
-    async def _try_replicas(self) -> Placed:
-        """Try one replica after another. Raises Suspended, PoolEmpty, PoolFull or UpstreamFailed."""
-        while choices := self._choices():
-            slot = await self._slot(choices)
-            if slot is None:
-                continue
-            placed = await self._attempt(*slot)
-            if placed is not None:
-                return placed
-        raise self._failure or PoolFull("no replica accepted the request")
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        if self._deadline.of_client:
+            return self._call.deadline_exceeded()
+        return DeadlineExceeded(
+            f"no engine answered within {self._deadline.seconds:g} s (timeouts.totalSeconds)"
+        )
 
-    def _choices(self) -> list[Choice]:
+    def _pools(self) -> list[EnginePool]:
         """The pools that may serve the next attempt: the one of the decision, and the other if the first is full.
 
         Overload does not change a FIXED decision about a turn: a baseline policy's pool must not change in an
         experiment. The other pool is then used only if no replica of the first is left, and if neither has one, the
         request waits for the first one of either pool.
         """
-        pools, decision, only = self._runtime.pools, self._decision, self._outbound.replica
-        choices = [
-            Choice(pools[pool], self._retries.avoid(pool) | self._unsalted(pools[pool]))
-            for pool in (decision.pool, decision.pool.other)
+        decision, only = self._decision, self._outbound.replica
+        pools = [
+            self._runtime.pools[pool]
+            for pool in ((decision.pool,) if only is not None else (decision.pool, decision.pool.other))
             if self._attempts[pool] < ATTEMPTS_PER_POOL and self._retries.may_stay(pool)
         ]
-        if only is not None:
-            pool = pools[decision.pool]
-            others = pool.replicas.keys() - {only}
-            return [Choice(pool, each.avoid | others) for each in choices if each.pool is pool]
-        if decision.reason is not Reason.FIXED or decision.stateless:
-            return choices
-        return _usable(choices)[:1] or choices
+        if only is not None or decision.reason is not Reason.FIXED or decision.stateless:
+            return pools
+        return self._usable(pools)[:1] or pools
 
-    def _unsalted(self, pool: EnginePool) -> frozenset[str]:
-        """The base URLs of the replicas that would not separate the tenants of this request."""
+    def _usable(self, pools: list[EnginePool]) -> list[EnginePool]:
+        """The pools with a replica that may receive the request."""
+        return [pool for pool in pools if pool.usable(self._accepts)]
+
+    def _accepts(self, pool: EnginePool, replica: Replica) -> bool:
+        """Whether a replica may receive the request, and has not failed to answer it."""
+        return self._suits(pool, replica) and not self._retries.avoids(pool.name, replica.url)
+
+    def _suits(self, pool: EnginePool, replica: Replica) -> bool:
+        """Whether a replica may receive the request."""
+        only = self._outbound.replica
+        return (only is None or replica.url == only) and self._separates_tenants(replica)
+
+    def _separates_tenants(self, replica: Replica) -> bool:
         header = self._outbound.salt_header
-        if header is None:
-            return frozenset()
-        return frozenset(
-            url for url, replica in pool.replicas.items() if not replica.reads_salt_header(header)
-        )
+        return header is None or replica.reads_salt_header(header)
 
-    async def _slot(self, choices: list[Choice]) -> tuple[EnginePool, Replica] | None:
-        """Wait for a slot for the next attempt. None if no replica of `choices` is left, but there are new choices.
+    async def _slot(self, pools: list[EnginePool]) -> Slot | None:
+        """Wait for a slot for the next attempt. None if no replica of `pools` is left, but other pools have one.
 
-        Raises Suspended, PoolEmpty or PoolFull.
+        Raises Suspended, PoolEmpty, PoolFull or TenantsNotSeparated.
         """
-        runtime, outbound = self._runtime, self._outbound
+        runtime, outbound, call, turn = self._runtime, self._outbound, self._call, self._call.turn
         queued_at = time.perf_counter()
         patience = min(runtime.upstream.timeouts.queue_seconds, self._deadline.left_seconds)
         wake_seconds = self._wake_seconds()
-        if wake_seconds:
-            # A replica on which the request has failed is not ready again before a health check has succeeded.
-            choices = [Choice(choice.pool) for choice in choices]
-        held = outbound.prompt.held if outbound.prompt is not None else {}
-        request = ReplicaRequest(
-            choices, outbound.session, outbound.tenant, outbound.urgency, held, outbound.generates
+        request = SlotRequest(
+            pools,
+            turn.affinity if turn is not None else None,
+            call.tenant,
+            call.urgency,
+            turn.cached.held if turn is not None else {},
+            outbound.generates,
+            # A replica that has failed to answer is not ready again before a health check has succeeded.
+            self._suits if wake_seconds else self._accepts,
         )
+        views = call.policy_input.pools if call.policy_input is not None else {}
+        chosen = {pool: view.replica for pool, view in views.items()}
+        left_seconds = self._deadline.left_seconds
         try:
-            chosen, replica = await runtime.admission.acquire(
-                request, patience, wake_seconds, self._deadline.left_seconds
-            )
+            slot = await runtime.admission.acquire(request, patience, wake_seconds, left_seconds, chosen)
         except PoolEmpty as error:
             if runtime.config.routing.suspended:
                 raise _suspended() from error
+            replicas = (each for pool in runtime.pools.values() for each in pool.replicas.values())
+            separated = all(map(self._separates_tenants, replicas))
             if wake_seconds:
-                raise
-            unsalted = any(
-                self._unsalted(pool).intersection(pool.replicas) for pool in runtime.pools.values()
-            )
-            self._failure = self._failure or (_not_separated() if unsalted else error)
-            if _usable(self._choices()) or self._wake_seconds():
+                raise (error if separated else _not_separated()) from None
+            self._failure = self._failure or (error if separated else _not_separated())
+            if self._usable(self._pools()) or self._wake_seconds():
                 return None
             raise self._failure from None
-        pool = runtime.pools[Pool(chosen.name)]
-        if not self._call.dispatched:
-            self._call.dispatched = True
-            runtime.metrics.overhead.observe(queued_at - self._call.started)
-            runtime.metrics.queue_time.labels(pool.name.value).observe(time.perf_counter() - queued_at)
-        return pool, replica
+        if call.attempt is None:
+            call.queue_seconds = time.perf_counter() - queued_at
+            runtime.metrics.overhead.observe(queued_at - call.started)
+            runtime.metrics.queue_time.labels(slot.pool.name.value).observe(call.queue_seconds)
+        return slot
 
     def _wake_seconds(self) -> float:
         """How long to wait for the first replica: 0 if one is ready, or if only a certain one can serve the request."""
@@ -253,38 +274,41 @@ class Dispatch:
             return 0.0
         return min(self._runtime.upstream.timeouts.wake_seconds or 0.0, self._deadline.left_seconds)
 
-    async def _attempt(self, pool: EnginePool, replica: Replica) -> Placed | None:
-        """Send the request to a replica whose slot is taken. None if this fails and another attempt is allowed.
+    async def _attempt(self, slot: Slot) -> bool:
+        """Send the request to a replica. Returns whether it has begun to answer.
 
-        Raises UpstreamFailed if no other attempt is allowed. The slot is released unless the replica answers.
+        Raises UpstreamFailed if it has not, and no other attempt is allowed.
         """
-        if replica.url in self._unsalted(pool):  # it was not ready when the request was queued
-            pool.release(replica)
-            self._failure = _not_separated()
-            return None
-        reason = self._reason(pool)
-        self._attempts[pool.name] += 1
-        self._call.headers |= {"x-dps-pool": pool.name.value, "x-dps-reason": reason.value}
-        prefill_tokens = _prefill_tokens(self._outbound, replica)
-        sent_tokens = replica.sent_tokens + prefill_tokens
-        try:
-            answer, content = await self._send(pool, replica, prefill_tokens)
-        except UpstreamFailed as error:
-            self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
-            self._record(pool, replica, error)
-            pool.release(replica)
-            if self._deadline.passed or not self._retries.allowed_after(error):
-                raise
-            return None
-        except BaseException:
-            pool.release(replica)
-            raise
-        if answer.status >= 500:
-            pool.record_error(replica)
-        else:
-            pool.record_success(replica)
-        retried = self._failure is not None
-        return Placed(pool, replica, reason, answer, content, retried, sent_tokens)
+        pool, replica = slot.pool, slot.replica
+        with ExitStack() as held:
+            held.enter_context(slot)
+            reason = self._reason(pool)
+            self._attempts[pool.name] += 1
+            self._call.attempt, self._call.replica = (pool.name, reason), replica.url
+            prefill_tokens = self._prefill_tokens(replica)
+            sent_tokens = replica.sent_tokens + prefill_tokens
+            try:
+                answer = await self._send(pool, replica, prefill_tokens)
+                held.callback(answer.close)
+                content = await _begun(answer) if self._outbound.buffered else b""
+            except UpstreamFailed as error:
+                self._runtime.metrics.upstream_failures.labels(pool.name.value, error.kind).inc()
+                self._record(pool, replica, error)
+                if self._retries.fatal:
+                    raise _fatal() from error
+                if self._deadline.passed or not self._retries.allowed_after(error):
+                    raise
+                return False
+            if answer.status >= 500:
+                pool.record_error(replica)
+            else:
+                pool.record_success(replica)
+            self._held = held.pop_all()
+        self.pool, self.replica, self.reason = pool, replica, reason
+        self.answer, self.content, self.sent_tokens = answer, content, sent_tokens
+        self.load_at_start = replica.load
+        self.retried = self._failure is not None
+        return True
 
     def _reason(self, pool: EnginePool) -> Reason:
         """The decision's reason, or why the attempt is not made in the decision's pool."""
@@ -301,48 +325,95 @@ class Dispatch:
         if self._deadline.passed_for_client:
             # The failure may be due to the client's short deadline, and not to the replica.
             return
+        if error.fatal:
+            self._runtime.fatal_requests.add(*self._sent, replica.url)
         if down:
-            pool.mark_unavailable(replica)
-        elif error.kind == "timeout" or (error.rejected and error.kind != "status_429"):
+            pool.suspect(replica)
+        elif error.kind in ("timeout", "aborted") or (error.rejected and error.kind != "status_429"):
             pool.record_error(replica)
 
-    async def _send(self, pool: EnginePool, replica: Replica, prefill_tokens: int) -> tuple[Answer, bytes]:
-        """The replica's answer, and its body if it is buffered. Raises UpstreamFailed."""
-        outbound = self._outbound
+    async def _send(self, pool: EnginePool, replica: Replica, prefill_tokens: int) -> Answer:
+        """The replica's answer. Raises UpstreamFailed."""
+        call, outbound = self._call, self._outbound
         replica.prefill_tokens += prefill_tokens
         try:
-            async with pool.unanswered.waiting(replica):
-                answer = await self._runtime.upstream.send(
-                    replica.url,
-                    outbound.path,
-                    outbound.body,
-                    outbound.headers(pool.api_key),
-                    outbound.method,
-                    deadline=self._deadline,
-                    streamed=outbound.streamed,
-                    fresh_connection=self._retries.fresh_connection,
-                    trust=pool.trust,
-                )
+            answer = await self._runtime.upstream.send(
+                replica,
+                outbound.path,
+                outbound.body,
+                forwarded_headers(call.request.headers, pool.api_key, outbound.headers, call.request_id),
+                outbound.method,
+                deadline=self._deadline,
+                streamed=outbound.streamed,
+                fresh_connection=self._retries.fresh_connection,
+                trust=pool.trust,
+            )
             replica.begun_tokens += prefill_tokens
-        except ReplicaLost as error:
-            raise UpstreamFailed("lost", str(error)) from error
+            return answer
         finally:
             replica.prefill_tokens -= prefill_tokens
-        if answer.streams or not outbound.buffered:
-            return answer, b""
-        try:
-            return answer, await answer.body()
-        except UpstreamBroken as error:
-            answer.close()
-            raise error.as_failure() from error
-        except BaseException:
-            answer.close()
-            raise
+
+    def _prefill_tokens(self, replica: Replica) -> int:
+        """The tokens that the replica has to prefill, if the end of the prefill can be observed; otherwise 0.
+
+        The first byte of an answer that is not streamed is sent when the answer is complete.
+        """
+        turn = self._call.turn
+        if turn is None or not self._outbound.streamed:
+            return 0
+        return turn.cached.tokens(replica.id, replica.units).prefill
 
 
-def _usable(choices: list[Choice]) -> list[Choice]:
-    """The choices with a replica that may receive requests."""
-    return [choice for choice in choices if choice.pool.usable(choice.avoid)]
+async def _begun(answer: Answer) -> bytes:
+    """Read an answer to its end or, if it is a stream, to its first content. Returns the body that does not stream.
+
+    Nothing has reached the client until then, so the request can still be retried. Raises UpstreamFailed if the answer
+    is incomplete, or reports that the engine has not executed the request or has ended it early.
+    """
+    if not answer.streams:
+        content = await whole(answer)
+        failure = failure_in(content) if answer.status in (HTTPStatus.OK, HTTPStatus.BAD_REQUEST) else None
+        if answer.status != HTTPStatus.OK and (failure is None or failure.status not in RETRYABLE_STATUSES):
+            return content
+    elif answer.status == HTTPStatus.OK:
+        content, failure = b"", await _failure_at_start(answer)
+    else:
+        return b""
+    if failure is None:
+        return content
+    status = failure.status or HTTPStatus.SERVICE_UNAVAILABLE
+    body = orjson.dumps({"message": failure.message, "code": failure.status})
+    if status in RETRYABLE_STATUSES:
+        kind = "aborted" if failure.status is None else f"status_{status}"
+        raise UpstreamFailed(kind, failure.message, Rejection(status, body, None))
+    answer.refuse(status)
+    return body
+
+
+async def _failure_at_start(answer: Answer) -> Failure | None:
+    """Read a stream to its first content. Returns the failure that it begins with, if any. Raises UpstreamFailed."""
+    try:
+        while not (found := beginning(answer.first)) and await answer.read_on():
+            pass
+    except UpstreamBroken as error:
+        raise error.as_failure() from error
+    return found if isinstance(found, Failure) else None
+
+
+async def whole(answer: Answer) -> bytes:
+    """The complete body of an answer of which nothing has been relayed. Raises UpstreamFailed."""
+    try:
+        return await answer.body()
+    except UpstreamBroken as error:
+        raise error.as_failure() from error
+
+
+def _fatal() -> UpstreamFailed:
+    return UpstreamFailed(
+        "fatal",
+        "two engines have closed the connection or stopped responding on this request, so that for "
+        f"{FATAL_SECONDS:g} s it is not sent to another one",
+    )
 
 
 def _suspended() -> Suspended:
@@ -354,13 +425,3 @@ def _not_separated() -> TenantsNotSeparated:
         "no ready engine separates the cached prefixes of tenants on this endpoint: SGLang needs the plugin dps_sglang "
         "for it (docs/prefix-cache.md); or set auth.isolateCache to false, so that tenants share cached prefixes"
     )
-
-
-def _prefill_tokens(outbound: Outbound, replica: Replica) -> int:
-    """The tokens that the replica has to prefill, if the end of the prefill can be observed; otherwise 0.
-
-    The first byte of an answer that is not streamed is sent when the answer is complete.
-    """
-    if outbound.prompt is None or not outbound.streamed:
-        return 0
-    return outbound.prompt.tokens(replica.id, replica.units).prefill

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
 from aiohttp import web
 
 from dps_gateway.auth import Forbidden, Unauthorized
-from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
-from dps_gateway.engine.dialect import ErrorFormat
-from dps_gateway.engine.openai import OPENAI_ERRORS, RESPONSES_ERRORS
+from dps_gateway.engine.usage import text_or_none
 from dps_gateway.key_limits import KeyBusy, KeyExhausted
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.exchange import OutOfFiles, UpstreamBroken, UpstreamFailed
@@ -33,7 +32,7 @@ class BodyTooSlow(Exception):
 
 
 class GatewayFull(Exception):
-    """The gateway has reached limits.maxConnections or limits.maxBufferedBytes."""
+    """The gateway has reached limits.maxBufferedBytes."""
 
 
 class NotFound(Exception):
@@ -61,7 +60,19 @@ class ExpectationFailed(Exception):
 
 
 class DeadlineExceeded(Exception):
-    """No engine has answered within the time that the client allows."""
+    """No engine has answered within the time that the client or timeouts.totalSeconds allows."""
+
+
+class UnsupportedEncoding(Exception):
+    """The request's body has a Content-Encoding that the gateway cannot decode."""
+
+
+class HeaderTooLarge(Exception):
+    """A header of the request exceeds listen.maxHeaderBytes."""
+
+
+class UpgradeRefused(Exception):
+    """The client asks for another protocol, such as WebSocket, which the endpoint does not support."""
 
 
 class MethodNotAllowed(Exception):
@@ -91,7 +102,10 @@ _PROBLEMS: Final[dict[type[Exception], _Problem]] = {
     MethodNotAllowed: _Problem(405, "invalid_request_error", "method_not_allowed"),
     BodyTooSlow: _Problem(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: _Problem(413, "invalid_request_error", "request_too_large"),
+    UnsupportedEncoding: _Problem(415, "invalid_request_error", "unsupported_encoding"),
+    UpgradeRefused: _Problem(426, "invalid_request_error", "upgrade_refused"),
     ExpectationFailed: _Problem(417, "invalid_request_error", "expectation_failed"),
+    HeaderTooLarge: _Problem(431, "invalid_request_error", "header_too_large"),
     KeyBusy: _Problem(429, "rate_limit_error", "too_many_in_flight", retry=True),
     KeyExhausted: _Problem(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     PoolFull: _Problem(429, "rate_limit_error", "overloaded", retry=True),
@@ -121,27 +135,60 @@ def codes_by_status() -> dict[int, list[str]]:
     return codes
 
 
-def errors_of(path: str) -> ErrorFormat:
-    """The format of the errors of an endpoint."""
-    if path.startswith("/v1/messages"):
-        return ANTHROPIC_ERRORS
-    return RESPONSES_ERRORS if path.startswith("/v1/responses") else OPENAI_ERRORS
+class OpenAIErrors:
+    """The form of errors in the OpenAI API. Endpoints whose clients expect another one override the methods."""
+
+    def error(self, status: int, kind: str, code: str, message: str) -> bytes:
+        """The body for an error of the gateway; `kind` and `code` are OpenAI's `type` and `code`."""
+        return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+    def error_of_engine(self, status: int, content: bytes) -> bytes:
+        """The body for an engine's error, whose own body is `content`.
+
+        Bodies that already have this form are returned unchanged. SGLang and vLLM also use
+        `{"object": "error", "message": ...}`, and FastAPI, on which both are built, `{"detail": ...}`.
+        """
+        try:
+            document = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            document = None
+        fields = document if isinstance(document, dict) else {}
+        if isinstance(fields.get("error"), dict) and "message" in fields["error"]:
+            return content
+        detail = fields.get("message") or fields.get("error") or fields.get("detail") or document
+        if isinstance(detail, dict | list):
+            detail = orjson.dumps(detail).decode()
+        message = detail or content.decode(errors="replace").strip() or f"the engine answered {status}"
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        error = {
+            "message": str(message),
+            "type": text_or_none(fields.get("type")) or kind,
+            "param": fields.get("param"),
+            "code": fields.get("code") or status,
+        }
+        return orjson.dumps({"error": error})
+
+    def error_event(self, error: bytes) -> bytes:
+        """The event that ends a stream with an error, whose body is `error`."""
+        return b"data: " + error + b"\n\n"
 
 
-def error_object(error: Exception, errors: ErrorFormat = OPENAI_ERRORS) -> bytes:
+def error_object(error: Exception, errors: OpenAIErrors) -> bytes:
     """The error object for an error. An unexpected error is not described to the client."""
+    if isinstance(error, UpstreamFailed) and error.rejection is not None and error.rejection.body:
+        return errors.error_of_engine(error.rejection.status, error.rejection.body)
     problem = _problem(error)
     message = str(error) if problem is not _UNEXPECTED else "internal error; see the gateway's log"
     return errors.error(problem.status, problem.type, problem.code, message)
 
 
-def error_event(error: Exception, errors: ErrorFormat) -> bytes:
+def error_event(error: Exception, errors: OpenAIErrors) -> bytes:
     """The event that ends a stream which cannot continue."""
-    return errors.event(error_object(error, errors))
+    return errors.error_event(error_object(error, errors))
 
 
 def error_response(
-    error: Exception, request_id: str, errors: ErrorFormat, headers: Mapping[str, str] | None = None
+    error: Exception, request_id: str, errors: OpenAIErrors, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """The response to a request that failed before its response had begun, with `headers` added.
 
@@ -159,12 +206,12 @@ def error_response(
         retry_after = error.rejection.retry_after
         if retry_after is None and status in (429, 503):
             retry_after = str(RETRY_AFTER_SECONDS)
-        if error.rejection.body:
-            body = errors.of_engine(status, error.rejection.body)
     response = web.Response(status=status, body=body, headers=headers, content_type="application/json")
     response.headers["x-request-id"] = request_id
     if retry_after is not None:
         response.headers["Retry-After"] = retry_after
+    if isinstance(error, UpgradeRefused):
+        response.headers["Upgrade"] = "HTTP/1.1"  # RFC 9110, 15.5.22
     if isinstance(error, Unauthorized):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

@@ -9,22 +9,20 @@ from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
-from dps_gateway.api import model_list, server_info
+from dps_gateway.api import models, server_info
+from dps_gateway.api.body import Body, in_thread_if_large
 from dps_gateway.api.cache_salt import SALT_HEADER
 from dps_gateway.api.call import Call, handler
-from dps_gateway.api.dispatch import Outbound, Placed, dispatch, least_loaded
-from dps_gateway.api.endpoints import ROUTES, responses
-from dps_gateway.api.errors import BadRequest, NotFound, error_event
-from dps_gateway.api.long_bodies import off_loop
-from dps_gateway.api.model_names import resolve_model, served_name
-from dps_gateway.api.request import parse_object, urgency_of
-from dps_gateway.api.response import client_headers, send_complete
-from dps_gateway.api.stored_responses import holder
+from dps_gateway.api.dispatch import Dispatch, Outbound, least_loaded, whole
+from dps_gateway.api.endpoints import ENDPOINTS
+from dps_gateway.api.endpoints.responses import RESPONSES
+from dps_gateway.api.errors import BadRequest, NotFound, UpgradeRefused, error_event
+from dps_gateway.api.relay import client_headers, send_complete
+from dps_gateway.api.stored_responses import find_stored_response
 from dps_gateway.routing.decision import Decision, Reason
-from dps_gateway.session.growth import History
 from dps_gateway.upstream.admission import PoolEmpty, PoolFull
 from dps_gateway.upstream.engine_pool import EnginePool
-from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed, forwarded_headers
+from dps_gateway.upstream.exchange import UpstreamBroken, UpstreamFailed
 
 ROUTE: Final = "/v1/*"
 
@@ -56,7 +54,7 @@ _CACHES_PROMPTS: Final = frozenset(
 _WITHOUT_SCHEDULER: Final = frozenset({"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"})
 """The relayed endpoints with bodies that the engine's HTTP server answers itself."""
 
-_ROUTED: Final = frozenset(route.path for route in ROUTES)
+_ROUTED: Final = frozenset(endpoint.path for endpoint in ENDPOINTS)
 
 
 def checked_target(raw_path: str, raw_path_and_query: str) -> str:
@@ -69,7 +67,8 @@ def checked_target(raw_path: str, raw_path_and_query: str) -> str:
     and `/v1/chat%2Fcompletions` would reach a routed endpoint while bypassing routing.
     """
     path = unquote(raw_path)
-    segments = path.replace("\\", "/").split("/")[1:]
+    # Some servers ignore parameters of a segment, which follow a semicolon.
+    segments = [each.partition(";")[0] for each in path.replace("\\", "/").split("/")[1:]]
     if "\\" in path or "" in segments[:-1] or not {".", ".."}.isdisjoint(segments):
         raise BadRequest("the path must not contain backslashes, empty segments or dot segments")
     if path in _ROUTED and path != raw_path:
@@ -86,7 +85,10 @@ an answer does not have the expected form."""
 
 async def _forward(call: Call) -> web.StreamResponse:
     runtime, request = call.runtime, call.request
-    call.headers["x-dps-history"] = History.STATELESS.value
+    if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+        # Codex then falls back to HTTP at once.
+        raise UpgradeRefused("the gateway serves no WebSockets; send the request over HTTP")
+    call.decision = decision = Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
     call.authenticate()
     target = checked_target(request.rel_url.raw_path, request.rel_url.raw_path_qs)
     path = unquote(request.rel_url.raw_path)
@@ -97,13 +99,15 @@ async def _forward(call: Call) -> web.StreamResponse:
         change = _server_info
     elif method == hdrs.METH_GET:
         target, change = _models(call, path, target)
-    body = await call.in_time(call.body()) if request.can_read_body else None
-    if body:
-        body = await _checked_model(call, body)
-    pool, replica = least_loaded(runtime.pools), None
-    if (response_id := _response_id(path)) is not None:
-        stored = await call.in_time(holder(call, response_id))
-        pool, replica = stored.pool, stored.url
+    body: bytes | None = None
+    async with call.before_dispatch():
+        if request.can_read_body and (body := await call.read()):
+            body = await _checked_model(call, body)
+        decision = Decision(least_loaded(runtime.pools), Reason.FIXED, stateless=True)
+        response_id, replica = _response_id(path), None
+        if response_id is not None:
+            stored = await find_stored_response(call, response_id)
+            decision, replica = replace(decision, pool=stored.pool), stored.url
     salt = runtime.cache_salt(call.tenant)
     added = runtime.tracing.propagate(call.span, request.headers)
     if salt is not None:
@@ -113,26 +117,20 @@ async def _forward(call: Call) -> web.StreamResponse:
         method=method,
         path=target,
         body=body,
-        headers=lambda api_key: forwarded_headers(request.headers, api_key, added, call.request_id),
-        session=None,
-        tenant=call.tenant,
-        urgency=urgency_of(request, call.key),
+        headers=added,
         # After a timeout an engine may still be executing the request, so only reading requests are sent again.
         streamed=method == hdrs.METH_GET,
-        prompt=None,
         buffered=False,
         salt_header=SALT_HEADER if endpoint in _CACHES_PROMPTS and runtime.separates_tenants else None,
         generates=method != hdrs.METH_GET and response_id is None and endpoint not in _WITHOUT_SCHEDULER,
         replica=replica,
     )
-    placed = await dispatch(call, Decision(pool, Reason.FIXED, stateless=True), outbound)
-    try:
+    with Dispatch(call, decision, outbound) as dispatch:
+        await dispatch.first()
         others = []
         if change is not None and request.path != server_info.PATH:
-            others = await _models_of(call, runtime.pools[placed.pool.name.other], outbound)
-        return await _relay(call, placed, change, others)
-    finally:
-        placed.close()
+            others = await _models_of(call, runtime.pools[dispatch.pool.name.other], outbound)
+        return await _relay(call, dispatch, change, others)
 
 
 def _server_info(contents: Sequence[bytes]) -> bytes:
@@ -146,23 +144,21 @@ async def _models_of(call: Call, pool: EnginePool, outbound: Outbound) -> list[b
         return []
     replica = min(pool.ready, key=lambda each: each.in_flight)
     decision = Decision(pool.name, Reason.FIXED, stateless=True)
-    headers = dict(call.headers)
+    attempt = call.attempt
     try:
         async with asyncio.timeout(OTHER_LIST_SECONDS):
-            placed = await dispatch(call, decision, replace(outbound, replica=replica.url))
-            try:
-                return [await _body(placed.answer)] if placed.answer.status == HTTPStatus.OK else []
-            finally:
-                placed.close()
+            with Dispatch(call, decision, replace(outbound, replica=replica.url)) as dispatch:
+                await dispatch.first()
+                return [await whole(dispatch.answer)] if dispatch.answer.status == HTTPStatus.OK else []
     except (PoolEmpty, PoolFull, UpstreamFailed, TimeoutError):
         return []
     finally:
-        call.headers |= headers
+        call.attempt = attempt
 
 
 def _response_id(path: str) -> str | None:
     """The id in the path of a stored response, /v1/responses/ID or below; None for other paths."""
-    root, *rest = path.split(f"{responses.ROUTE.path}/", 1)
+    root, *rest = path.split(f"{RESPONSES.path}/", 1)
     return rest[0].split("/")[0] if rest and not root else None
 
 
@@ -177,14 +173,14 @@ def _models(call: Call, path: str, target: str) -> tuple[str, AnswerChange | Non
     def permitted(name: str) -> bool:
         return limited is None or name in limited
 
-    if path == model_list.PATH:
-        return target, lambda contents: model_list.model_list(model, contents, permitted)
-    if (asked := model_list.requested_model(path)) is None:
+    if path == models.PATH:
+        return target, lambda contents: models.model_list(model, contents, permitted)
+    if (asked := models.requested_model(path)) is None:
         return target, None
-    name = served_name(model, asked)
+    name = models.served_name(model, asked)
     if key is not None:
         key.check_models({"model": name}, model.name)
-    return model_list.PATH, lambda contents: model_list.model_card(model, contents, asked, name, permitted)
+    return models.PATH, lambda contents: models.model_card(model, contents, asked, name, permitted)
 
 
 async def _checked_model(call: Call, body: bytes) -> bytes:
@@ -197,22 +193,21 @@ async def _checked_model(call: Call, body: bytes) -> bytes:
     limited = key is not None and key.models is not None
     if not limited and call.request.content_type != "application/json":
         return body
-    parsed = await off_loop(body, parse_object, body)
-    body, document = await off_loop(body, resolve_model, model, body, parsed)
+    parsed = models.resolve_model(model, await in_thread_if_large(body, Body.parse, body))
     if key is not None:
-        key.check_models(document, model.name)
-    return body
+        key.check_models(parsed.fields, model.name)
+    return await in_thread_if_large(body, parsed.encode)
 
 
 async def _relay(
-    call: Call, placed: Placed, change: AnswerChange | None, others: Sequence[bytes]
+    call: Call, dispatch: Dispatch, change: AnswerChange | None, others: Sequence[bytes]
 ) -> web.StreamResponse:
     """Send the answer to the client, changed together with the answers of `others`."""
-    answer = placed.answer
+    answer = dispatch.answer
     if change is not None and answer.status < 400:
-        return await send_complete(call, answer, _changed([await _body(answer), *others], change))
+        return await send_complete(call, answer, _changed([await whole(answer), *others], change))
     if answer.status >= 400 and not answer.streams:
-        return await send_complete(call, answer, await _body(answer))
+        return await send_complete(call, answer, await whole(answer))
     response = web.StreamResponse(status=answer.status, headers=client_headers(answer))
     await call.start(response)
     await call.write(answer.first)
@@ -220,23 +215,17 @@ async def _relay(
         async for chunk in answer.rest():
             await call.write(chunk)
     except UpstreamBroken as error:
-        call.runtime.metrics.upstream_failures.labels(placed.pool.name.value, "broken").inc()
+        call.runtime.metrics.upstream_failures.labels(dispatch.pool.name.value, "broken").inc()
         if not answer.streams:
             call.status = HTTPStatus.BAD_GATEWAY
             # Closes the connection, so that the client cannot mistake the body for a complete one.
             raise ConnectionResetError(str(error)) from error
         # After an incomplete event, the error event would otherwise be a part of it.
         await call.write(b"\n\n" + error_event(error, call.errors))
+    else:
+        dispatch.record_success()
     await call.finish()
     return response
-
-
-async def _body(answer: Answer) -> bytes:
-    """The complete body. Raises UpstreamFailed."""
-    try:
-        return await answer.body()
-    except UpstreamBroken as error:
-        raise error.as_failure() from error
 
 
 def _changed(contents: Sequence[bytes], change: AnswerChange) -> bytes:

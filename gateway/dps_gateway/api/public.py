@@ -1,20 +1,25 @@
 """The application on the public port: its routes, errors as JSON, and cross-origin requests."""
 
 import asyncio
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import orjson
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from dps_gateway.api.call import RUNTIME
-from dps_gateway.api.endpoints import ROUTES
-from dps_gateway.api.errors import MethodNotAllowed, NotFound, error_response, errors_of
+from dps_gateway.api.call import RUNTIME, request_id_of
+from dps_gateway.api.endpoints import ENDPOINTS, errors_of
+from dps_gateway.api.errors import (
+    ExpectationFailed,
+    HeaderTooLarge,
+    MethodNotAllowed,
+    NotFound,
+    error_response,
+)
 from dps_gateway.api.inference import routed_endpoint
 from dps_gateway.api.openapi import encoded
 from dps_gateway.api.passthrough import RELAYED_GET, RELAYED_POST, pass_through
-from dps_gateway.api.request import request_id_of
+from dps_gateway.api.state import installed_version
 from dps_gateway.runtime import Runtime
 
 PREFLIGHT_MAX_AGE_SECONDS: Final = 3600
@@ -27,33 +32,56 @@ def public_app(runtime: Runtime) -> web.Application:
     app[RUNTIME] = runtime
     app.on_response_prepare.append(_close_if_draining)
     app.on_response_prepare.append(_allow_origin)
-    app.router.add_get("/health", _health)
-    app.router.add_get("/version", _version)
-    app.router.add_get("/openapi.json", _openapi)
-    for route in ROUTES:
-        app.router.add_post(route.path, routed_endpoint(route))
+    own = {"/health": _health, "/version": _version, "/openapi.json": _openapi}
+    for path, handler in own.items():
+        app.router.add_get(path, handler, expect_handler=_expect)
+    for endpoint in ENDPOINTS:
+        app.router.add_post(endpoint.path, routed_endpoint(endpoint), expect_handler=_expect)
     for path in RELAYED_GET:
-        app.router.add_get(path, pass_through)
+        app.router.add_get(path, pass_through, expect_handler=_expect)
     for path in RELAYED_POST:
-        app.router.add_post(path, pass_through)
-    app.router.add_route("*", "/v1/{rest:.*}", pass_through)
+        app.router.add_post(path, pass_through, expect_handler=_expect)
+    app.router.add_route("*", "/v1/{rest:.*}", pass_through, expect_handler=_expect)
     return app
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Ask the client for the body of the request. aiohttp's refusal of another expectation quotes it."""
+    if request.headers[hdrs.EXPECT].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+    error = ExpectationFailed("the gateway supports only 'Expect: 100-continue'")
+    return error_response(error, request_id_of(request), errors_of(request.path))
 
 
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer preflight requests, and return error objects for unknown paths and methods."""
+    """Answer preflight requests, and return error objects for large headers, and unknown paths and methods."""
     if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
         return _preflight(request)
+    headers: dict[str, str] = {}
     try:
+        _check_headers(request)
         return await handler(request)
+    except HeaderTooLarge as refusal:
+        error: Exception = refusal
     except web.HTTPNotFound:
-        error: Exception = NotFound(f"there is no endpoint {request.rel_url.raw_path}")
-        return error_response(error, request_id_of(request), errors_of(request.path))
-    except web.HTTPMethodNotAllowed as refused:
+        error = NotFound(f"there is no endpoint {request.rel_url.raw_path}")
+    except web.HTTPMethodNotAllowed as refusal:
         error = MethodNotAllowed(f"{request.rel_url.raw_path} does not support {request.method}")
-        allowed = {"Allow": ", ".join(sorted(refused.allowed_methods))}
-        return error_response(error, request_id_of(request), errors_of(request.path), allowed)
+        headers["Allow"] = ", ".join(sorted(refusal.allowed_methods))
+    return error_response(error, request_id_of(request), errors_of(request.path), headers)
+
+
+def _check_headers(request: web.Request) -> None:
+    """Raises HeaderTooLarge. The limit of the parser is higher, because its own answer does not name the limit."""
+    limit = request.app[RUNTIME].config.listen.max_header_bytes
+    for name, value in request.raw_headers:
+        if len(value) > limit:
+            raise HeaderTooLarge(
+                f"the header {name.decode(errors='replace')} has {len(value)} bytes, more than the {limit} of "
+                "listen.maxHeaderBytes"
+            )
 
 
 def _preflight(request: web.Request) -> web.Response:
@@ -90,20 +118,13 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _version(request: web.Request) -> web.Response:
-    return _json({"version": _installed_version()})
+    return _json({"version": installed_version()})
 
 
 async def _openapi(request: web.Request) -> web.Response:
     """The description of this port. It requires no API key, because it is the same for all gateways of a version."""
-    body = await asyncio.to_thread(encoded, _installed_version())
+    body = await asyncio.to_thread(encoded, installed_version())
     return web.Response(body=body, content_type="application/json")
-
-
-def _installed_version() -> str:
-    try:
-        return version("dps-router")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"
 
 
 def _json(document: dict[str, str], status: int = 200) -> web.Response:

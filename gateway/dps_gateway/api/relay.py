@@ -1,32 +1,42 @@
-"""Sending an engine's answer to the client, and recording the usage that it reports."""
+"""Sending an engine's answer to the client, and committing its turn."""
 
 import asyncio
 import logging
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
-from aiohttp import web
+import orjson
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
 from opentelemetry.trace import Span
 
 from dps_gateway.api import spans
-from dps_gateway.api.continuation import Continuation, Received
-from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch, Placed
+from dps_gateway.api.call import Call
+from dps_gateway.api.continuation import Continuation, Recorder
+from dps_gateway.api.dispatch import DISPATCH_ERRORS, Dispatch
+from dps_gateway.api.endpoints.base import Endpoint, NotContinuable, TextEndpoint
+from dps_gateway.api.endpoints.openai import USAGE_FIELD, without_details
 from dps_gateway.api.errors import error_event
-from dps_gateway.api.outcome import record_outcome
-from dps_gateway.api.response import client_headers, send_complete
-from dps_gateway.api.routed_request import RoutedRequest
+from dps_gateway.api.outcome import Outcome
+from dps_gateway.api.record import Answered, record_answer
 from dps_gateway.api.sse import EventRelay
 from dps_gateway.api.stored_responses import remember
-from dps_gateway.engine.dialect import RequestedByGateway, Usage, read_usage
-from dps_gateway.engine.sources import PromptSources, prompt_sources, without_sources
-from dps_gateway.engine.stream_content import Different
+from dps_gateway.engine.usage import Usage
 from dps_gateway.telemetry.tracing import fail_span, span_reference
-from dps_gateway.upstream.exchange import Answer, UpstreamBroken, UpstreamFailed
+from dps_gateway.upstream.exchange import Answer, Rejection, UpstreamBroken, UpstreamFailed
 
 log = logging.getLogger(__name__)
 
 MAX_ENDING_BYTES: Final = 1024 * 1024
 """What an engine sends after the closing event of a stream is held in memory up to this size. The rest is dropped."""
+
+MAX_ERROR_BYTES: Final = 1024 * 1024
+"""Error bodies longer than this are relayed unchanged."""
+
+PART_BYTES: Final = 256 * 1024
+"""Longer bodies are sent in parts of this size, because the time for each write is limited."""
 
 
 class Relay:
@@ -35,82 +45,82 @@ class Relay:
     The last bytes are sent after the turn has been committed. A client that has read the complete answer can therefore
     rely on the commit, whichever gateway replica receives its next turn. The rest of a stream does not wait for it.
 
-    If the engine of a stream fails and the request is deterministic, the answer of another one continues the stream.
+    If the engine of a stream of plain text fails, another one continues the stream.
     """
 
     def __init__(
-        self,
-        routed: RoutedRequest,
-        dispatch: Dispatch,
-        placed: Placed,
-        span: Span,
-        requested: RequestedByGateway,
+        self, call: Call, endpoint: Endpoint, dispatch: Dispatch, span: Span, added: Mapping[str, Any]
     ) -> None:
-        self._routed = routed
-        self._call = routed.call
-        self._runtime = routed.call.runtime
+        """`span` is the CLIENT span of the upstream request, `added` are the fields that the gateway has added to it.
+
+        The caller closes `dispatch`.
+        """
+        self._call = call
+        self._endpoint = endpoint
         self._dispatch = dispatch
-        self._placed = placed
         self._span = span
-        """The CLIENT span of the upstream request."""
-        self._requested = requested
-        self._model = self._runtime.config.model.name
-        self._first_byte = time.perf_counter()
+        self._added = added
+        self._first_byte = call.first_byte_at = time.perf_counter()
+        self._stores = endpoint.stores and call.body.fields.get("store") is not False
+        """Whether the engine may store the answer."""
         self._registered = False
         """Whether the engine that holds a streamed response has been recorded."""
-        content = routed.route.stream_content
-        comparable = content is not None and content.deterministic(routed.body)
-        self._received = Received(content) if content is not None and comparable else None
-        """What the client has received of a stream; None if it cannot be compared with another answer."""
+        self._recorder: Recorder | None = None
+        """What the client has received of a stream; None if no other engine can continue it."""
         self._continuation: Continuation | None = None
-        """The part of another engine's answer that continues the stream; None while the first engine answers."""
+        """The rest of an answer whose first engine has failed."""
 
     @property
-    def _answer(self) -> Answer:
-        return self._placed.answer
-
-    def close(self) -> None:
-        """Release the connection to the engine and its slot."""
-        self._placed.close()
+    def _answers(self) -> bool:
+        """Whether the engine answers, and does not refuse the request."""
+        return self._dispatch.answer.status == 200
 
     async def run(self) -> web.StreamResponse:
         """Send the whole answer. Raises ConnectionResetError if the client disconnects."""
         self._describe_placement()
-        self._count_start()
-        return await (self._send_stream() if self._answer.streams else self._send_whole())
+        answer = self._dispatch.answer
+        if self._call.response is not None and not (self._answers and answer.streams):  # after a heartbeat
+            refused = Rejection(answer.status, self._dispatch.content, None) if not self._answers else None
+            raise _no_stream(answer, refused)
+        metrics, pool = self._call.runtime.metrics, self._dispatch.pool
+        metrics.decisions.labels(pool.name.value, self._dispatch.reason.value).inc()
+        if self._answers:
+            pool.record_token(self._dispatch.replica)
+            seconds = self._first_byte - self._call.started
+            metrics.time_to_first_token.labels(pool.name.value).observe(seconds)
+            model = self._call.runtime.config.model.name
+            metrics.genai_first_token.labels(self._endpoint.operation, model).observe(seconds)
+        return await (self._send_stream() if self._dispatch.answer.streams else self._send_whole())
 
     def _describe_placement(self) -> None:
-        placed = self._placed
+        dispatch = self._dispatch
         spans.describe_placement(
-            self._span, placed.replica.url, placed.pool.name, placed.reason, placed.answer.status
+            self._span, dispatch.replica.url, dispatch.pool.name, dispatch.reason, dispatch.answer.status
         )
 
-    def _count_start(self) -> None:
-        metrics, pool = self._runtime.metrics, self._placed.pool.name.value
-        metrics.decisions.labels(pool, self._placed.reason.value).inc()
-        if self._answer.status == 200:
-            self._placed.pool.record_token(self._placed.replica)
-            seconds = self._first_byte - self._call.started
-            metrics.time_to_first_token.labels(pool).observe(seconds)
-            metrics.genai_first_token.labels(self._routed.route.operation, self._model).observe(seconds)
-
     async def _send_whole(self) -> web.StreamResponse:
-        content = self._placed.content
-        if self._answer.status == 200 and content:
+        content = self._dispatch.content
+        if self._answers and content:
             await self._commit()
-            await self._account(read_usage(content, self._routed.route.answers))
-            content = without_sources(content) if self._requested.sources else content
+            await self._record(self._endpoint.read_usage(content))
+            content = without_details(content, self._added.keys())
+        else:
+            self._call.outcome = Outcome.COMPLETE if self._answers else Outcome.FAILED
         # The engine has finished. A client that reads slowly does not occupy its slot.
-        self._placed.close()
-        return await send_complete(self._call, self._answer, content)
+        self._dispatch.close()
+        return await send_complete(self._call, self._dispatch.answer, content)
 
     async def _send_stream(self) -> web.StreamResponse:
         """Forward events as they arrive; the closing one waits for the commit."""
-        call = self._call
-        response = web.StreamResponse(status=self._answer.status, headers=client_headers(self._answer))
-        call.events = events = EventRelay(self._routed.route.answers, self._requested)
-        await call.start(response)
-        ready, closing = events.feed(self._answer.first)
+        call, answer = self._call, self._dispatch.answer
+        endpoint, continues = self._endpoint, call.runtime.config.retries.continue_streams
+        if continues and isinstance(endpoint, TextEndpoint) and endpoint.continuable(call.body.fields):
+            self._recorder = Recorder(endpoint)
+        call.events = events = EventRelay(endpoint, self._added.keys())
+        response = call.response or web.StreamResponse(status=answer.status, headers=client_headers(answer))
+        if call.response is None:
+            await call.start(response)
+        ready, closing = events.feed(answer.first)
         await self._register(events)
         await self._write(ready)
         commit = asyncio.ensure_future(self._commit())
@@ -119,15 +129,18 @@ class Relay:
                 last = await self._forward_events(events, closing)
             except UpstreamBroken as error:
                 log.warning("request %s: %s", call.request_id, error)
-                self._count_failure()
-                events, last = await self._continue(events, error)
+                self._count_failure(error)
+                usage, last = await self._continue(events, error)
+            else:
+                usage = events.usage
             await commit
             if self._continuation is not None:
                 await self._commit()  # the replica that has continued the stream holds the prompt, too
-            await self._account(events.usage)
+            await self._record(usage)
         except UpstreamBroken as error:
+            call.outcome = Outcome.ABORTED if error.kind == "aborted" else Outcome.BROKEN
             fail_span(self._span, error)
-            last = error_event(error, call.errors)
+            last = (call.events.error if call.events else b"") or error_event(error, call.errors)
         finally:
             await asyncio.shield(commit)
         await call.finish(last)
@@ -139,164 +152,210 @@ class Relay:
         Raises UpstreamBroken if the stream ends without a closing event. If the engine closes the connection after
         the closing event, or does not stop sending, the answer is complete.
         """
+        pool, replica = self._dispatch.pool, self._dispatch.replica
         try:
-            async for chunk in self._answer.rest():
-                self._placed.pool.record_token(self._placed.replica)
+            _check(events)
+            async for chunk in self._dispatch.answer.rest():
+                pool.record_token(replica)
                 ready, done = events.feed(chunk)
                 if closing:  # nothing may overtake the closing event, which waits for the commit
                     closing += ready + done
                     if len(closing) > MAX_ENDING_BYTES:
                         break
-                else:
-                    closing = done
+                    continue
+                closing = done
+                if self._stores:
                     await self._register(events)
-                    await self._write(ready)
+                await self._write(ready)
+                _check(events)
         except UpstreamBroken:
             if not closing:
                 raise
-        if not closing and self._answer.status == 200:
-            ending = self._routed.route.answers.closing[0].decode().partition(": ")[2]
+        if not closing and self._answers:
+            ending = self._endpoint.closing[0].decode().partition(": ")[2]
             raise UpstreamBroken(f"the engine ended the stream without {ending}")
         return closing + events.finish()
 
     async def _write(self, events: bytes) -> None:
-        """Send the events that the client has not received. Raises Different if the answer is not the same."""
+        """Send events of the engine to the client."""
         if self._continuation is not None:
             events = self._continuation.feed(events)
-        elif self._received is not None:
-            self._received.add(events)
+        elif self._recorder is not None:
+            self._recorder.add(events)
         await self._call.write(events)
 
-    def _count_failure(self) -> None:
-        self._runtime.metrics.upstream_failures.labels(self._placed.pool.name.value, "broken").inc()
+    def _count_failure(self, error: UpstreamBroken) -> None:
+        kind = "aborted" if error.kind == "aborted" else "broken"
+        self._call.runtime.metrics.upstream_failures.labels(self._dispatch.pool.name.value, kind).inc()
 
-    async def _continue(self, before: EventRelay, error: UpstreamBroken) -> tuple[EventRelay, bytes]:
-        """Continue the stream, which failed with `error`, with the answer of another engine.
+    async def _continue(self, before: EventRelay, error: UpstreamBroken) -> tuple[Usage | None, bytes]:
+        """Continue the stream, which failed with `error`, on another engine.
 
-        `before` are the events of the engine that failed. Returns the events of the other engine and the closing one.
+        `before` are the events of the engine that failed. Returns the usage of the whole answer and the closing event.
         Raises `error` if the stream cannot be continued.
         """
-        continuation = self._received.continuation() if self._received is not None else None
-        if continuation is None or self._answer.status != 200:
-            self._dispatch.record_end(self._placed, error)
-            raise error
-        failed, outcome = self._placed.replica.url, "abandoned"
-        events = EventRelay(self._routed.route.answers, self._requested)
+        dispatch = self._dispatch
+        failed, outcome, events = dispatch.replica.url, "abandoned", before
         try:
-            self._placed = await self._dispatch.again(self._placed, error)
-            last = await self._forward_new(continuation, events)
+            continuation, body = await self._rest()
+        except NotContinuable as reason:
+            log.debug("request %s: its stream cannot be continued: %s", self._call.request_id, reason)
+            dispatch.record_end(error)
+            raise error from reason
+        try:
+            if body is None:
+                dispatch.record_end(error)
+                outcome = "completed"
+                return self._complete(continuation, before.usage)
+            await dispatch.rest(error, body)
+            events = EventRelay(self._endpoint, self._added.keys())
+            last = await self._forward_rest(continuation, events)
             outcome = "continued"
-            return events, last
-        except (Different, UpstreamBroken, *DISPATCH_ERRORS) as reason:
-            outcome = "different" if isinstance(reason, Different) else "failed"
+            usage = events.usage
+            return continuation.usage(usage) if usage is not None else None, last
+        except (UpstreamBroken, *DISPATCH_ERRORS) as reason:
+            outcome = "failed"
             log.warning("request %s: its stream cannot be continued: %s", self._call.request_id, reason)
             raise error from reason
         finally:
             # The events that the client has received count for its API key, even if it leaves.
-            self._call.events = max(before, events, key=lambda each: each.count)
-            self._runtime.metrics.continuations.labels(outcome).inc()
+            if events is not before:
+                events.count += before.count
+            self._call.events = events
+            self._call.runtime.metrics.continuations.labels(outcome).inc()
             spans.describe_continuation(self._span, failed, outcome)
 
-    async def _forward_new(self, continuation: Continuation, events: EventRelay) -> bytes:
-        """Forward what the client has not received of the present answer, except for the closing event, which is
-        returned.
+    async def _rest(self) -> tuple[Continuation, bytes | None]:
+        """The rest of the stream, and the body of the request for it; None if the answer is already complete.
 
-        Raises Different if the client has received the beginning of another answer, UpstreamFailed if the answer is no
-        stream, and UpstreamBroken.
+        Raises NotContinuable.
+        """
+        endpoint, call = self._endpoint, self._call
+        if not isinstance(endpoint, TextEndpoint) or self._recorder is None or not self._answers:
+            raise NotContinuable("answers to this request are not continued")
+        received = self._recorder.received()
+        tokens = await call.runtime.renderer.answer_tokens(received.text)
+        continuation = Continuation(endpoint, received, tokens, call.prompt_tokens)
+        if received.finished:
+            return continuation, None
+        body = endpoint.rest_request(call.body.fields, received.text, tokens)
+        try:
+            return continuation, None if body is None else orjson.dumps({**body, **self._added})
+        except orjson.JSONEncodeError as error:  # nested too deeply for the encoder, but not for the decoder
+            raise NotContinuable("the request cannot be encoded") from error
+
+    def _complete(self, continuation: Continuation, usage: Usage | None) -> tuple[Usage | None, bytes]:
+        """The usage and the last events of an answer to which the failed engine would have added nothing.
+
+        `usage` is what the engine has reported. Without a report, the gateway's counts are used.
+        """
+        self._dispatch.retried = True  # its times say nothing about the engine
+        if usage is None or not usage.completion_tokens:
+            usage = continuation.usage(Usage(self._call.prompt_tokens or 0, 0))
+        options = self._call.body.fields.get(USAGE_FIELD)
+        wanted = isinstance(options, dict) and options.get("include_usage")
+        shown = usage if wanted and not continuation.received.usage_sent else None
+        return usage, continuation.ending(shown)
+
+    async def _forward_rest(self, continuation: Continuation, events: EventRelay) -> bytes:
+        """Forward the answer of the other engine, except for the closing event, which is returned.
+
+        Raises UpstreamFailed if the answer is no stream, and UpstreamBroken.
         """
         self._describe_placement()
-        status = self._answer.status
-        if status != 200 or not self._answer.streams:
-            raise UpstreamFailed(f"status_{status}", f"the engine answered {status} without a stream")
+        answer = self._dispatch.answer
+        if not self._answers or not answer.streams:
+            raise _no_stream(answer)
         self._continuation = continuation
         try:
-            ready, closing = events.feed(self._answer.first)
+            ready, closing = events.feed(answer.first)
             await self._write(ready)
-            last = await self._forward_events(events, closing)
-        except UpstreamBroken:
-            self._count_failure()
+            return await self._forward_events(events, closing)
+        except UpstreamBroken as error:
+            self._count_failure(error)
+            self._dispatch.record_end(error)
             raise
-        if not continuation.caught_up:
-            raise Different("the answer of the other engine is shorter")
-        return last
 
     async def _commit(self) -> None:
-        if self._routed.turn is not None and self._answer.status == 200:
+        if self._call.turn is not None and self._answers:
             reference = span_reference(self._call.span)
-            pool, url = self._placed.pool.name, self._placed.replica.url
-            await self._runtime.turns.commit(self._routed.turn, pool, url, reference)
+            pool, url = self._dispatch.pool.name, self._dispatch.replica.url
+            await self._call.runtime.turns.commit(self._call.turn, pool, url, reference)
 
     async def _register(self, events: EventRelay) -> None:
         """Record which engine holds the response as soon as the stream contains its id.
 
         A client can therefore retrieve or cancel the response once it has read the id.
         """
-        if self._registered or not self._routed.stores or self._answer.status != 200:
+        if self._registered or not self._stores or not self._answers:
             return
         usage = events.usage
         if usage is not None:
             self._registered = True
-            await remember(self._call, self._placed, self._routed.turn, usage, complete=False)
-
-    async def _account(self, usage: Usage | None) -> None:
-        """Record the engine's token counts. A failure is logged, because the answer itself is not affected."""
-        try:
-            if self._routed.stores and usage is not None:
-                await remember(self._call, self._placed, self._routed.turn, usage)
-            await self._record(usage)
-        except Exception:
-            log.exception("request %s: its usage could not be recorded", self._call.request_id)
+            await remember(self._call, self._dispatch, usage)
 
     async def _record(self, usage: Usage | None) -> None:
-        """Add the engine's token counts to metrics, the span and the session's record."""
-        metrics, pool = self._runtime.metrics, self._placed.pool
-        labels = (self._routed.route.operation, self._model)
-        ended = time.perf_counter()
-        metrics.genai_duration.labels(*labels).observe(ended - self._call.started)
-        if usage is None or not usage.prompt_tokens:
-            return
-        self._call.usage = usage
-        first_chunk = self._first_byte - self._call.started if self._answer.streams else None
-        common = self._runtime.config.routing.common_prefix_cache
-        sources = prompt_sources(usage, common)
-        spans.describe_usage(self._span, usage, first_chunk, sources if common else None)
-        self._count_sources(sources)
-        metrics.genai_token_usage.labels(*labels, "input").observe(usage.prompt_tokens)
-        metrics.genai_token_usage.labels(*labels, "output").observe(usage.completion_tokens)
-        metrics.cached_tokens.labels(pool.name.value).inc(usage.cached_tokens or 0)
-        if usage.several:  # sums show neither the engine's speed nor the length of the session's prompt
-            return
-        per_token = None
+        """Record the outcome and the usage. A failure is logged, because the answer itself is not affected."""
+        call, dispatch = self._call, self._dispatch
+        call.outcome = Outcome.COMPLETE if self._answers else Outcome.FAILED
+        if self._answers:
+            dispatch.record_success()
         continued = self._continuation is not None
-        if self._answer.streams and usage.completion_tokens > 1 and not continued:
-            per_token = (ended - self._first_byte) / (usage.completion_tokens - 1)
-            metrics.time_per_output_token.labels(pool.name.value).observe(per_token)
-        if not continued:
-            pool.observe(first_chunk, per_token)
-        record_outcome(self._routed, self._placed, usage, self._first_byte, ended)
-        await self._correct(usage)
+        now = time.perf_counter()
+        call.answered_at = now if self._answers else None
+        answered = Answered(call, dispatch, self._endpoint.operation, usage, self._first_byte, now, continued)
+        try:
+            if self._stores and usage is not None:
+                await remember(call, dispatch, usage)
+            await record_answer(answered, self._span)
+        except Exception:
+            log.exception("request %s: its usage could not be recorded", call.request_id)
 
-    def _count_sources(self, sources: PromptSources | None) -> None:
-        if sources is None:
-            return
-        metrics, pool = self._runtime.metrics, self._placed.pool.name
-        for name in ("held", "fetched", "computed"):
-            metrics.prompt_sources.labels(pool.value, name).inc(getattr(sources, name))
-        if self._routed.turn is not None:
-            replica = self._placed.replica
-            fetchable = self._routed.turn.cached.tokens(replica.id, replica.units).fetchable
-            metrics.fetchable_tokens.labels(pool.value).inc(fetchable)
 
-    async def _correct(self, usage: Usage) -> None:
-        turn, replica = self._routed.turn, self._placed.replica
-        if turn is None or not usage.prompt_tokens:
-            return
-        counts = (usage.prompt_tokens, usage.cached_tokens, usage.fetched_tokens)
-        if await self._runtime.turns.correct(turn, replica.url, *counts, replica.units):
-            self._runtime.metrics.token_count_mismatch.inc()
-            log.warning(
-                "request %s: the gateway counted %d prompt tokens, the engine %d",
-                self._call.request_id,
-                turn.prompt_tokens,
-                usage.prompt_tokens,
-            )
+def _no_stream(answer: Answer, refused: Rejection | None = None) -> UpstreamFailed:
+    message = f"the engine answered {answer.status} without a stream"
+    return UpstreamFailed(f"status_{answer.status}", message, refused)
+
+
+def _check(events: EventRelay) -> None:
+    """Raise UpstreamBroken if the engine has reported a failure in its stream."""
+    if events.failure is not None:
+        raise UpstreamBroken(events.failure.message, "aborted")
+
+
+def client_headers(answer: Answer) -> CIMultiDict[str]:
+    """The headers of an answer for the client. In redirects, the engine's internal address is removed from Location."""
+    headers = answer.headers()
+    if hdrs.LOCATION in headers:
+        parts = urlsplit(headers[hdrs.LOCATION])
+        headers[hdrs.LOCATION] = urlunsplit(("", "", parts.path or "/", parts.query, parts.fragment))
+    return headers
+
+
+async def send_complete(call: Call, answer: Answer, content: bytes) -> web.StreamResponse:
+    """Send an answer whose body is complete. An engine's error becomes an error object of the endpoint.
+
+    Unlike those of a stream, the headers are sent together with the body, unless it is long.
+    """
+    headers = client_headers(answer)
+    if answer.status >= 400 and len(content) <= MAX_ERROR_BYTES:
+        content = call.errors.error_of_engine(answer.status, content)
+        headers[hdrs.CONTENT_TYPE] = "application/json"
+    if len(content) > PART_BYTES:
+        return await _send_in_parts(call, answer.status, headers, content)
+    response = web.Response(status=answer.status, headers=headers, body=content)
+    await call.start(response)
+    await call.finish()
+    return response
+
+
+async def _send_in_parts(
+    call: Call, status: int, headers: CIMultiDict[str], content: bytes
+) -> web.StreamResponse:
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = len(content)
+    await call.start(response)
+    for start in range(0, len(content), PART_BYTES):
+        await call.write(content[start : start + PART_BYTES])
+    await call.finish()
+    return response

@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from dps_gateway.engine.dialect import Usage
-from dps_gateway.engine.sources import PromptSources
+from dps_gateway.api.call import Call
+from dps_gateway.engine.usage import PromptSources, Usage
 from dps_gateway.pool import Pool
-from dps_gateway.routing.decision import Decision, PolicyInput, Reason
-from dps_gateway.turn import MeasuredTurn
+from dps_gateway.routing.decision import Decision, Reason
+from dps_gateway.telemetry.tracing import links_to
 
 REQUEST_ATTRIBUTES: Final = {
     "max_tokens": "gen_ai.request.max_tokens",
@@ -29,20 +29,17 @@ _SEARCHED: Final = ("dps.request_id", "dps.session", "dps.pool", "dps.reason")
 The list is short, because recording and exporting an attribute takes about 8 µs."""
 
 
-def describe_decision(
-    span: Span,
-    server: Span,
-    request_id: str,
-    turn: MeasuredTurn | None,
-    policy_input: PolicyInput | None,
-    decision: Decision,
-    threshold_tokens: int | None,
-) -> None:
-    """Record the routing decision and its inputs on `dps.route`, and the searchable part on the SERVER span."""
+def describe_decision(span: Span, call: Call, decision: Decision) -> None:
+    """Record the routing decision and its inputs on `dps.route`, and the searchable part on the SERVER span.
+
+    The SERVER span is linked to that of the session's previous turn.
+    """
     if not span.is_recording():
         return
+    server, turn, policy_input = call.span, call.turn, call.policy_input
+    threshold_tokens = call.runtime.config.routing.threshold_tokens
     attributes: dict[str, Any] = {
-        "dps.request_id": request_id,
+        "dps.request_id": call.request_id,
         "dps.pool": decision.pool.value,
         "dps.reason": decision.reason.value,
     }
@@ -61,13 +58,21 @@ def describe_decision(
             "dps.session": turn.session.id.text,
             **{f"dps.uncached_tokens.{pool.value}": each.uncached for pool, each in tokens.items()},
         }
+        if (changed := turn.difference) is not None:
+            attributes |= {"dps.changed.message": changed.message, "dps.changed.byte": changed.byte}
+            if changed.role is not None:
+                attributes["dps.changed.role"] = changed.role
         if turn.common_prefix_cache:
             for pool, each in tokens.items():
                 attributes[f"dps.fetchable_tokens.{pool.value}"] = each.fetchable
     for pool, seconds in (decision.predicted or {}).items():
         attributes[f"dps.predicted.{pool.value}"] = seconds
+    if decision.expected_tokens is not None:
+        attributes["dps.expected_tokens_per_verification"] = decision.expected_tokens
     span.set_attributes(attributes)
     server.set_attributes({name: attributes[name] for name in _SEARCHED if name in attributes})
+    for link in links_to(turn.session.base.span) if turn is not None else ():
+        server.add_link(link.context, link.attributes)
 
 
 def describe_conversation(server: Span, upstream: Span, client_id: str | None) -> None:
@@ -134,6 +139,8 @@ def describe_usage(
         span.set_attribute("gen_ai.response.time_to_first_chunk", first_chunk_seconds)
     if usage.cached_tokens is not None:
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+    if usage.verifications:
+        span.set_attribute("dps.tokens_per_verification", usage.completion_tokens / usage.verifications)
     if sources is not None:
         span.set_attributes(
             {

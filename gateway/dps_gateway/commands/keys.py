@@ -11,11 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from dps_gateway.auth import HASHED, Key, digest_of, parse_key
-from dps_gateway.config import ConfigError, read_text, replace_text
+from dps_gateway.auth import HASHED, Key, digest_of, parse_key, read_key_file
+from dps_gateway.commands.table import aligned
+from dps_gateway.config import ConfigError, replace_text
 
 KEY_BYTES: Final = 32
 NEW_FILE_MODE: Final = 0o600
+OPTIONS: Final = {
+    "expires": ("--expires", "TIME", "when the key expires, such as 2027-01-31 (UTC)"),
+    "models": ("--models", "NAME[,NAME]", "the only models that the key may use"),
+    "maxInFlight": ("--max-in-flight", "NUMBER", "maximum number of its requests in flight"),
+    "requestsPerMinute": ("--requests-per-minute", "NUMBER", "maximum number of its requests per minute"),
+    "tokensPerMinute": (
+        "--tokens-per-minute",
+        "NUMBER",
+        "tokens of prompts and answers per minute after which its requests are refused",
+    ),
+    "urgency": ("--urgency", "NUMBER", "the highest priority that it may request, from 0 to 7"),
+}
+"""The options of a line of the key file: the command's option, its placeholder and its description."""
 
 Lines = list[str]
 
@@ -50,20 +64,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("add", _add, "generate a key and print it; the file contains only its hash")
     add.add_argument("tenant", help="the tenant that the key identifies")
-    add.add_argument("--expires", metavar="TIME", help="when the key expires, such as 2027-01-31 (UTC)")
-    add.add_argument("--models", metavar="NAME[,NAME]", help="the only models that the key may use")
-    add.add_argument("--max-in-flight", metavar="NUMBER", help="maximum number of its requests in flight")
-    add.add_argument(
-        "--requests-per-minute", metavar="NUMBER", help="maximum number of its requests per minute"
-    )
-    add.add_argument(
-        "--tokens-per-minute",
-        metavar="NUMBER",
-        help="tokens of prompts and answers per minute after which its requests are refused",
-    )
-    add.add_argument(
-        "--urgency", metavar="NUMBER", help="the highest priority that it may request, from 0 to 7"
-    )
+    for name, (flag, metavar, text) in OPTIONS.items():
+        add.add_argument(flag, dest=name, metavar=metavar, help=text)
     command("list", _list, "list the keys with their ids, tenants and limits")
     revoke = command("revoke", _revoke, "remove a key")
     revoke.add_argument("id", help="the key's id, as printed by 'dps keys list'")
@@ -72,26 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(arguments: argparse.Namespace) -> int:
     tenant: str = arguments.tenant
-    if (
-        not tenant
-        or not tenant.isprintable()
-        or ":" in tenant
-        or tenant.startswith("#")
-        or tenant.split() != [tenant]
-    ):
+    if not tenant.isprintable() or ":" in tenant or tenant.startswith("#") or tenant.split() != [tenant]:
         raise ValueError(f"the tenant '{tenant}' must not contain a colon or white space, or begin with '#'")
     secret = "sk-" + secrets.token_urlsafe(KEY_BYTES)
-    options = {
-        "expires": arguments.expires,
-        "models": arguments.models,
-        "maxInFlight": arguments.max_in_flight,
-        "requestsPerMinute": arguments.requests_per_minute,
-        "tokensPerMinute": arguments.tokens_per_minute,
-        "urgency": arguments.urgency,
-    }
     line = f"{tenant}:{HASHED}{digest_of(secret).hex()}"
-    for name, value in options.items():
-        if value is not None:
+    for name in OPTIONS:
+        if (value := getattr(arguments, name)) is not None:
             if value.split() != [value]:
                 raise ValueError(f"{name}={value} must not contain white space")
             line += f" {name}={value}"
@@ -109,10 +97,8 @@ def _add(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     limits = ("MAX IN FLIGHT", "REQUESTS/MIN", "TOKENS/MIN")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "EXPIRES", "MODELS", *limits, "URGENCY", "STORED AS")]
-    rows += [_row(key) for line in _lines(arguments.file) if (key := parse_key(line)) is not None]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    rows += [_row(key) for _, key in read_key_file(arguments.file) if key is not None]
+    print("\n".join(aligned(rows)))
     return 0
 
 
@@ -128,24 +114,12 @@ def _row(key: Key) -> tuple[str, ...]:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     with _edited(arguments.file) as lines:
-        keys = [parse_key(line) for line in lines]
-        kept = [line for line, key in zip(lines, keys, strict=True) if key is None or key.id != arguments.id]
+        kept = [line for line in lines if (key := parse_key(line)) is None or key.id != arguments.id]
         found = len(kept) < len(lines)
         lines[:] = kept
     if not found:
         print(f"dps keys: {arguments.file} has no key with the id {arguments.id}", file=sys.stderr)
     return 0 if found else 1
-
-
-def _lines(path: Path) -> Lines:
-    """The lines of the key file. Raises ConfigError if it cannot be read or a line is invalid."""
-    lines = read_text(path).splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            parse_key(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}, line {number} {error}") from error
-    return lines
 
 
 @contextmanager
@@ -159,7 +133,7 @@ def _edited(path: Path, *, create: bool = False) -> Iterator[Lines]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         exists = path.exists() or not create
-        lines = _lines(path) if exists else []
+        lines = [line for line, _ in read_key_file(path)] if exists else []
         before = list(lines)
         yield lines
         if lines != before:

@@ -8,12 +8,10 @@ from pathlib import Path
 import orjson
 
 from dps_gateway.config import ConfigError, GatewayConfig, current_redis_url, load_config
-from dps_gateway.session.document import session_document
 from dps_gateway.session.identity import Scope, SessionId
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.redis import RedisBackend, connect
-from dps_gateway.session.storage import StoreUnavailable
-from dps_gateway.session.store import SessionStore, StateSource
+from dps_gateway.session.store import SessionStore, StateSource, StoreUnavailable
 
 TIMEOUT_SECONDS = 5.0
 
@@ -56,7 +54,7 @@ async def _run(config: GatewayConfig, url: str, action: str, client_id: str, ten
         if snapshot.record is None:
             print(f"session {session.text} does not exist", file=sys.stderr)
             return 1
-        document = session_document(session, snapshot.record, snapshot.source.value)
+        document = snapshot.document()
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         if action == "delete":
             await store.delete(scope, session)

@@ -1,1 +1,1 @@
-"""Support for inference engines: one `EngineDialect` for each kind of server."""
+"""What the gateway knows about the engines: SGLang's rules and paths, and the token counts in answers."""

@@ -1,25 +1,17 @@
-"""SGLang: its chat rendering, its health paths, and the answers of its /generate endpoint.
+"""The paths and the rules that are specific to SGLang. This module performs no I/O.
 
-This module performs no I/O.
+They serve vLLM as well, whose API is close enough. Other code that depends on the kind of engine: the chat rules in
+`prompt`, which follow SGLang; SGLang's extensions of the OpenAI API in `api` and `prompt` (/generate, /model_info,
+/server_info, `input_ids` and `sglext`); and the differences between SGLang's and vLLM's lists of models and
+administrative endpoints in `api/models.py` and `api/passthrough.py`.
 """
 
-import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
 from dps_gateway.cached_prompt import FETCH_THRESHOLD_TOKENS, CacheUnits
-from dps_gateway.engine.dialect import (
-    AnswerFormat,
-    RequestedByGateway,
-    Usage,
-    text_or_none,
-    token_count,
-    total,
-    total_usage,
-)
-from dps_gateway.engine.sources import fetched_tokens
+from dps_gateway.engine.usage import text_or_none, token_count, total
 from dps_gateway.prompt import chat, messages, responses
 from dps_gateway.prompt.chat import ChatInput, ContentFormat
 from dps_gateway.upstream.replica import Configuration, Load
@@ -29,30 +21,42 @@ _HARMONY: Final = "<|channel|>"
 
 
 class SGLang:
-    """The dialect of an SGLang server."""
+    """The requests, answers and rules of an SGLang server."""
 
     provider = "sglang"
+    """The span attribute `gen_ai.provider.name`."""
     health_path = "/v1/models"
-    """/health is not used, because SGLang generates a token for it, which takes up to a second."""
+    """It answers with a status below 500 if and only if the engine is ready. /health is not used, because SGLang
+    generates a token for it, which takes up to a second."""
 
     generation_path = "/health_generate"
     """SGLang generates a token for it only if it has no other requests, and answers 503 after 20 s without any."""
 
     load_path = "/v1/loads?include=core"
-
     configuration_path = "/server_info"
 
     cache_fields = ("model", "lora_path", "cache_salt", "extra_key", "image_data", "video_data", "audio_data")
-    """In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
+    """The request fields that select a KV cache: prompts that differ in one of them share no cached prefix.
+
+    In SGLang 0.5, `RadixKey.extra_key` is built from the cache salt and the LoRA adapter, and media are hashed."""
 
     def content_format(self, chat_template: str) -> ContentFormat:
+        """Whether the engine passes message content to this template as one string or as a list of parts."""
         return chat.content_format(chat_template)
 
     def chat_input(self, body: dict[str, Any], expects: ContentFormat) -> ChatInput:
+        """The arguments with which the engine renders its chat template for this request.
+
+        Raises KeyError, TypeError or ValueError if the engine will refuse the request.
+        """
         return chat.chat_input(body, expects)
 
     def chat_of_messages(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
-        """A template with `</think>` is taken to mean that the engine has a reasoning parser (--reasoning-parser)."""
+        """The chat request to which the engine converts a request of Anthropic's Messages API.
+
+        A template with `</think>` is taken to mean that the engine has a reasoning parser (--reasoning-parser).
+        Raises KeyError, TypeError, AttributeError or ValueError if the engine will refuse the request.
+        """
         return messages.chat_request(
             body,
             inline_system=messages.renders_inline_system(chat_template),
@@ -60,12 +64,17 @@ class SGLang:
         )
 
     def chat_of_responses(self, body: dict[str, Any], chat_template: str) -> dict[str, Any]:
-        """SGLang does not use the chat template for requests to models with the harmony format (gpt-oss)."""
+        """The chat request to which the engine converts a request of OpenAI's Responses API, without history.
+
+        SGLang does not use the chat template for requests to models with the harmony format (gpt-oss). Raises as
+        `chat_of_messages` does.
+        """
         if _HARMONY in chat_template:
             raise ValueError("requests to models with the harmony format cannot be counted")
         return responses.chat_request(body, inline_system=messages.renders_inline_system(chat_template))
 
     def load_of(self, document: Any) -> Load | None:
+        """The load in a parsed answer to a request of `load_path`, or None if it reports none that is valid."""
         ranks = document.get("loads") if isinstance(document, dict) else None
         if not isinstance(ranks, list):
             return None
@@ -81,7 +90,9 @@ class SGLang:
         )
 
     def configuration_of(self, document: Any) -> Configuration | None:
-        """SGLang's fetch threshold is at least a page. The plugin dps_sglang adds `dps_cache_salt_header`.
+        """The configuration in a parsed answer to a request of `configuration_path`, or None if it has none.
+
+        The fetch threshold is at least a page. The plugin dps_sglang adds `dps_cache_salt_header`.
 
         `max_running_requests` is an argument of the server, and null if SGLang derives the limit from the memory.
         """
@@ -126,49 +137,3 @@ def _load_of_rank(rank: Any) -> Load | None:
         token_count(rank.get("max_running_requests")) or None,
         max(0, capacity - used) if capacity and used is not None else None,
     )
-
-
-class _GenerateAnswers:
-    """Answers of /generate. The `meta_info` of every event contains usage, even if it was not requested.
-
-    The answer to a batch, or to several samples of one prompt, is a list. In a stream, the events of each of these
-    answers have its `index`.
-    """
-
-    closing = (b"data: [DONE]",)
-    usage_marker = re.compile(rb'"meta_info":\s*\{')
-    part_marker = re.compile(rb'"index":\s*(\d+)')
-
-    def request_usage(
-        self, body: Mapping[str, Any], raw: bytes, *, sources: bool
-    ) -> tuple[bytes, RequestedByGateway]:
-        return raw, RequestedByGateway()
-
-    def usage_of(self, document: Any) -> Usage | None:
-        if isinstance(document, list):
-            usages = [usage for answer in document if (usage := self._usage_of_one(answer)) is not None]
-            if not usages or len(usages) != len(document):
-                return None
-            return usages[0] if len(usages) == 1 else total_usage(usages)
-        return self._usage_of_one(document)
-
-    def _usage_of_one(self, document: Any) -> Usage | None:
-        meta = document.get("meta_info") if isinstance(document, dict) else None
-        if not isinstance(meta, dict):
-            return None
-        prompt_tokens = token_count(meta.get("prompt_tokens"))
-        if prompt_tokens is None:
-            return None
-        cached = token_count(meta.get("cached_tokens"))
-        finish = meta.get("finish_reason")
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=token_count(meta.get("completion_tokens")) or 0,
-            cached_tokens=cached,
-            fetched_tokens=fetched_tokens(meta.get("cached_tokens_details"), cached),
-            finish_reason=text_or_none(finish.get("type")) if isinstance(finish, dict) else None,
-            response_id=text_or_none(meta.get("id")),
-        )
-
-
-GENERATE_ANSWERS: Final[AnswerFormat] = _GenerateAnswers()

@@ -104,6 +104,11 @@ def anchors(size: int) -> list[int]:
     return [number * ANCHOR_BYTES for number in range(max(1, last - MAX_ANCHORS + 1), last + 1)]
 
 
+def system_offset(data: bytes, split_token: bytes | None) -> int:
+    """The end of the system prompt and tools, which many conversations share; 0 if there are none, or it is unknown."""
+    return max(0, data.find(split_token + b"user")) if split_token else 0
+
+
 def opening_offset(data: bytes, split_token: bytes | None) -> int:
     """The end of the first user message: the shortest prefix that distinguishes most conversations.
 

@@ -4,16 +4,15 @@ Follows SGLang 0.5.23 (`serving_chat.py`: `_process_messages`, `_apply_jinja_tem
 `protocol.py`), because every additional or missing field of a tool schema changes L_t.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from threading import Lock
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import jinja2
 import orjson
 from jinja2 import nodes
 
-from dps_gateway.prompt.separation import media_key
+from dps_gateway.prompt.cache_identity import media_key
 from dps_gateway.prompt.tool_schema import normalized_schema
 
 ContentFormat = Literal["string", "openai"]
@@ -29,10 +28,10 @@ _MEDIA_PARTS: Final = {
     "image_url": "image", "input_image": "image", "video_url": "video",
     "audio_url": "audio", "input_audio": "audio",
 }  # fmt: skip
-MAX_CACHED_TOOLS_BYTES: Final = 16 * 1024 * 1024
-"""Approximate limit of the memory of all cached tool lists."""
+MAX_CACHED_LISTS: Final = 64
+"""The number of converted tool lists that are cached, those that were used last."""
 
-MAX_CACHED_LIST_BYTES: Final = 1024 * 1024
+MAX_CACHED_LIST_BYTES: Final = 512 * 1024
 """Tool lists that need more memory are converted on every request instead of being cached."""
 
 _VALUE_BYTES: Final = 100
@@ -159,43 +158,17 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if isinstance(choice, dict):
         named = choice["function"]["name"]
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    return _CONVERTED.of(tools) or None
+    encoded = orjson.dumps(tools)
+    if _memory(encoded) > MAX_CACHED_LIST_BYTES:
+        return [_tool(tool) for tool in tools] or None
+    # A session sends the same tools with every turn, and so do all sessions of an agent. The key is a copy, because
+    # orjson's result keeps its larger buffer.
+    return _cached_conversion(bytes(memoryview(encoded))) or None
 
 
-class _ConvertedTools:
-    """Converted tool lists, of which those that were used last are cached.
-
-    They are cached because a session sends the same tools with every turn, and so do all sessions of an agent. Long
-    requests are converted in threads, so a lock protects the cache.
-    """
-
-    def __init__(self) -> None:
-        self._lists: OrderedDict[bytes, list[dict[str, Any]]] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
-
-    def of(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversion of `tools`."""
-        encoded = orjson.dumps(tools)
-        if _memory(encoded) > MAX_CACHED_LIST_BYTES:
-            return [_tool(tool) for tool in tools]
-        with self._lock:
-            if encoded in self._lists:
-                self._lists.move_to_end(encoded)
-                return self._lists[encoded]
-        converted = [_tool(tool) for tool in orjson.loads(encoded)]
-        with self._lock:
-            if encoded not in self._lists:
-                key = bytes(memoryview(encoded))  # a copy, because orjson's result keeps its larger buffer
-                self._lists[key] = converted
-                self._bytes += _memory(encoded)
-            while self._bytes > MAX_CACHED_TOOLS_BYTES:
-                evicted, _ = self._lists.popitem(last=False)
-                self._bytes -= _memory(evicted)
-        return converted
-
-
-_CONVERTED: Final = _ConvertedTools()
+@lru_cache(maxsize=MAX_CACHED_LISTS)
+def _cached_conversion(encoded: bytes) -> list[dict[str, Any]]:
+    return [_tool(tool) for tool in orjson.loads(encoded)]
 
 
 def _memory(encoded: bytes) -> int:

@@ -6,8 +6,8 @@ from typing import Any, Final, Self
 
 import fastokens
 
-from dps_gateway.prompt.description import Description, TokenizerError, describe
 from dps_gateway.prompt.template import compiled
+from dps_gateway.prompt.tokenizer_loader import Description, TokenizerError, describe
 
 log = logging.getLogger(__name__)
 

@@ -9,56 +9,31 @@ from typing import Any, Final
 MAX_MIXED_TYPES: Final = 64
 """Limit of the length of a `type` list that does not contain only strings, because its values are compared in pairs."""
 
-STANDARD_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
-ALIASES = {
-    **dict.fromkeys(
-        [
-            "str",
-            "text",
-            "varchar",
-            "char",
-            "enum",
-            "uuid",
-            "date",
-            "datetime",
-            "time",
-            "timestamp",
-            "binary",
-            "blob",
-            "bytea",
-            "bytes",
-            "varbinary",
-        ],
-        "string",
-    ),
-    "bool": "boolean",
-    **dict.fromkeys(("bigint", "smallint", "tinyint"), "integer"),
-    **dict.fromkeys(("double", "decimal", "real", "numeric"), "number"),
-    **dict.fromkeys(("arr", "tuple", "set"), "array"),
-    "map": "object",
+STANDARD_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+ALIASES: Final = {
+    alias: standard
+    for standard, aliases in {
+        "string": "str text varchar char enum uuid date datetime time timestamp binary blob bytea bytes varbinary",
+        "boolean": "bool",
+        "integer": "bigint smallint tinyint",
+        "number": "double decimal real numeric",
+        "array": "arr tuple set",
+        "object": "map",
+    }.items()
+    for alias in aliases.split()
 }
-PREFIXES = {
-    **dict.fromkeys(("int", "uint", "long", "short", "unsigned"), "integer"),
-    **dict.fromkeys(("num", "float"), "number"),
-    "list": "array",
-    "dict": "object",
-}
-AFTER_PREFIX = frozenset("0123456789[<( \t")
+PREFIXES: Final = {
+    "int": "integer", "uint": "integer", "long": "integer", "short": "integer", "unsigned": "integer",
+    "num": "number", "float": "number", "list": "array", "dict": "object",
+}  # fmt: skip
+AFTER_PREFIX: Final = frozenset("0123456789[<( \t")
 
-SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-SCHEMAS = (
-    "items",
-    "additionalProperties",
-    "not",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "propertyNames",
-    "unevaluatedItems",
+SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMAS: Final = (
+    "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
     "unevaluatedProperties",
-)
+)  # fmt: skip
 
 
 def normalized_schema(schema: Any) -> Any:

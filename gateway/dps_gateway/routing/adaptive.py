@@ -4,22 +4,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from dps_gateway.acceptance import KNOWN_WEIGHT, REFERENCE
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Decision, PolicyInput, PoolView, Reason
 from dps_gateway.routing.estimates import Cost, PoolEstimate, Statistics, finite
 from dps_gateway.routing.learning import Document, Observation
+from dps_gateway.routing.priors import Kinds, Turns, combined, count, expected_tokens
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Contained in every exported document. Documents of other versions are ignored."""
 
 EXTERNAL_SHARE: Final = 1.5
 """Weight of the time that a turn adds to the other requests of its replica, relative to its own latency."""
 
+QUEUE_SHARE: Final = 4.0
+"""Weight of a wait until other requests end, likewise. It is larger, because all later requests wait longer as well."""
+
 HORIZON: Final = 0.5
 """Weight of the turns that are expected to follow in the same pool, relative to the present turn."""
 
 EXPLORATION: Final = 0.01
-"""Share of the turns that are sent to a pool that has not been observed recently."""
+"""Share of the turns that are sent to the other pool if that has not been observed recently, or if the acceptance of
+the session is not known."""
 
 UNOBSERVED_TURNS: Final = 50
 """Turns in the other pool after which a pool counts as not observed recently."""
@@ -95,7 +101,7 @@ class Adaptive:
     """Choose the pool in which the turn and those that are expected to follow cost the least time.
 
     The cost includes the time that the turn adds to other requests of the replica. The speeds of the pools are learned
-    from completed turns. docs/adaptive.md describes the rules, and why each of them exists.
+    from completed turns. docs/routing.md describes the rules.
     """
 
     def __init__(self) -> None:
@@ -107,6 +113,9 @@ class Adaptive:
         self._error = dict.fromkeys(Pool, 0.0)
         """Mean relative error of the recent predictions for each pool. Each prediction is made for the actual length of
         the answer, which does not depend on the pool. Errors in both directions cancel out."""
+        self._own_kinds: Kinds = {}
+        self._others_kinds: list[Kinds] = []
+        self._kinds = self._own_kinds
         self._unobserved = dict.fromkeys(Pool, 0)
 
     def decide(self, turn: PolicyInput, /) -> Decision:
@@ -114,19 +123,26 @@ class Adaptive:
         views = {pool: view for pool, view in turn.pools.items() if view.ready_replicas}
         if not views:
             return Decision(turn.last_pool or Pool.GREEDY, Reason.FIXED)
-        tokens = self._workload.answer_tokens
-        turn_costs = {pool: self._estimates[pool].cost(turn, view, tokens) for pool, view in views.items()}
+        prior = expected_tokens(self._kinds, turn.kind)
+        expected = turn.acceptance.expected_tokens(prior, turn.number)
+        answer = self._workload.answer_tokens
+        work = {Pool.SPECULATIVE: answer * REFERENCE / expected, Pool.GREEDY: answer}
+        turn_costs = {
+            pool: self._estimates[pool].cost(turn, view, work[pool]) for pool, view in views.items()
+        }
         predicted = {pool: cost.seconds for pool, cost in turn_costs.items()}
-        totals = {pool: self._total(turn, pool, view, turn_costs[pool]) for pool, view in views.items()}
-        best = min(totals, key=lambda pool: totals[pool])
-        if self._explores(turn, views, best, predicted):
-            return Decision(best.other, Reason.PREDICTED_FASTER, predicted)
+        totals = {
+            pool: self._total(turn, pool, view, turn_costs[pool], work[pool]) for pool, view in views.items()
+        }
+        chosen, reason = min(totals, key=lambda pool: totals[pool]), Reason.PREDICTED_FASTER
         default = _sticky(turn, views)
-        if default is not best:
-            gain = totals[default] - totals[best]
-            if gain < self._uncertainty_seconds(best, default, predicted) + MARGIN * totals[default]:
-                return Decision(default, Reason.FIXED, predicted)
-        return Decision(best, Reason.PREDICTED_FASTER, predicted)
+        if default is not chosen:
+            gain = totals[default] - totals[chosen]
+            if gain < self._uncertainty_seconds(chosen, default, predicted) + MARGIN * totals[default]:
+                chosen, reason = default, Reason.FIXED
+        if self._explores(turn, views, chosen, predicted):
+            chosen, reason = chosen.other, Reason.PREDICTED_FASTER
+        return Decision(chosen, reason, predicted, expected)
 
     def observe(self, observation: Observation, /) -> None:
         """Learn from a completed turn."""
@@ -136,7 +152,8 @@ class Adaptive:
         self._error[pool] += _ERROR_WEIGHT * (error - self._error[pool])
         self._estimates[pool].observe(observation)
         self._own_workload.observe(observation)
-        self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.load - self._usual_load[pool])
+        count(self._own_kinds, observation)
+        self._usual_load[pool] += _USUAL_LOAD_WEIGHT * (observation.decoding_load - self._usual_load[pool])
         self._unobserved[pool] = 0
         self._unobserved[pool.other] += 1
         if self._unobserved[pool.other] > UNOBSERVED_TURNS:
@@ -152,40 +169,41 @@ class Adaptive:
             "version": FORMAT_VERSION,
             "pools": {pool.value: estimate.own.export() for pool, estimate in self._estimates.items()},
             "workload": [workload.output_tokens, *workload.reached],
+            "kinds": {kind: list(turns) for kind, turns in self._own_kinds.items()},
         }
 
     def absorb(self, documents: Iterable[Document], /) -> None:
         """Replace what was absorbed before by what the other replicas have learned."""
         restored = [parts for document in documents if (parts := _restore(document)) is not None]
         for pool, estimate in self._estimates.items():
-            statistics = [pools[pool] for pools, _ in restored]
+            statistics = [pools[pool] for pools, _, _ in restored]
             estimate.absorb(_sum_statistics(statistics))
         total: Workload | None = None
-        for _, workload in restored:
+        for _, workload, _ in restored:
             total = workload if total is None else total.plus(workload)
         self._others_workload = total
+        self._others_kinds = [kinds for _, _, kinds in restored]
         self._combine()
 
     def _combine(self) -> None:
         own, others = self._own_workload, self._others_workload
         self._workload = own if others is None else own.plus(others)
+        self._kinds = combined(self._own_kinds, self._others_kinds) if self._others_kinds else self._own_kinds
 
-    def _total(self, turn: PolicyInput, pool: Pool, view: PoolView, now: Cost) -> float:
+    def _total(self, turn: PolicyInput, pool: Pool, view: PoolView, now: Cost, work: float) -> float:
         """The seconds that this turn and the expected following ones take in a pool and add to other requests.
 
         `now` is the predicted cost of this turn.
         """
-        usual = self._estimates[pool].usual(
-            self._usual_load[pool], view.running_limit, self._workload.answer_tokens
-        )
+        usual = self._estimates[pool].usual(self._usual_load[pool], view.running_limit, work)
+        following = usual.idle + usual.wait * (1 + QUEUE_SHARE) + usual.load * (1 + EXTERNAL_SHARE)
         return (
             now.queue
             + (now.prompt + self._displaced(turn, pool, view)) * (1 + EXTERNAL_SHARE * view.load)
             + now.idle
+            + now.wait * (1 + QUEUE_SHARE)
             + now.load * (1 + EXTERNAL_SHARE)
-            + HORIZON
-            * self._workload.turns_after(turn.number)
-            * (usual.idle + usual.load * (1 + EXTERNAL_SHARE))
+            + HORIZON * self._workload.turns_after(turn.number) * following
         )
 
     def _displaced(self, turn: PolicyInput, pool: Pool, view: PoolView) -> float:
@@ -210,19 +228,27 @@ class Adaptive:
         return slower * predicted[best] + min(faster, 1 - MARGIN) * predicted[default]
 
     def _explores(
-        self, turn: PolicyInput, views: Mapping[Pool, PoolView], best: Pool, predicted: Mapping[Pool, float]
+        self, turn: PolicyInput, views: Mapping[Pool, PoolView], chosen: Pool, predicted: Mapping[Pool, float]
     ) -> bool:
-        """Whether the turn is sent to the pool that is not the best, to learn how fast that pool is at present."""
-        other = best.other
+        """Whether the turn is sent to the pool that has not been chosen.
+
+        It shows how fast that pool is at present, or how many drafts of the session are accepted.
+        """
+        other = chosen.other
         return (
             turn.draw < EXPLORATION
             and other in views
             # A request in progress will show how fast the pool is. It may also be the reason why the pool has not been
             # observed.
             and not views[other].load
-            and self._unobserved[other] >= UNOBSERVED_TURNS
-            and predicted[other] <= EXPLORATION_LIMIT * predicted[best]
+            and (self._unobserved[other] >= UNOBSERVED_TURNS or _unknown(turn, other))
+            and predicted[other] <= EXPLORATION_LIMIT * predicted[chosen]
         )
+
+
+def _unknown(turn: PolicyInput, pool: Pool) -> bool:
+    """Whether a turn in this pool would show the acceptance of a session about which little is known."""
+    return pool is Pool.SPECULATIVE and turn.acceptance.weight(turn.number) < KNOWN_WEIGHT
 
 
 def _sticky(turn: PolicyInput, views: Mapping[Pool, PoolView]) -> Pool:
@@ -232,7 +258,7 @@ def _sticky(turn: PolicyInput, views: Mapping[Pool, PoolView]) -> Pool:
     return min(views, key=lambda pool: views[pool].load)
 
 
-def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | None:
+def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload, Kinds] | None:
     try:
         if document["version"] != FORMAT_VERSION:
             return None
@@ -240,8 +266,11 @@ def _restore(document: Document) -> tuple[dict[Pool, Statistics], Workload] | No
         output_tokens, *reached = (finite(value) for value in document["workload"])
         if len(reached) != COUNTED_TURNS:
             raise ValueError(f"{len(reached)} numbers of turns instead of {COUNTED_TURNS}")
-        return pools, Workload(output_tokens, reached)
-    except (KeyError, TypeError, ValueError):
+        kinds = {kind: Turns(*map(finite, sums)) for kind, sums in document["kinds"].items()}
+        if not all(0 < turns.verifications <= turns.turns for turns in kinds.values()):
+            raise ValueError("a number of verifications per token is not between 0 and 1")
+        return pools, Workload(output_tokens, reached), kinds
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

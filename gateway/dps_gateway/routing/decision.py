@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from dps_gateway.acceptance import UNKNOWN, Acceptance
 from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
 
@@ -57,7 +58,8 @@ class PolicyInput:
     `prompt_tokens` is L_t and `delta_tokens` is ΔL_t = L_t - L_{t-1} (paper, Eq. 1; L_0 = 0), in tokens.
     `draw` is a uniform random number in [0, 1), supplied by the caller so that a random policy remains pure.
     `number` is t, which is 1 for the first turn. `last_pool` served the turn that the prompt grew from; it is None if
-    there is none. `pools` describes the pools; a pool that is not listed has no ready replica.
+    there is none. `pools` describes the pools; a pool that is not listed has no ready replica. `acceptance` is what is
+    known about the drafts of the session, and `kind` names the sessions that are expected to be like it.
     """
 
     prompt_tokens: int
@@ -66,6 +68,8 @@ class PolicyInput:
     number: int
     last_pool: Pool | None
     pools: Mapping[Pool, PoolView]
+    acceptance: Acceptance = UNKNOWN
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Decision:
     reason: Reason
     predicted: Mapping[Pool, float] | None = None
     """Seconds until the turn would be complete in each ready pool; None if the policy does not predict them."""
+    expected_tokens: float | None = None
+    """Expected tokens per verification of this session; None if the policy does not use them."""
     stateless: bool = False
     """Whether the request is not a turn, so that the pool with the first free slot may serve it."""
 

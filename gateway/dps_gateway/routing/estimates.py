@@ -29,11 +29,11 @@ class Coefficients(NamedTuple):
     fetch: float
     """Per 1,000 tokens that are fetched from a common prefix cache."""
     wait: float
-    """Per other request of the replica."""
+    """Per request that waits until another one ends (see `_split`)."""
     token: float
     """Per output token."""
     token_load: float
-    """Per output token and other request."""
+    """Per output token and other running request."""
 
 
 PRIORS: Final[Mapping[Pool, Coefficients]] = {
@@ -85,13 +85,15 @@ class Cost:
     """Prefill and fetch of the prompt."""
     idle: float
     """The rest of the latency on a replica without other requests."""
+    wait: float
+    """The time until other requests of the replica end, before it runs."""
     load: float
-    """The time that the other requests of the replica add."""
+    """The time that the other running requests of the replica add."""
 
     @property
     def seconds(self) -> float:
         """The latency of the turn."""
-        return self.queue + self.prompt + self.idle + self.load
+        return self.queue + self.prompt + self.idle + self.wait + self.load
 
 
 @dataclass(slots=True)
@@ -197,8 +199,9 @@ class PoolEstimate:
             self.own.count_cached(uncached, computed)
         prefill = (computed + self._queued(seen.queued_prefill_tokens)) / 1000
         fetch = fetched / 1000
-        tokens = float(seen.output_tokens)
-        first = (1.0, prefill, fetch, seen.load, 0.0, 0.0)
+        tokens = seen.work
+        running, waiting = _observed_split(seen)
+        first = (1.0, prefill, fetch, waiting, 0.0, 0.0)
         self._observe_fetch(seen, prefill, fetch)
         moments = self.own.moments
         moments.decay(MEMORY)
@@ -207,10 +210,10 @@ class PoolEstimate:
         if seen.first_token_seconds is not None:
             moments.add(first, seen.first_token_seconds, 1.0)
             if decoded:
-                answer = (0.0, 0.0, 0.0, 0.0, tokens, tokens * seen.load)
+                answer = (0.0, 0.0, 0.0, 0.0, tokens, tokens * running)
                 moments.add(answer, seen.total_seconds - seen.first_token_seconds, 1 / max(1.0, tokens))
         elif decoded:
-            features = (*first[:4], tokens, tokens * seen.load)
+            features = (*first[:4], tokens, tokens * running)
             moments.add(features, seen.total_seconds, 1 / (1 + tokens))
         self._update()
 
@@ -218,13 +221,14 @@ class PoolEstimate:
         """Learn the replica's transfer rate from the time that the pool's speed does not explain."""
         if not fetch:
             return
-        tokens = float(seen.output_tokens)
+        tokens = seen.work
         speed = self._coefficients(None, tokens)
-        known = speed.fixed + speed.prefill * prefill + speed.wait * seen.load
+        running, waiting = _observed_split(seen)
+        known = speed.fixed + speed.prefill * prefill + speed.wait * waiting
         if seen.first_token_seconds is not None:
             self._fetch_rates.observe(seen.replica, fetch, seen.first_token_seconds - known, 1.0)
         else:
-            known += (speed.token + speed.token_load * seen.load) * tokens
+            known += (speed.token + speed.token_load * running) * tokens
             self._fetch_rates.observe(seen.replica, fetch, seen.total_seconds - known, 1 / (1 + tokens))
 
     def _interrupted(self, seen: Observation) -> bool:
@@ -246,15 +250,17 @@ class PoolEstimate:
         speed = self._speed_of(view.replica, view.running_limit, output_tokens)
         uncached = _uncached(turn.prompt_tokens, turn.delta_tokens, view.prompt)
         queued = view.queued_prefill_tokens
-        return self._cost(speed, uncached, view.prompt.fetchable, queued, view.load, output_tokens)
+        load = _split(view.load, view.running_limit)
+        return self._cost(speed, uncached, view.prompt.fetchable, queued, load, output_tokens)
 
     def predicted_seconds(self, seen: Observation) -> float:
         """The latency of an answered turn that is predicted from earlier ones and from the length of its answer."""
-        tokens = float(seen.output_tokens)
+        tokens = seen.work
         uncached = _uncached(seen.prompt_tokens, seen.delta_tokens, seen.expected)
         queued = seen.queued_prefill_tokens
-        speed = self._speed_of(seen.replica, None, tokens)
-        return self._cost(speed, uncached, seen.expected.fetchable, queued, seen.load, tokens).seconds
+        speed = self._speed_of(seen.replica, seen.running_limit, tokens)
+        load = _observed_split(seen)
+        return self._cost(speed, uncached, seen.expected.fetchable, queued, load, tokens).seconds
 
     def prefill_seconds(self, tokens: float) -> float:
         """The time in which the pool prefills this number of tokens."""
@@ -263,11 +269,13 @@ class PoolEstimate:
     def usual(self, load: float, running_limit: int | None, output_tokens: float) -> Cost:
         """The predicted latency of an average turn without the prefill, at a given load."""
         speed = self._coefficients(running_limit, output_tokens)
+        running, waiting = _split(load, running_limit)
         return Cost(
             queue=0.0,
             prompt=0.0,
             idle=speed.fixed + speed.token * output_tokens,
-            load=(speed.wait + speed.token_load * output_tokens) * load,
+            wait=speed.wait * waiting,
+            load=speed.token_load * output_tokens * running,
         )
 
     def _cost(
@@ -276,16 +284,18 @@ class PoolEstimate:
         uncached: Mapping[str, float],
         fetchable: float,
         queued: float,
-        load: float,
+        load: tuple[float, float],
         output_tokens: float,
     ) -> Cost:
         fetched = fetchable * self._all.fetched_share()
         computed = self._computed(uncached) + fetchable - fetched
+        running, waiting = load
         return Cost(
             queue=speed.prefill * self._queued(queued) / 1000,
             prompt=(speed.prefill * computed + speed.fetch * fetched) / 1000,
             idle=speed.fixed + speed.token * output_tokens,
-            load=(speed.wait + speed.token_load * output_tokens) * load,
+            wait=speed.wait * waiting,
+            load=speed.token_load * output_tokens * running,
         )
 
     def _computed(self, uncached: Mapping[str, float]) -> float:
@@ -318,11 +328,29 @@ class PoolEstimate:
             self._solution = Coefficients(*solution)
             self._solved = True
         speed = self._solution
-        limit = min(running_limit or math.inf, self._assumed_limit)
+        limit = running_limit or self._assumed_limit
+        full = speed.token_load * (running_limit - 1) if running_limit else 0.0
         observed = self._all.moments.products[_WAIT * FEATURES + _WAIT]
         prior_share = _STRENGTHS.wait / (_STRENGTHS.wait + observed)
-        wait = speed.wait + prior_share * (speed.fixed + speed.token * output_tokens) / limit
+        wait = speed.wait + prior_share * (speed.fixed + (speed.token + full) * output_tokens) / limit
         return speed._replace(wait=wait)
+
+
+def _split(load: float, running_limit: int | None) -> tuple[float, float]:
+    """The requests that run beside a turn, and those that must end before it runs, of the `load` of a replica.
+
+    If the limit on running requests is unknown, each of them may be one or the other.
+    """
+    if running_limit is None:
+        return load, load
+    return min(load, running_limit - 1), max(0.0, load - running_limit + 1)
+
+
+def _observed_split(seen: Observation) -> tuple[float, float]:
+    """The requests that ran beside an answered turn, and those that had to end before it ran."""
+    running, _ = _split(seen.decoding_load, seen.running_limit)
+    _, waiting = _split(seen.load, seen.running_limit)
+    return running, waiting
 
 
 def finite(value: object) -> float:

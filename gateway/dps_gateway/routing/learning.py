@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from dps_gateway.acceptance import REFERENCE
 from dps_gateway.cached_prompt import PromptTokens
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy
+
+
+def decoding_load(at_start: int, at_end: int) -> float:
+    """`Observation.decoding_load` from `Replica.load` at the beginning and at the end of the answer, with this turn."""
+    return max(0.0, (at_start + at_end) / 2 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,11 @@ class Observation:
     output_tokens: int
     load: float
     """`PoolView.load` of the pool, when the turn was routed."""
+    decoding_load: float
+    """Other requests of the replica while it decoded the answer: the mean of the numbers at the beginning and the end.
+    In a burst, it is far above `load`."""
+    running_limit: int | None
+    """`PoolView.running_limit` of the pool, when the turn was routed."""
     queued_prefill_tokens: float
     """`PoolView.queued_prefill_tokens` of the pool, when the turn was routed."""
     later_prefill_tokens: float
@@ -42,6 +53,18 @@ class Observation:
     total_seconds: float
     number: int
     """The turn's number in its session."""
+    verifications: int | None = None
+    """Verifications of drafts; None if the engine reported none."""
+    kind: str = ""
+    """`PolicyInput.kind` of the session."""
+
+    @property
+    def work(self) -> float:
+        """The output tokens; with drafts, the number that as many verifications yield with the acceptance REFERENCE.
+
+        The time for a verification does not depend on the tokens that it yields.
+        """
+        return REFERENCE * self.verifications if self.verifications else float(self.output_tokens)
 
 
 Document = dict[str, Any]

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from dps_gateway.acceptance import KNOWN_WEIGHT, REFERENCE
 from dps_gateway.pool import Pool
 from dps_gateway.routing.adaptive import Adaptive
 from dps_gateway.routing.decision import Decision, Policy, PolicyInput, Reason
@@ -26,12 +27,21 @@ class DeltaPrefill:
     """Delta-Prefill Switching: speculative if ΔL_t <= τ, else greedy (Eq. 2).
 
     `threshold_tokens` is τ. With 0 every turn goes to the greedy pool, with None every turn to the speculative pool.
+    With `min_acceptance`, sessions with fewer expected tokens per verification go to the greedy pool as well. A session
+    about which little is known is not one of them.
     """
 
     threshold_tokens: int | None
+    min_acceptance: float | None = None
 
     def decide(self, turn: PolicyInput, /) -> Decision:
-        return _compare(turn.delta_tokens, self.threshold_tokens)
+        decision = _compare(turn.delta_tokens, self.threshold_tokens)
+        if self.min_acceptance is None:
+            return decision
+        expected = turn.acceptance.expected_tokens(max(REFERENCE, self.min_acceptance), turn.number)
+        if expected < self.min_acceptance and turn.acceptance.weight(turn.number) >= KNOWN_WEIGHT:
+            decision = Decision(Pool.GREEDY, Reason.OVER_THRESHOLD)
+        return replace(decision, expected_tokens=expected)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Growth:
     """The result of comparing a prompt with its session's record. Lengths are in tokens."""
 
     history: History
-    base: Point | None
+    parent: Point | None
     """The longest recorded point that is a prefix of the prompt, or None. Its length is used as L_{t-1}."""
     held: dict[str, Point]
     """The longest such point that each replica has in its KV cache, by the replica's id."""
@@ -35,7 +35,7 @@ class Growth:
 
     def delta_tokens(self, prompt_tokens: int) -> int:
         """ΔL_t = L_t - L_{t-1} (paper, Eq. 1), with L_0 = 0."""
-        return max(0, prompt_tokens - (self.base.length if self.base else 0))
+        return max(0, prompt_tokens - (self.parent.length if self.parent else 0))
 
     def cached(self, prompt_tokens: int, *, common_prefix_cache: bool) -> CachedPrompt:
         """The cached prefixes of the prompt, according to the record."""
@@ -56,8 +56,8 @@ def compare(record: Record | None, is_prefix: Callable[[Point], bool]) -> Growth
     prefixes = [p for p in sorted(record.points, key=lambda p: (p.offset, p.turn)) if is_prefix(p)]
     if not prefixes:
         return Growth(History.CHANGED, None, {})
-    base = prefixes[-1]
+    parent = prefixes[-1]
     held = {holder.replica: point for point in prefixes for holder in point.holders}
     shared = next((point for point in reversed(prefixes) if point.shared), None)
-    grown = record.head(base.conversation) is base
-    return Growth(History.GROWN if grown else History.BRANCHED, base, held, shared)
+    grown = record.head(parent.conversation) is parent
+    return Growth(History.GROWN if grown else History.BRANCHED, parent, held, shared)

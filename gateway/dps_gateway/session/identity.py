@@ -44,20 +44,21 @@ _REST_CHARS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderKey:
-    """A request header that may contain the session id."""
+class SessionKey:
+    """A request header, or a path in the JSON body, that may contain the session id."""
 
-    name: istr
+    header: istr | None = None
+    path: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class BodyKey:
-    """A path in the JSON body that may contain the session id."""
-
-    path: tuple[str, ...]
-
-
-SessionKey = HeaderKey | BodyKey
+    def value(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Any:
+        """The value in a request, or None."""
+        if self.header is not None:
+            return headers.get(self.header)
+        value: Any = body
+        for part in self.path:
+            value = value.get(part) if isinstance(value, dict) else None
+        # The Responses API allows conversation: {"id": …}.
+        return value.get("id") if isinstance(value, dict) else value
 
 
 @lru_cache(maxsize=256)
@@ -67,9 +68,9 @@ def parse_session_key(text: str) -> SessionKey:
     if kind == "header" and name:
         if name.lower() in FORBIDDEN_HEADERS:
             raise ValueError(f"'{text}' must not identify a session: many sessions share one credential")
-        return HeaderKey(istr(name.lower()))
+        return SessionKey(header=istr(name.lower()))
     if kind == "body" and name and all(name.split(".")):
-        return BodyKey(tuple(name.split(".")))
+        return SessionKey(path=tuple(name.split(".")))
     raise ValueError(f"'{text}' is not a session key: write header:NAME or body:FIELD")
 
 
@@ -78,15 +79,7 @@ def client_session_id(
 ) -> str | None:
     """The session id that the client sent, or None. Empty, overlong and non-string values are ignored."""
     for key in keys:
-        value: Any
-        if isinstance(key, HeaderKey):
-            value = headers.get(key.name)
-        else:
-            value = body
-            for part in key.path:
-                value = value.get(part) if isinstance(value, dict) else None
-            if isinstance(value, dict):  # the Responses API allows conversation: {"id": …}
-                value = value.get("id")
+        value = key.value(headers, body)
         if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID_CHARS and _is_text(value):
             return value
     return None

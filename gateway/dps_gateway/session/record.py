@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
-from dps_gateway.pool import Pool
-from dps_gateway.replica_id import ID_CHARS
+from dps_gateway.acceptance import UNKNOWN, Acceptance
+from dps_gateway.pool import ID_CHARS, Pool
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Stored in every record. Records of other versions are ignored, and their sessions are treated as new."""
 
 RECENT_POINTS: Final = 4
@@ -40,11 +40,11 @@ MAX_NUMBER: Final = 2**53
 _LABEL_CHARS: Final = 6
 _LETTERS: Final = {Pool.SPECULATIVE: "s", Pool.GREEDY: "g"}
 _POOLS: Final = {letter: pool for pool, letter in _LETTERS.items()}
-_HOLDER: Final = rf"([{''.join(_POOLS)}])([A-Za-z0-9_-]{{{ID_CHARS}}})"
+_CACHED_ON: Final = rf"([{''.join(_POOLS)}])([A-Za-z0-9_-]{{{ID_CHARS}}})"
 _SHARED: Final = "+"
 
 
-class Holder(NamedTuple):
+class CachedOn(NamedTuple):
     """A replica that has a prompt in its KV cache."""
 
     pool: Pool
@@ -63,7 +63,7 @@ class Point(NamedTuple):
     """The gateway's count of the tokens up to `offset`, or 0 if tokens may merge across it."""
     counted: int
     """The gateway's count of the whole prompt, in tokens."""
-    holders: tuple[Holder, ...]
+    holders: tuple[CachedOn, ...]
     """The replicas that have the prompt in their KV cache, the one that answered it last first."""
     correction: int = 0
     """Tokens that the engine reported for this prompt beyond `counted`; negative if it reported fewer."""
@@ -94,6 +94,9 @@ class Record(NamedTuple):
     """The span of the newest turn (W3C traceparent)."""
     affinity: str = ""
     """For a fork, the id of the session whose preferred replica has cached the shared prefix; otherwise empty."""
+    acceptance: Acceptance = UNKNOWN
+    outline: str = ""
+    """The fingerprints of the first messages of the newest turn's prompt (`Outline`)."""
 
     @property
     def turn(self) -> int:
@@ -111,21 +114,29 @@ class Record(NamedTuple):
 
     def encode(self) -> bytes:
         """Serialize to a JSON array of about 65 bytes per point."""
-        return orjson.dumps([FORMAT_VERSION, self.span, self.affinity, [_fields(p) for p in self.points]])
+        points = [_fields(p) for p in self.points]
+        head = [FORMAT_VERSION, self.span, self.affinity, self.outline, points]
+        return orjson.dumps([*head, *self.acceptance.encode()])
 
     @classmethod
     def decode(cls, raw: bytes) -> "Record":
         """Parse the stored form. Raises ValueError for anything else, and for other format versions."""
         try:
             data: Any = orjson.loads(raw)
-            version, span, affinity, points = data
+            version, span, affinity, outline, points, *acceptance = data
             if version != FORMAT_VERSION:
                 raise ValueError(f"format version {version!r}")
-            return cls(tuple(_point(*fields) for fields in points), str(span), str(affinity))
+            return cls(
+                tuple(_point(*fields) for fields in points),
+                str(span),
+                str(affinity),
+                Acceptance.decode(*acceptance),
+                str(outline),
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a session record: {error}") from error
 
-    def with_turn(self, point: Point, parent: Point | None, span: str = "") -> Self:
+    def with_turn(self, point: Point, parent: Point | None, span: str = "", outline: str = "") -> Self:
         """This record after an engine has begun to answer `point`, which grew from `parent`.
 
         If the parent is the head of its conversation, the point continues that conversation. If the parent is an older
@@ -135,9 +146,9 @@ class Record(NamedTuple):
         head = self.head(conversation)
         if head is not None and (parent is None or head.digest != parent.digest):
             conversation = point.digest[:_LABEL_CHARS]
-        return self.with_point(point._replace(conversation=conversation), span)
+        return self.with_point(point._replace(conversation=conversation), span, outline)
 
-    def with_point(self, point: Point, span: str = "") -> Self:
+    def with_point(self, point: Point, span: str = "", outline: str = "") -> Self:
         """This record with a point added. The operation is idempotent.
 
         Points are ordered by turn, so that a slow duplicate of an older turn is sorted behind newer ones. A prompt
@@ -159,7 +170,8 @@ class Record(NamedTuple):
         ordered = sorted(points, key=lambda p: -p.turn)
         newest = ordered[0].digest == point.digest
         kept = _limited(list(_retained(ordered)))
-        return self._replace(points=kept, span=span if newest and span else self.span)
+        result = self._replace(points=kept, span=span if newest and span else self.span)
+        return result._replace(outline=outline) if newest and outline else result
 
     def recalling(self, point: Point) -> Self:
         """This record with a point that it may have dropped, for a comparison only."""
@@ -169,9 +181,12 @@ class Record(NamedTuple):
 
     def merged(self, other: Self) -> Self:
         """The union of both histories, for example after an outage in which the copies were extended independently."""
-        result = self._replace(affinity=self.affinity or other.affinity)
+        result = self._replace(
+            affinity=self.affinity or other.affinity,
+            acceptance=max(self.acceptance, other.acceptance, key=lambda each: each.turn),
+        )
         for point in reversed(other.points):
-            result = result.with_point(point, other.span)
+            result = result.with_point(point, other.span, other.outline)
         return result
 
     def with_reported_length(self, digest: str, prompt_tokens: int) -> Self:
@@ -200,9 +215,9 @@ class Record(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _newest(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+def _newest(holders: tuple[CachedOn, ...]) -> tuple[CachedOn, ...]:
     """The first `HOLDERS_PER_POOL` different holders of each pool."""
-    kept: list[Holder] = []
+    kept: list[CachedOn] = []
     for holder in holders:
         if holder not in kept and sum(each.pool is holder.pool for each in kept) < HOLDERS_PER_POOL:
             kept.append(holder)
@@ -211,7 +226,7 @@ def _newest(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
 
 def _retained(ordered: list[Point]) -> Iterable[Point]:
     """The newest points, and for every conversation its head and the newest points of its latest holders."""
-    found: dict[str, tuple[Holder, ...]] = {}
+    found: dict[str, tuple[CachedOn, ...]] = {}
     for rank, point in enumerate(ordered):
         known = found.get(point.conversation)
         holders = found[point.conversation] = _newest((*(known or ()), *point.holders))
@@ -269,9 +284,9 @@ def _point(
 
 
 @lru_cache(maxsize=4096)
-def _cached(text: str) -> tuple[tuple[Holder, ...], bool]:
+def _cached(text: str) -> tuple[tuple[CachedOn, ...], bool]:
     """The holders of a point, and whether it is shared. Raises ValueError or TypeError for an invalid text."""
-    if not re.fullmatch(rf"(?:{_HOLDER})*{re.escape(_SHARED)}?", text):
+    if not re.fullmatch(rf"(?:{_CACHED_ON})*{re.escape(_SHARED)}?", text):
         raise ValueError(f"{text!r} does not list replicas")
-    holders = tuple(Holder(_POOLS[letter], replica) for letter, replica in re.findall(_HOLDER, text))
+    holders = tuple(CachedOn(_POOLS[letter], replica) for letter, replica in re.findall(_CACHED_ON, text))
     return holders, text.endswith(_SHARED)

@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from hiredis import pack_command
 from redis.asyncio import Redis, RedisCluster, Sentinel, SentinelConnectionPool
@@ -14,13 +15,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
-from dps_gateway.session.breaker import Breaker
-from dps_gateway.session.storage import DROPPED_POINTER_TTL_SECONDS, ForeignValue, Hit, StoreUnavailable
+from dps_gateway.session.store import ForeignValue, Hit, StoreUnavailable
 
 MAX_CONNECTIONS: Final = 64
 
 CONNECTION_RETRIES: Final = 1
 """Retries of commands on a new connection, which cover a Redis restart. The circuit breaker handles longer outages."""
+
+FAILURES_TO_OPEN: Final = 3
+PAUSE_SECONDS: Final = 1.0
 
 _FAILURES: Final = (RedisError, RedisClusterException, OSError, TimeoutError)
 """The exceptions of redis-py. A cluster none of whose nodes can be reached raises RedisClusterException."""
@@ -38,28 +41,18 @@ end
 return false
 """
 
-# Compare and set. Returns an empty array on success, or an array with the current value ("" if there is none).
-# KEYS[2] is the new pointer, if any. Any further keys are pointers, which expire early if their values begin with the
-# same session id as the new pointer's.
+# Compare and set, and write a pointer (KEYS[2]), if any. Returns an empty array on success, or an array with the
+# current value ("" if there is none).
 _SWAP: Final = """
 local current = redis.call('GET', KEYS[1]) or ''
 if current ~= ARGV[1] then return {current} end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-if not KEYS[2] then return {} end
-redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3])
-local session = string.match(ARGV[4], '^%["[^"]+"')
-for number = 3, #KEYS do
-  local pointer = redis.call('GET', KEYS[number])
-  local own = pointer and string.sub(pointer, 1, #session) == session
-  if own and redis.call('TTL', KEYS[number]) > tonumber(ARGV[5]) then
-    redis.call('EXPIRE', KEYS[number], ARGV[5])
-  end
-end
+if KEYS[2] then redis.call('SET', KEYS[2], ARGV[4], 'EX', ARGV[3]) end
 return {}
 """
 
-# Write one field of a hash, and return all fields.
-_EXCHANGE: Final = """
+# Set one field of a hash, and return all fields.
+_SET_FIELD: Final = """
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return redis.call('HGETALL', KEYS[1])
@@ -74,7 +67,7 @@ class _Script:
 
 _FIND_SCRIPT: Final = _Script(_FIND)
 _SWAP_SCRIPT: Final = _Script(_SWAP)
-_EXCHANGE_SCRIPT: Final = _Script(_EXCHANGE)
+_SET_FIELD_SCRIPT: Final = _Script(_SET_FIELD)
 
 Client = Redis | RedisCluster
 
@@ -97,40 +90,72 @@ def connect(url: str, timeout_seconds: float) -> Client:
             "redis+sentinel:// or redis+cluster://"
         )
     if kind == "sentinel":
-        return _sentinel(parts.netloc, parts.path, dict(parse_qsl(parts.query)), scheme == "rediss", options)
+        return _master(parts, options)
     plain = urlunsplit((scheme, *parts[1:]))
     if kind == "cluster":
         return RedisCluster.from_url(plain, **options)
     return Redis.from_url(plain, max_connections=MAX_CONNECTIONS, **options)
 
 
-def _sentinel(netloc: str, path: str, query: dict[str, str], tls: bool, options: dict[str, Any]) -> Redis:
-    service = query.pop("service", None)
+def _master(url: SplitResult, options: dict[str, Any]) -> Redis:
+    """A client for the master that sentinels name. Raises ValueError."""
+    query = dict(parse_qsl(url.query))
+    service, sentinel_password = query.pop("service", None), query.pop("sentinel_password", None)
     if service is None:
         raise ValueError("session.redisUrl: redis+sentinel:// needs ?service=NAME, the name of the master")
-    credentials, _, hosts = netloc.rpartition("@")
+    if unknown := query.keys() - {"ssl_ca_certs"}:  # without their values, which may be passwords
+        raise ValueError(f"session.redisUrl: unknown option {', '.join(sorted(unknown))}")
+    credentials, _, hosts = url.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     nodes = [
-        (host, int(port or 26379)) for host, _, port in (node.partition(":") for node in hosts.split(","))
+        (host, int(port or 26379)) for host, _, port in (each.partition(":") for each in hosts.split(","))
     ]
     timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), options["socket_connect_timeout"])
-    sentinel_password = query.pop("sentinel_password", None)
-    authorities = {name: query.pop(name) for name in ("ssl_ca_certs",) if name in query}
-    if query:
-        # The values may be passwords.
-        raise ValueError(f"session.redisUrl: unknown option {', '.join(sorted(query))}")
     sentinel: Any = Sentinel  # the library leaves its constructor untyped
     manager = sentinel(nodes, sentinel_kwargs={"password": sentinel_password, **timeouts})
     master: Redis = manager.master_for(
         service,
-        db=int(path.strip("/") or 0),
+        db=int(url.path.strip("/") or 0),
         username=unquote(username) or None,
         password=unquote(password) or None,
-        ssl=tls,
-        **authorities,
+        ssl=url.scheme == "rediss+sentinel",
+        **query,
         **options,
     )
     return master
+
+
+class Breaker:
+    """A circuit breaker: after consecutive failures, calls are rejected, except for one probe in PAUSE_SECONDS."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._retry_at = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether calls are rejected."""
+        return self._failures >= FAILURES_TO_OPEN
+
+    def allows(self) -> bool:
+        """Whether a call may be made now. If the breaker is open and the call is allowed, the call is the probe."""
+        if not self.open:
+            return True
+        now = self._clock()
+        if now < self._retry_at:
+            return False
+        self._retry_at = now + PAUSE_SECONDS
+        return True
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self._failures = 0
+
+    def failed(self) -> None:
+        """Count a failure."""
+        self._failures += 1
+        self._retry_at = self._clock() + PAUSE_SECONDS
 
 
 class RedisBackend:
@@ -157,10 +182,11 @@ class RedisBackend:
         return self._breaker.open or self._refused
 
     def use(self, client: Client) -> None:
-        """Use another client from now on. Commands in flight are repeated with it."""
+        """Use another client from now on. The previous one is closed when its commands in flight have ended."""
+        self._flush()
         old, self.client = self.client, client
         self._breaker, self._refused = Breaker(), False
-        self._background(_closed(old))
+        self._background(_closed(old, self._timeout))
 
     async def get(self, key: str) -> bytes | None:
         value: bytes | None = await self._call("GET", key)
@@ -172,19 +198,21 @@ class RedisBackend:
         reply = await self._eval(_FIND_SCRIPT, pointer_keys, [record_prefix])
         return Hit(int(reply[0]), reply[1], reply[2] or None) if reply else None
 
+    async def set(self, key: str, value: bytes, ttl_seconds: int) -> None:
+        await self._call("SET", key, value, "EX", ttl_seconds)
+
     async def swap(
         self,
         key: str,
         expected: bytes | None,
         value: bytes,
         ttl_seconds: int,
-        pointer: tuple[str, bytes] | None,
-        dropped: Sequence[str] = (),
+        pointer: tuple[str, bytes] | None = None,
     ) -> tuple[bool, bytes | None]:
         keys, arguments = [key], [expected or b"", value, ttl_seconds]
         if pointer is not None:
-            keys += [pointer[0], *dropped]
-            arguments += [pointer[1], DROPPED_POINTER_TTL_SECONDS]
+            keys.append(pointer[0])
+            arguments.append(pointer[1])
         try:
             reply = await self._eval(_SWAP_SCRIPT, keys, arguments)
         except StoreUnavailable:
@@ -196,22 +224,19 @@ class RedisBackend:
     async def delete(self, keys: Sequence[str]) -> bool:
         return bool(await self._call("DEL", *keys))
 
-    async def exchange(self, key: str, process: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
-        """Write this process's value, and return the values of all processes. Raises StoreUnavailable."""
-        reply: list[bytes] = await self._eval(_EXCHANGE_SCRIPT, [key], [process, value, ttl_seconds])
+    async def set_field(self, key: str, field: str, value: bytes, ttl_seconds: int) -> dict[str, bytes]:
+        """Set one field of a hash, and return all its fields. Raises StoreUnavailable."""
+        reply: list[bytes] = await self._eval(_SET_FIELD_SCRIPT, [key], [field, value, ttl_seconds])
         return {name.decode(): entry for name, entry in zip(reply[::2], reply[1::2], strict=True)}
 
-    async def forget(self, key: str, processes: list[str]) -> None:
-        """Delete the values of these processes. Raises StoreUnavailable."""
-        await self._call("HDEL", key, *processes)
-
-    async def ping(self) -> None:
-        """Raises StoreUnavailable if Redis does not respond."""
-        await self._call("PING")
+    async def delete_fields(self, key: str, fields: Sequence[str]) -> None:
+        """Delete fields of a hash. Raises StoreUnavailable."""
+        await self._call("HDEL", key, *fields)
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await _closed(self.client)
 
     async def _eval(self, script: _Script, keys: list[str], arguments: list[Any]) -> Any:
@@ -221,37 +246,30 @@ class RedisBackend:
             return await self._call("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def _call(self, *command: Any) -> Any:
-        if not self._breaker.allows():
+        breaker = self._breaker
+        if not breaker.allows():
             raise StoreUnavailable("the circuit breaker is open")
         try:
             reply = await self._send(command)
+        except NoScriptError:
+            breaker.succeeded()
+            raise
         except _FAILURES as error:
-            raise self._unavailable(error) from error
-        self._breaker.succeeded()
+            self._on_error(type(error).__name__)
+            if isinstance(error, ResponseError):  # Redis responded, but is full, read-only or loading
+                breaker.succeeded()
+            else:
+                breaker.failed()
+            kind = ForeignValue if "WRONGTYPE" in str(error) else StoreUnavailable
+            raise kind(str(error) or type(error).__name__) from error
+        breaker.succeeded()
         return reply
 
-    def _unavailable(self, error: Exception) -> Exception:
-        if isinstance(error, NoScriptError):
-            self._breaker.succeeded()
-            return error
-        self._on_error(type(error).__name__)
-        if isinstance(error, ResponseError):
-            self._breaker.succeeded()  # Redis responded, but rejected the command: full, read-only or loading
-        else:
-            self._breaker.failed()
-        kind = ForeignValue if "WRONGTYPE" in str(error) else StoreUnavailable
-        return kind(str(error) or type(error).__name__)
-
     async def _send(self, command: tuple[Any, ...]) -> Any:
-        client = self.client
-        if isinstance(client, RedisCluster):
-            try:
-                async with asyncio.timeout(self._timeout):
-                    return await _execute(client, command)
-            except _FAILURES:
-                if client is self.client:
-                    raise
-            return await self._send(command)  # `use` has closed that client
+        if isinstance(self.client, RedisCluster):
+            client: Any = self.client  # the library leaves its methods untyped
+            async with asyncio.timeout(self._timeout):
+                return await client.execute_command(*command)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if not self._batch:
@@ -260,19 +278,24 @@ class RedisBackend:
         return await future
 
     def _flush(self) -> None:
+        """Send the commands that were issued in this iteration of the event loop."""
         batch, self._batch = self._batch, []
-        self._background(self._exchange(batch))
+        if batch:
+            assert isinstance(self.client, Redis)
+            self._background(self._send_batch(self.client, batch))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _exchange(self, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
+    async def _send_batch(
+        self, client: Redis, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]
+    ) -> None:
         replies: list[Any]
         try:
             async with asyncio.timeout(self._timeout):
-                replies = await self._replies([command for command, _ in batch])
+                replies = await _replies(client, [command for command, _ in batch])
         except Exception as error:  # any, because the callers wait for the futures without a limit
             replies = [error] * len(batch)
         except asyncio.CancelledError:  # the gateway is closing
@@ -285,36 +308,38 @@ class RedisBackend:
             else:
                 future.set_result(reply)
 
-    async def _replies(self, commands: list[tuple[Any, ...]], retries: int = CONNECTION_RETRIES) -> list[Any]:
-        """The replies or errors of commands that are sent together.
 
-        The connection is used directly, because redis-py's pipelines take twice the CPU time, and its encoding of a
-        command eight times that of hiredis.
-        """
-        client = self.client
-        if isinstance(client, RedisCluster):  # since the commands were collected or sent, by `use`
-            sent = (_execute(client, command) for command in commands)
-            return await asyncio.gather(*sent, return_exceptions=True)
-        pool: Any = client.connection_pool  # the library leaves its methods untyped
+async def _replies(
+    client: Redis, commands: list[tuple[Any, ...]], retries: int = CONNECTION_RETRIES
+) -> list[Any]:
+    """The replies or errors of commands that are sent together.
+
+    The connection is used directly, because redis-py's pipelines take twice the CPU time, and its encoding of a command
+    eight times that of hiredis.
+    """
+    pool: Any = client.connection_pool  # the library leaves its methods untyped
+    try:
+        connection = await pool.get_connection()
         try:
-            connection = await pool.get_connection()
-            try:
-                await connection.send_packed_command(map(pack_command, commands), check_health=False)
-                return [await _reply(connection) for _ in commands]
-            finally:
-                await pool.release(connection)
-        except RedisConnectionError:
-            if retries == 0:
-                raise
-            return await self._replies(commands, retries - 1)
+            await connection.send_packed_command(map(pack_command, commands), check_health=False)
+            return [await _reply(connection) for _ in commands]
+        finally:
+            await pool.release(connection)
+    except RedisConnectionError:
+        if retries == 0:
+            raise
+        return await _replies(client, commands, retries - 1)
 
 
-async def _closed(client: Client) -> None:
-    """Close a client's connections."""
-    await client.aclose()
-    pool = client.connection_pool if isinstance(client, Redis) else None
-    if isinstance(pool, SentinelConnectionPool):  # redis-py leaves the sentinels' connections open
-        await asyncio.gather(*(sentinel.aclose() for sentinel in pool.sentinel_manager.sentinels))
+async def _closed(client: Client, delay_seconds: float = 0.0) -> None:
+    """Close a client's connections after a delay, or immediately if it is cancelled."""
+    try:
+        await asyncio.sleep(delay_seconds)
+    finally:
+        await client.aclose()
+        pool = client.connection_pool if isinstance(client, Redis) else None
+        if isinstance(pool, SentinelConnectionPool):  # redis-py leaves the sentinels' connections open
+            await asyncio.gather(*(sentinel.aclose() for sentinel in pool.sentinel_manager.sentinels))
 
 
 async def _reply(connection: AbstractConnection) -> Any:
@@ -322,7 +347,3 @@ async def _reply(connection: AbstractConnection) -> Any:
         return await connection.read_response()
     except ResponseError as error:
         return error
-
-
-async def _execute(client: Any, command: tuple[Any, ...]) -> Any:
-    return await client.execute_command(*command)

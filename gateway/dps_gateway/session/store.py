@@ -5,18 +5,24 @@ A request never fails because of session state. In the worst case the session is
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Protocol
 
+from dps_gateway.session.entries import (
+    Pointer,
+    StoredResponse,
+    is_record_key,
+    pointer_key,
+    record_key,
+    record_prefix,
+    response_key,
+)
 from dps_gateway.session.identity import Scope, SessionId
-from dps_gateway.session.keys import Pointer, is_record_key, pointer_key, record_key, record_prefix
 from dps_gateway.session.mirror import Mirror
 from dps_gateway.session.record import Point, Record
-from dps_gateway.session.storage import Backend, ForeignValue, Hit, Peers, StoreUnavailable
-from dps_gateway.session.stored_responses import StoredResponse, response_key
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +40,49 @@ nothing to write is cheap."""
 
 MAX_FLUSHED: Final = 1000
 """Maximum number of entries per flush. During an outage every flush fails, and should cost little."""
+
+
+class StoreUnavailable(Exception):
+    """The backend timed out or returned an error."""
+
+
+class ForeignValue(StoreUnavailable):
+    """The key holds a value of another type, which this project did not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first pointer found: its index among the keys, its value, and the record that it refers to."""
+
+    rank: int
+    pointer: bytes
+    record: bytes | None
+
+
+class Backend(Protocol):
+    """A shared key-value store. Every method has a short timeout, and raises StoreUnavailable if it fails."""
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def find(self, pointer_keys: list[str], record_prefix: str) -> Hit | None: ...
+
+    async def set(self, key: str, value: bytes, ttl_seconds: int) -> None: ...
+
+    async def swap(
+        self,
+        key: str,
+        expected: bytes | None,
+        value: bytes,
+        ttl_seconds: int,
+        pointer: tuple[str, bytes] | None = None,
+    ) -> tuple[bool, bytes | None]:
+        """Compare and set: replace `expected` with `value` and write `pointer`, a key and a value.
+
+        Returns (True, None), or (False, the current value) if it is not `expected`.
+        """
+
+    async def delete(self, keys: Sequence[str]) -> bool:
+        """Delete keys of one session. Returns whether any existed."""
 
 
 class StateSource(StrEnum):
@@ -55,32 +104,43 @@ class Snapshot:
     point: Point | None = None
     """The point at which a lookup by history found the session."""
 
+    def document(self) -> dict[str, Any]:
+        """The record as a JSON document. `bytes` is the length of the rendered prompt's prefix that a digest covers."""
+        record = self.record or Record(())
+        return {
+            "session": self.session.text if self.session is not None else None,
+            "source": self.source.value,
+            "turn": record.turn,
+            "points": [
+                {
+                    "turn": point.turn,
+                    "promptTokens": point.length,
+                    "digest": point.digest,
+                    "bytes": point.offset,
+                    "holders": [{"pool": pool, "replica": replica} for pool, replica in point.holders],
+                    "shared": point.shared,
+                }
+                for point in record.points
+            ],
+        }
+
 
 class SessionStore:
     """Reads and commits session records. Only `delete` raises StoreUnavailable."""
 
-    def __init__(
-        self,
-        backend: Backend | None,
-        mirror: Mirror,
-        ttl_seconds: int,
-        peers: Peers | None = None,
-    ) -> None:
+    def __init__(self, backend: Backend | None, mirror: Mirror, ttl_seconds: int) -> None:
         self._backend = backend
         self._mirror = mirror
-        self._peers = peers
         self.ttl_seconds = ttl_seconds
 
     async def read(self, scope: Scope, session: SessionId) -> Snapshot:
         """The state of a session with a known id."""
         key = record_key(scope, session)
         if self._backend is not None:
-            try:
+            with suppress(StoreUnavailable):
                 raw = await self._backend.get(key)
                 return Snapshot(StateSource.REDIS, session, self._with_unwritten(key, raw), raw)
-            except StoreUnavailable:
-                pass
-        record = await self._cached(key)
+        record = _decode(self._mirror.get(key))
         return Snapshot(self._fallback_source(record is not None), session, record)
 
     async def find(self, scope: Scope, tag: str, digests: list[str]) -> Snapshot:
@@ -89,31 +149,25 @@ class SessionStore:
         `digests` are ordered from the longest prefix to the shortest.
         """
         keys = [pointer_key(scope, tag, digest) for digest in digests]
-        prefix = record_prefix(scope, tag)
         source: StateSource | None = None
         hit: Hit | None = None
         if self._backend is not None:
-            try:
-                hit = await self._backend.find(keys, prefix)
+            with suppress(StoreUnavailable):
+                hit = await self._backend.find(keys, record_prefix(scope, tag))
                 source = StateSource.REDIS
-            except StoreUnavailable:
-                pass
-        peers = await self._peer_values(keys) if source is None else []
+        # This process may have pointers to longer prefixes, which could not be written to Redis yet.
+        look_up = self._mirror.get if source is None else self._mirror.unwritten
         for rank, key in enumerate(keys[: hit.rank if hit else None]):
-            value = self._mirror.get(key) if source is None else self._mirror.unwritten(key)
-            value = value or next((cached[key] for cached in peers if key in cached), None)
-            if value is not None:
+            if (value := look_up(key)) is not None:
                 hit = Hit(rank, value, None)
                 break
         pointer = Pointer.decode(hit.pointer) if hit else None
         if hit is None or pointer is None:
             return Snapshot(source or self._fallback_source(found=False))
-        key = record_key(scope, pointer.session)
-        raw = hit.record if source else None
-        record = self._with_unwritten(key, raw) if source else await self._cached(key)
-        return Snapshot(
-            source or self._fallback_source(found=True), pointer.session, record, raw, pointer.point
-        )
+        key, raw = record_key(scope, pointer.session), hit.record
+        record = _decode(self._mirror.get(key)) if source is None else self._with_unwritten(key, raw)
+        found_in = source or self._fallback_source(found=True)
+        return Snapshot(found_in, pointer.session, record, raw, pointer.point)
 
     async def commit(
         self,
@@ -125,51 +179,40 @@ class SessionStore:
         parent: Point | None,
         *,
         span: str = "",
+        outline: str = "",
         pointer_digest: str | None = None,
     ) -> None:
         """Add `point`, which grew from `parent`, to the session's record, once an engine has begun to answer it.
 
         `base` is the initial record if none is stored: a new session, a fork, or a session that Redis lost. If
-        `pointer_digest` is set, a pointer to this point is stored as well, by which `find` finds the session, and those
-        to the points that this commit drops from the record expire early.
+        `pointer_digest` is set, a pointer to this point is stored as well, by which `find` finds the session.
         """
+        pointer = None
+        if pointer_digest:
+            pointer = pointer_key(scope, session.tag, pointer_digest), Pointer(session, point).encode()
         await self._update(
             record_key(scope, session),
-            snapshot if snapshot.session == session else None,
-            lambda record: (record or base).with_turn(point, parent, span),
-            (pointer_key(scope, session.tag, pointer_digest), Pointer(session, point).encode())
-            if pointer_digest
-            else None,
-            lambda digest: pointer_key(scope, session.tag, digest),
+            snapshot if snapshot.session == session else Snapshot(snapshot.source),
+            lambda record: (record or base).with_turn(point, parent, span, outline),
+            pointer,
         )
 
     async def amend(self, scope: Scope, session: SessionId, change: Callable[[Record], Record]) -> None:
         """Apply `change` to the record of an existing session; a no-op if there is none."""
         snapshot = await self.read(scope, session)
         if snapshot.record is not None:
-            await self._update(
-                record_key(scope, session), snapshot, lambda record: change(record or Record(())), None
-            )
+            key = record_key(scope, session)
+            await self._update(key, snapshot, lambda record: change(record or Record(())))
 
-    async def remember(
-        self, scope: Scope, response_id: str, stored: StoredResponse, *, complete: bool = True
-    ) -> None:
-        """Record where a response is stored. A newer record of an id replaces the earlier one.
-
-        complete: whether this is the last record of the response. Peers write only such a record to Redis for this
-        process, because they could replace it with an earlier one.
-        """
+    async def remember(self, scope: Scope, response_id: str, stored: StoredResponse) -> None:
+        """Record where a response is stored. A newer record of an id replaces the earlier one."""
         key, value = response_key(scope, response_id), stored.encode()
-        written, current = self._backend is None, None
+        written = self._backend is None
         if self._backend is not None:
             with suppress(StoreUnavailable):
-                for _ in range(COMMIT_ATTEMPTS):
-                    written, current = await self._backend.swap(key, current, value, self.ttl_seconds, None)
-                    if written:
-                        break
-        self._mirror.put(key, value, None, self.ttl_seconds, written=written)
-        if complete and not written and self._peers is not None:
-            await self._peers.publish({key: value})
+                await self._backend.set(key, value, self.ttl_seconds)
+                written = True
+        self._mirror.put(key, value, self.ttl_seconds, written=written)
 
     async def recall(self, scope: Scope, response_id: str) -> StoredResponse | None:
         """Where a response of this tenant is stored, or None if it is unknown."""
@@ -178,8 +221,6 @@ class SessionStore:
         if value is None and self._backend is not None:
             with suppress(StoreUnavailable):
                 value = await self._backend.get(key)
-        for values in await self._peer_values([key]) if value is None else ():
-            value = value or values.get(key)
         return StoredResponse.decode(value) if value else None
 
     async def flush(self) -> int:
@@ -201,122 +242,107 @@ class SessionStore:
         return flushed
 
     async def _write(self, backend: Backend, key: str) -> bool:
-        """Write an overdue commit. Returns whether it has been written."""
-        current = await backend.get(key)
-        unwritten = self._mirror.unwritten(key)
-        if unwritten is None:  # written by a newer turn in the meantime
+        """Write an unwritten entry. Returns whether the mirror has nothing newer for its key."""
+        current = await backend.get(key) if is_record_key(key) else None
+        if (
+            unwritten := self._mirror.unwritten(key)
+        ) is None:  # a newer value has been written in the meantime
             return False
-        value = self._with_current(key, current, unwritten)
-        done, _ = await backend.swap(key, current, value, self.ttl_seconds, None)
+        if is_record_key(key):
+            value = self._merged_with_unwritten(key, current) or unwritten
+            done, _ = await backend.swap(key, current, value, self.ttl_seconds)
+        else:
+            value, done = unwritten, True
+            await backend.set(key, value, self.ttl_seconds)
         # A turn committed in the meantime has left a newer value; the next flush writes that one.
         if not done or self._mirror.unwritten(key) != unwritten:
             return False
-        self._mirror.mark_written(key, value, self.ttl_seconds)
+        self._mirror.put(key, value, self.ttl_seconds, written=True)
         return True
 
-    def accept(self, entries: Mapping[str, bytes]) -> None:
-        """Cache entries that a peer could not write to Redis, and schedule them for the next flush.
-
-        Redis may be unreachable from just one gateway replica; its peers then write that replica's commits.
-        """
-        for key, value in entries.items():
-            if is_record_key(key):
-                record = _merged(_decode(self._mirror.get(key)), _decode(value))
-                value = record.encode() if record is not None else value
-            self._mirror.put(key, value, None, self.ttl_seconds, written=self._backend is None)
-
     async def delete(self, scope: Scope, session: SessionId) -> bool:
-        """Delete a session's record and the pointers to it, from Redis and from the mirrors of all gateways.
+        """Delete a session's record and the pointers to it, from Redis and from this replica's mirror.
 
-        The pointers of raw text cannot be derived from the record, and expire. Returns whether the session existed.
-        Raises StoreUnavailable.
+        Copies in the mirrors of other replicas are used only while Redis is unavailable, until they expire.
+
+        Pointers of raw text, and of points that the record has dropped, cannot be derived from it. They expire. Returns
+        whether the session existed. Raises StoreUnavailable.
         """
         key = record_key(scope, session)
         stored = _decode(await self._backend.get(key)) if self._backend is not None else None
-        record = _merged(stored, await self._cached(key))
+        record = _merged(stored, _decode(self._mirror.get(key)))
         keys = [key, *await self._pointers(scope, session, record)]
-        self.forget(keys)
-        if self._peers is not None:
-            await self._peers.forget(keys)
-        # The mirrors come first, because they may contain commits that are still to be written to Redis.
+        # The mirror comes first, because it may contain commits that are still to be written to Redis.
+        for each in keys:
+            self._mirror.delete(each)
         deleted = await self._backend.delete(keys) if self._backend is not None else False
         return deleted or record is not None
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Remove entries that have been deleted from this process's mirror."""
-        for key in keys:
-            self._mirror.delete(key)
 
     async def _pointers(self, scope: Scope, session: SessionId, record: Record | None) -> list[str]:
         """The keys of the pointers to a session for the points in its record. Raises StoreUnavailable.
 
         A fork has points in common with the session that it was forked from, whose pointers are not its own.
         """
-        points = record.points if record is not None else ()
-        keys = [pointer_key(scope, session.tag, point.digest) for point in points]
-        found = [self._mirror.values(keys), *await self._peer_values(keys)]
+        keys = [pointer_key(scope, session.tag, point.digest) for point in record.points] if record else []
+        values = [(key, self._mirror.get(key)) for key in keys]
         if self._backend is not None:
-            values = await asyncio.gather(*map(self._backend.get, keys))
-            found.append({key: value for key, value in zip(keys, values, strict=True) if value is not None})
-        return [key for key in keys if any(_refers_to(session, values.get(key)) for values in found)]
+            values += zip(keys, await asyncio.gather(*map(self._backend.get, keys)), strict=True)
+        return [key for key, value in values if _refers_to(session, value)]
 
     async def _update(
         self,
         key: str,
-        snapshot: Snapshot | None,
+        snapshot: Snapshot,
         change: Callable[[Record | None], Record],
-        pointer: tuple[str, bytes] | None,
-        key_of_pointer: Callable[[str], str] = lambda digest: digest,
+        pointer: tuple[str, bytes] | None = None,
     ) -> None:
-        record = snapshot.record if snapshot else None
-        if self._backend is not None:
-            expected = snapshot.raw if snapshot and snapshot.source is StateSource.REDIS else None
-            failures = 0
-            for _ in range(COMMIT_ATTEMPTS):
-                changed = change(record)
-                value = changed.encode()
-                dropped = [key_of_pointer(digest) for digest in _dropped(record, changed)] if pointer else []
-                try:
-                    done, current = await self._backend.swap(
-                        key, expected, value, self.ttl_seconds, pointer, dropped
-                    )
-                except StoreUnavailable:
-                    failures += 1
-                    if failures == MAX_COMMIT_FAILURES:
-                        break
-                    continue
-                if done:
-                    # A later turn may not have been written yet, because its writes failed while this one was slow.
-                    unwritten = self._mirror.unwritten(key)
-                    kept = self._with_current(key, value, unwritten) if unwritten is not None else value
-                    self._mirror.put(key, value, pointer, self.ttl_seconds, written=True)
-                    if kept != value:
-                        self._mirror.put(key, kept, None, self.ttl_seconds, written=False)
-                    return
-                expected, record = current, self._with_unwritten(key, current)
-        value = change(_merged(record, _decode(self._mirror.get(key)))).encode()
-        self._mirror.put(key, value, pointer, self.ttl_seconds, written=self._backend is None)
-        if self._peers is not None:
-            await self._peers.publish({key: value} | dict([pointer] if pointer else []))
+        """Apply `change`, which is idempotent, to a session's record, and store it with `pointer`, a key and a value.
 
-    async def _cached(self, key: str) -> Record | None:
-        """The record as cached by this gateway replica and its peers."""
-        record = _decode(self._mirror.get(key))
-        for values in await self._peer_values([key]):
-            record = _merged(record, _decode(values.get(key)))
-        return record
+        The first attempt is based on the turn's snapshot, so that a turn usually costs one round trip to read and one
+        to write.
+        """
+        record, expected = snapshot.record, snapshot.raw
+        failures = attempts = 0
+        while self._backend is not None and attempts < COMMIT_ATTEMPTS and failures < MAX_COMMIT_FAILURES:
+            attempts += 1
+            value = change(record).encode()
+            try:
+                done, current = await self._backend.swap(key, expected, value, self.ttl_seconds, pointer)
+            except StoreUnavailable:
+                # The write may have been applied although its reply was lost. The next attempt then finds the changed
+                # record as the current one, to which the change is applied again without effect.
+                failures += 1
+                continue
+            if done:
+                self._keep(key, value, pointer, written=True)
+                return
+            # Another turn has been committed since the snapshot, possibly by another gateway. The change is repeated on
+            # its record, and on turns of this process that Redis does not have yet.
+            expected, record = current, self._with_unwritten(key, current)
+        # Redis is not available (or not used). The mirror's record may be newer than the snapshot; `flush` merges the
+        # result with what Redis has by then.
+        record = _merged(record, _decode(self._mirror.get(key)))
+        self._keep(key, change(record).encode(), pointer, written=self._backend is None)
 
-    async def _peer_values(self, keys: list[str]) -> list[dict[str, bytes]]:
-        return await self._peers.values(keys) if self._peers is not None and keys else []
+    def _keep(self, key: str, value: bytes, pointer: tuple[str, bytes] | None, *, written: bool) -> None:
+        """Keep a record and a new pointer to it in the mirror.
+
+        If a later turn has failed to write its record while the write of this one was slow, the mirror has that turn
+        only. It is merged with this record, and stays unwritten.
+        """
+        kept = self._merged_with_unwritten(key, value) if written else None
+        self._mirror.put(key, kept or value, self.ttl_seconds, written=written and kept in (None, value))
+        if pointer is not None:
+            self._mirror.put(*pointer, self.ttl_seconds, written=written)
+
+    def _merged_with_unwritten(self, key: str, raw: bytes | None) -> bytes | None:
+        """A stored record merged with the unwritten one of this process; None if there is no unwritten one."""
+        merged = self._with_unwritten(key, raw) if self._mirror.unwritten(key) is not None else None
+        return merged.encode() if merged is not None else None
 
     def _with_unwritten(self, key: str, raw: bytes | None) -> Record | None:
         """The stored record merged with commits that this process has not written yet."""
         return _merged(_decode(raw), _decode(self._mirror.unwritten(key)))
-
-    def _with_current(self, key: str, current: bytes | None, unwritten: bytes) -> bytes:
-        """The value to write: a record is merged with the current one; a pointer replaces the current one."""
-        record = self._with_unwritten(key, current) if is_record_key(key) else None
-        return record.encode() if record is not None else unwritten
 
     def _fallback_source(self, found: bool) -> StateSource:
         """The source of state that did not come from Redis. If no Redis is configured, it is always the mirror."""
@@ -331,26 +357,9 @@ async def write_behind(store: SessionStore) -> None:
             log.info("wrote %d overdue session entries to Redis", flushed)
 
 
-def merged_values(found: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The cached values of several mirrors as one. Records are merged; of pointers, the first is used."""
-    result: dict[str, bytes] = {}
-    for values in found:
-        for key, value in values.items():
-            known = _decode(result.get(key)) if is_record_key(key) else None
-            record = _merged(known, _decode(value)) if known is not None else None
-            result[key] = record.encode() if record is not None else result.get(key, value)
-    return result
-
-
 def _refers_to(session: SessionId, value: bytes | None) -> bool:
     pointer = Pointer.decode(value) if value is not None else None
     return pointer is not None and pointer.session == session
-
-
-def _dropped(before: Record | None, after: Record) -> Iterable[str]:
-    """The digests of the points that a change has removed from a record."""
-    kept = {point.digest for point in after.points}
-    return (point.digest for point in before.points if point.digest not in kept) if before is not None else ()
 
 
 def _merged(record: Record | None, other: Record | None) -> Record | None:

@@ -1,12 +1,11 @@
 """A log with one line of JSON per entry, in a file of bounded size: the decision log and the access log."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -19,7 +18,7 @@ MAX_PENDING: Final = 10_000
 """Maximum number of entries in memory. Entries beyond it are dropped: a slow disk must not use up the memory."""
 
 MAX_FILE_BYTES: Final = 128 * 1024 * 1024
-"""A file that would exceed this size is renamed to `PATH.1`, which replaces the previous `PATH.1`. Files in /dev, such
+"""A file that reaches this size is renamed to `PATH.1`, which replaces the previous `PATH.1`. Files in /dev, such
 as /dev/stdout, are not renamed."""
 
 _READ_BYTES: Final = 256 * 1024
@@ -28,8 +27,8 @@ _READ_BYTES: Final = 256 * 1024
 class JsonLog:
     """Appends entries to a file, in batches and in a thread, so that a slow or full disk never delays a request.
 
-    Several worker processes may write to the same file. `on_dropped` is called with the number of entries that are
-    dropped because the file cannot be written fast enough or at all. `name` describes the file in log messages.
+    The file belongs to one gateway process. `on_dropped` is called with the number of entries that are dropped because
+    the file cannot be written fast enough or at all. `name` describes the file in log messages.
     """
 
     def __init__(
@@ -42,12 +41,15 @@ class JsonLog:
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
         self._path = path
+        self._previous = Path(f"{path}.1")
         self._name = name
         self._on_dropped = on_dropped
         self._max_pending = max_pending
         self._max_file_bytes = max_file_bytes if path.parent != Path("/dev") else sys.maxsize
         self._pending: list[Mapping[str, Any]] = []
         self._writable = True
+        self._file_in_use = asyncio.Lock()
+        """Held while the file is written and renamed, or opened for reading."""
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Schedule an entry for the next flush."""
@@ -62,7 +64,8 @@ class JsonLog:
         if not batch:
             return
         try:
-            await asyncio.to_thread(self._append, batch)
+            async with self._file_in_use:
+                await asyncio.to_thread(self._append, batch)
         except OSError as error:
             self._on_dropped(len(batch))
             if self._writable:
@@ -78,60 +81,40 @@ class JsonLog:
         """
         await self.flush()
         with ExitStack() as opened:
-            for file, remaining in await asyncio.to_thread(self._open, opened):
-                while remaining > 0:
-                    chunk = await asyncio.to_thread(file.read, min(remaining, _READ_BYTES))
-                    if not chunk:
-                        break
+            async with self._file_in_use:
+                files = await asyncio.to_thread(self._open, opened)
+            for file, remaining in files:
+                while remaining and (
+                    chunk := await asyncio.to_thread(file.read, min(remaining, _READ_BYTES))
+                ):
                     remaining -= len(chunk)
                     yield chunk
 
     def _open(self, opened: ExitStack) -> list[tuple[BinaryIO, int]]:
-        """The previous and the current file with their sizes, while no process writes to or renames them."""
-        with self._locked():
-            paths = [path for path in (Path(f"{self._path}.1"), self._path) if path.exists()]
-            files = [opened.enter_context(path.open("rb")) for path in paths]
-            return [(file, os.fstat(file.fileno()).st_size) for file in files]
+        """The previous file, if there is one, and the current one, with their sizes."""
+        paths = [*([self._previous] if self._previous.exists() else []), self._path]
+        files = [opened.enter_context(os.fdopen(_open_private(path, os.O_RDONLY), "rb")) for path in paths]
+        return [(file, os.fstat(file.fileno()).st_size) for file in files]
 
     def _append(self, batch: list[Mapping[str, Any]]) -> None:
         """Append the entries to the file, all or none of them. Raises OSError."""
-        data = b"".join(orjson.dumps(entry) + b"\n" for entry in batch)
-        with self._locked() as file:
-            size = os.fstat(file).st_size
+        rest = memoryview(b"".join(orjson.dumps(entry) + b"\n" for entry in batch))
+        with open(self._path, "ab", buffering=0, opener=_open_private) as file:
+            size = os.fstat(file.fileno()).st_size
+            full = size + len(rest) >= self._max_file_bytes
             try:
-                _write(file, data)
+                while rest:
+                    rest = rest[file.write(rest) :]
             except OSError:
-                os.ftruncate(file, size)  # part of a line may have been written before the disk was full
+                file.truncate(size)  # part of a line may have been written before the disk was full
                 raise
-            if size + len(data) >= self._max_file_bytes:
-                os.replace(self._path, f"{self._path}.1")
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """The file, opened for appending and locked. Raises OSError."""
-        while True:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if self._is_current(file):
-                    yield file
-                    return
-            finally:
-                os.close(file)
-
-    def _is_current(self, file: int) -> bool:
-        """Whether the path still refers to this file; another process may have renamed it before it was locked."""
-        try:
-            return os.path.samestat(os.fstat(file), os.stat(self._path))
-        except FileNotFoundError:
-            return False
+        if full:
+            os.replace(self._path, self._previous)
 
 
-def _write(file: int, data: bytes) -> None:
-    """Write all of `data`. Raises OSError."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
+def _open_private(path: str | Path, flags: int) -> int:
+    """Open a file, which is created if it does not exist; only its owner can read it."""
+    return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 async def flush_periodically(entries: JsonLog) -> None:

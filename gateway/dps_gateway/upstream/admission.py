@@ -8,13 +8,20 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self
 
+from dps_gateway.pool import Pool
 from dps_gateway.upstream.fair_queue import DEFAULT_URGENCY, Entry, PriorityQueue
 from dps_gateway.upstream.replica import Replica
-from dps_gateway.worker_load import WorkerLoad
+
+if TYPE_CHECKING:
+    from dps_gateway.upstream.engine_pool import EnginePool
+
+
+NOT_CHOSEN: Final[Mapping[Pool, str]] = MappingProxyType({})
 
 
 class PoolFull(Exception):
@@ -25,46 +32,22 @@ class PoolEmpty(Exception):
     """No replica that may serve the request is ready."""
 
 
-class ReplicaPool(Protocol):
-    """The interface of a pool of replicas that admission uses."""
+Accepts = Callable[["EnginePool", Replica], bool]
+"""Whether a replica of a pool may serve a request."""
 
-    @property
-    def name(self) -> str: ...
 
-    def has_room(self, generates: bool) -> bool:
-        """Whether a request would be sent without waiting. `generates` is described at `take`."""
-
-    def usable(self, avoid: frozenset[str]) -> list[Replica]:
-        """The replicas that may receive requests, except those whose URL is in `avoid`."""
-
-    def take(
-        self, session: str | None, avoid: frozenset[str], held: Mapping[str, int], generates: bool
-    ) -> Replica | None:
-        """Reserve a replica if one is free. `held` is described at `affinity.ranked`.
-
-        generates: whether the request occupies the engine's scheduler.
-        """
-
-    def release(self, replica: Replica) -> None:
-        """End a request on a replica."""
+def any_replica(pool: "EnginePool", replica: Replica) -> bool:
+    """Accepts every replica."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A pool that may serve a request."""
+class SlotRequest:
+    """A request for a slot on a replica."""
 
-    pool: ReplicaPool
-    avoid: frozenset[str] = frozenset()
-    """The URLs of replicas on which the request has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRequest:
-    """A request for a replica."""
-
-    choices: Sequence[Choice]
+    pools: Sequence["EnginePool"]
     """The pools that may serve it, in order of preference."""
-    session: str | None
+    session: str | None = None
     """The session whose preferred replica is selected. If None, the least loaded replica is selected."""
     tenant: str = ""
     urgency: int = DEFAULT_URGENCY
@@ -73,86 +56,103 @@ class ReplicaRequest:
     """The tokens of the prompt that a replica has in its own memory, by the replica's id."""
     generates: bool = True
     """Whether it occupies the engine's scheduler, whose limit of running requests then applies."""
+    accepts: Accepts = any_replica
+    """Which replicas of the pools may serve it."""
 
 
-Assignment = tuple[ReplicaPool, Replica]
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A place for one request on a replica. Whoever acquired it releases it when the request has ended."""
+
+    pool: "EnginePool"
+    replica: Replica
+    _released: bool = False
+
+    def release(self) -> None:
+        """Assign the slot to the next request in the queue. Has no effect the second time."""
+        if not self._released:
+            self._released = True
+            self.pool.release(self.replica)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
     """A queued request."""
 
-    request: ReplicaRequest
-    assignment: "asyncio.Future[Assignment | None]"
-    """The replica that was assigned to the request, or None if no usable replica is left."""
+    request: SlotRequest
+    assignment: "asyncio.Future[Slot | None]"
+    """The slot that was assigned to the request, or None if no replica is left that may serve it."""
     waits_until_ready: bool
-    """Whether it waits while no usable replica is left."""
+    """Whether it waits while no replica is left that may serve it."""
 
 
 class Admission:
     """Admits requests to replicas. Pools that share it share its queue."""
 
-    def __init__(self, max_queued: int, workers: WorkerLoad | None = None) -> None:
-        """`max_queued` limits the queues of all `workers` together."""
+    def __init__(self, max_queued: int) -> None:
         self.max_queued = max_queued
-        self._workers = workers or WorkerLoad()
         self.holding = True
         """Whether requests may wait while no replica is ready."""
         self._waiting: PriorityQueue[_Waiter] = PriorityQueue()
-        self._wanted: Counter[tuple[ReplicaPool, bool]] = Counter()
+        self._wanted: Counter[tuple[EnginePool, bool]] = Counter()
         """The number of queued requests that each pool may serve, for those that generate and those that do not."""
-        self._preferred: Counter[ReplicaPool] = Counter()
+        self._preferred: Counter[EnginePool] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def preferring(self, pool: ReplicaPool) -> int:
+    def preferring(self, pool: "EnginePool") -> int:
         """The number of queued requests whose first choice is this pool."""
         return self._preferred[pool]
 
     async def acquire(
         self,
-        request: ReplicaRequest,
+        request: SlotRequest,
         timeout_seconds: float,
         wake_seconds: float = 0.0,
         left_seconds: float = math.inf,
-    ) -> Assignment:
-        """A replica, which the caller must release. Waits in the queue while all are busy.
+        chosen: Mapping[Pool, str] = NOT_CHOSEN,
+    ) -> Slot:
+        """A slot on a replica. Waits in the queue while all are busy.
 
-        `left_seconds` bounds both waits together.
+        `left_seconds` bounds both waits together. `chosen` are the ids of the replicas that have just been chosen in
+        each pool, which are used if the request need not wait.
 
-        Raises PoolEmpty if none becomes ready within `wake_seconds`, and PoolFull if the queue is full or the wait for
-        a busy one exceeds `timeout_seconds`. If the queue is full, a request of the lowest priority is removed, if the
-        new request has a higher priority or its tenant has fewer queued requests. It is the newest request of the
-        tenant with the most.
+        Raises PoolEmpty if none becomes ready within `wake_seconds`, or by the health check after a failed connection,
+        and PoolFull if the queue is full or the wait for a busy one exceeds `timeout_seconds`. If the queue is full, a
+        request of the lowest priority is removed, if the new request has a higher priority or its tenant has fewer
+        queued requests. It is the newest request of the tenant with the most.
         """
+        slot = _take(request, chosen)
+        if slot is not None:
+            return slot
         waits_until_ready = wake_seconds > 0
-        if not _usable(request) and not (waits_until_ready and self.holding):
+        if not _promising(request) and not (waits_until_ready and self.holding):
             raise _empty(request)
-        if self._waiting:
-            self.assign(only_free=True)  # another worker may have released a slot
-        assignment = _take(request)
-        if assignment is not None:
-            return assignment
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), waits_until_ready)
         entry = Entry(request.tenant, request.session, waiter, request.urgency)
-        assignment = await self._wait(entry, timeout_seconds, wake_seconds, left_seconds)
-        if assignment is None:
+        slot = await self._wait(entry, timeout_seconds, wake_seconds, left_seconds)
+        if slot is None:
             raise _empty(request)
-        return assignment
+        return slot
 
     def assign(self, *, only_free: bool = False) -> None:
-        """Assign free replicas to queued requests, and reject requests without a usable replica.
+        """Assign free replicas to queued requests, and reject those that no replica may serve.
 
         With `only_free`, stop as soon as no queued request can use a pool that has room. This is sufficient if no
-        replica has become unusable, because then no request has lost its last usable replica.
+        replica has become unusable, because then no request has lost its last one.
         """
         while self._assign_first(only_free):
             pass
 
     def _assign_first(self, only_free: bool) -> bool:
         """Assign a replica to the first request that can use one, or reject it. Returns whether there was one."""
-        # The room is determined once for all requests, because it depends on the counts of the other workers.
         with_room = {
             (pool, generates)
             for (pool, generates), count in self._wanted.items()
@@ -166,7 +166,7 @@ class Admission:
                 continue
             assignment = None if with_room.isdisjoint(_wants(waiter.request)) else _take(waiter.request)
             if assignment is None and (
-                (waiter.waits_until_ready and self.holding) or _usable(waiter.request)
+                (waiter.waits_until_ready and self.holding) or _promising(waiter.request)
             ):
                 continue
             self._leave(entry, served=assignment is not None)
@@ -176,12 +176,12 @@ class Admission:
 
     async def _wait(
         self, entry: Entry[_Waiter], timeout_seconds: float, wake_seconds: float, left_seconds: float
-    ) -> Assignment | None:
+    ) -> Slot | None:
         request, assignment = entry.item.request, entry.item.assignment
         ends = time.monotonic() + left_seconds
         self._join(entry)  # raises PoolFull
         try:
-            if not _usable(request):
+            if wake_seconds and not _usable(request):
                 await asyncio.wait([assignment], timeout=wake_seconds)
                 if not assignment.done() and not _usable(request):
                     raise _empty(request, wake_seconds)
@@ -195,9 +195,8 @@ class Admission:
         except asyncio.CancelledError:
             assignment.cancel()
             assigned = not assignment.cancelled() and assignment.exception() is None
-            if assigned and (taken := assignment.result()) is not None:
-                pool, replica = taken
-                pool.release(replica)
+            if assigned and (slot := assignment.result()) is not None:
+                slot.release()
             raise
         finally:
             self._leave(entry)
@@ -206,12 +205,9 @@ class Admission:
         """Add a request to the queue. If the queue is full, remove another one in its favour, or raise PoolFull."""
         request, displaced = entry.item.request, None
         full = PoolFull(f"{_subject_and_verb(request)} full, and so is the queue")
-        # First, so that two workers cannot both take the last place.
-        self._workers.publish_queued(len(self._waiting) + 1)
-        if len(self._waiting) + self._workers.queued_elsewhere >= self.max_queued:
+        if len(self._waiting) >= self.max_queued:
             displaced = self._waiting.displaced_by(entry.tenant, entry.urgency)
             if displaced is None:
-                self._workers.publish_queued(len(self._waiting))
                 raise full
         self._waiting.add(entry)
         self._count(entry, 1)
@@ -225,40 +221,43 @@ class Admission:
             self._count(entry, -1)
 
     def _count(self, entry: Entry[_Waiter], change: int) -> None:
-        self._workers.publish_queued(len(self._waiting))
         request = entry.item.request
-        self._preferred[request.choices[0].pool] += change
+        self._preferred[request.pools[0]] += change
         for wanted in _wants(request):
             self._wanted[wanted] += change
 
 
-def _wants(request: ReplicaRequest) -> Iterator[tuple[ReplicaPool, bool]]:
+def _wants(request: SlotRequest) -> Iterator[tuple["EnginePool", bool]]:
     """The pools that may serve a request, and whether it generates."""
-    return ((choice.pool, request.generates) for choice in request.choices)
+    return ((pool, request.generates) for pool in request.pools)
 
 
-def _usable(request: ReplicaRequest) -> bool:
-    return any(choice.pool.usable(choice.avoid) for choice in request.choices)
+def _promising(request: SlotRequest) -> bool:
+    return any(pool.promising(request.accepts) for pool in request.pools)
 
 
-def _take(request: ReplicaRequest) -> Assignment | None:
-    """Reserve a replica of the first pool in which one is free."""
-    for choice in request.choices:
-        replica = choice.pool.take(request.session, choice.avoid, request.held, request.generates)
-        if replica is not None:
-            return choice.pool, replica
+def _usable(request: SlotRequest) -> bool:
+    return any(pool.usable(request.accepts) for pool in request.pools)
+
+
+def _take(request: SlotRequest, chosen: Mapping[Pool, str] = NOT_CHOSEN) -> Slot | None:
+    """A slot in the first pool in which one is free."""
+    for pool in request.pools:
+        slot = pool.take(request, chosen.get(pool.name))
+        if slot is not None:
+            return slot
     return None
 
 
-def _subject_and_verb(request: ReplicaRequest) -> str:
+def _subject_and_verb(request: SlotRequest) -> str:
     """The beginning of a message about the pools that may serve a request, such as "both pools were"."""
-    if len(request.choices) > 1:
+    if len(request.pools) > 1:
         return "both pools were"
-    return f"the {request.choices[0].pool.name} pool was"
+    return f"the {request.pools[0].name} pool was"
 
 
-def _empty(request: ReplicaRequest, waited_seconds: float = 0.0) -> PoolEmpty:
-    pool = "either" if len(request.choices) > 1 else f"the {request.choices[0].pool.name}"
+def _empty(request: SlotRequest, waited_seconds: float = 0.0) -> PoolEmpty:
+    pool = "either" if len(request.pools) > 1 else f"the {request.pools[0].name}"
     if waited_seconds:
         return PoolEmpty(f"no replica of {pool} pool became ready within {waited_seconds:g} s")
     return PoolEmpty(f"no replica of {pool} pool is ready")

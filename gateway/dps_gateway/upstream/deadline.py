@@ -44,6 +44,11 @@ class Deadline:
         return time.monotonic() >= self.at
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended, or a timer for its end may have fired."""
+        return self.left_seconds <= TIMER_SECONDS
+
+    @property
     def passed_for_client(self) -> bool:
         """Whether the client's time is over, or a timer for its end may have fired."""
-        return self.of_client and self.left_seconds <= TIMER_SECONDS
+        return self.of_client and self.over

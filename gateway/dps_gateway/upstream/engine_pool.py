@@ -10,11 +10,9 @@ from typing import Final
 from dps_gateway.cached_prompt import CachedPrompt
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import PoolView
-from dps_gateway.upstream.admission import Admission
-from dps_gateway.upstream.affinity import LOAD_FACTOR, NOTHING_HELD, preferred
+from dps_gateway.upstream.admission import Accepts, Admission, Slot, SlotRequest
+from dps_gateway.upstream.affinity import LOAD_FACTOR, preferred
 from dps_gateway.upstream.replica import LATE_CHECKS_TO_FAIL, Configuration, Replica
-from dps_gateway.upstream.unanswered import Unanswered
-from dps_gateway.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +40,15 @@ class EnginePool:
         trust: ssl.SSLContext | bool = True,
         replaceable: Callable[[], bool] = lambda: False,
         slow_start_seconds: float = 0.0,
-        workers: WorkerLoad | None = None,
     ) -> None:
         """`replaceable` returns whether the other pool could serve the requests of this one.
 
-        max_in_flight_per_replica: the maximum number of requests of all `workers` on a replica.
+        max_in_flight_per_replica: the maximum number of requests on a replica.
         slow_start_seconds: the time in which the share of a replica that is new, or returns to service, grows to that
         of the others.
         """
         self.name = name
         self._replaceable = replaceable
-        self._workers = workers or WorkerLoad()
         self.admission = admission
         self.max_in_flight_per_replica = max_in_flight_per_replica
         self.slow_start_seconds = slow_start_seconds
@@ -66,13 +62,16 @@ class EnginePool:
         self._last_reported_limit: int | None = None
         """The last limit of running requests that a replica reported. It is assumed for replicas that have not reported
         theirs yet, so that queued requests do not flood an engine that has just started."""
-        self.unanswered = Unanswered()
+        self.suspicion = asyncio.Event()
+        """Set when a replica is suspected."""
         self.has_answered = False
         """Whether any replica has ever answered, even if it has been removed since."""
         self.time_to_first_token_seconds: float | None = None
         """Running mean of the time to first token of recent streamed answers; None before the first answer."""
         self.time_per_output_token_seconds: float | None = None
         """Running mean of the time per output token of recent streamed answers; None before the first answer."""
+        self.tokens_per_event: float | None = None
+        """Running mean of the tokens per event of recent streamed answers; None before the first answer."""
 
     def configure(
         self,
@@ -133,7 +132,7 @@ class EnginePool:
         return self.admission.preferring(self)
 
     def has_room(self, generates: bool = True) -> bool:
-        """Whether a request would be sent without waiting. `generates` is described at `ReplicaPool.take`."""
+        """Whether a request would be sent without waiting. `generates` is described at `SlotRequest`."""
         slots = self.slots if generates else self._slots_without_scheduler
         return any(replica.accepts(slots(replica)) for replica in self.replicas.values())
 
@@ -145,14 +144,11 @@ class EnginePool:
         configuration = replica.configuration
         running = self._last_reported_limit if configuration is None else configuration.max_running
         configured = self.max_in_flight_per_replica
-        return self._slots(replica, configured if running is None else min(configured, running))
+        return replica.slots(configured if running is None else min(configured, running))
 
     def _slots_without_scheduler(self, replica: Replica) -> int:
         """Like `slots`, but for requests that do not occupy the engine's scheduler, such as /v1/models."""
-        return self._slots(replica, self.max_in_flight_per_replica)
-
-    def _slots(self, replica: Replica, limit: int) -> int:
-        return replica.slots(self._workers.slots(self.name, replica.id, limit))
+        return replica.slots(self.max_in_flight_per_replica)
 
     def view(self, session: str | None, prompt: CachedPrompt) -> PoolView | None:
         """The pool's state for one turn: that of the replica that would serve it. None if no replica is ready."""
@@ -160,13 +156,13 @@ class EnginePool:
         if not ready:
             return None
         replica = self._choice(session, ready, prompt.held) or min(ready, key=lambda each: each.in_flight)
-        others = replica.others
-        queued_prefill_tokens = replica.prefill_tokens + others.waiting_tokens
+        other = replica.other_load
+        queued_prefill_tokens = replica.prefill_tokens + other.waiting_tokens
         free = replica.free_tokens
         return PoolView(
             ready_replicas=len(ready),
-            in_flight=replica.in_flight + others.running,
-            queued=others.waiting + self.queued / len(ready),
+            in_flight=replica.in_flight + other.running,
+            queued=other.waiting + self.queued / len(ready),
             queued_prefill_tokens=queued_prefill_tokens,
             free_tokens=math.inf if free is None else free - queued_prefill_tokens,
             running_limit=replica.limit,
@@ -176,7 +172,7 @@ class EnginePool:
 
     def release(self, replica: Replica) -> None:
         """End a request on `replica`. Its slot is assigned to the next request in the queue."""
-        self._count(replica, -1)
+        replica.in_flight -= 1
         if not replica.in_flight:
             self._leaving.pop(replica.url, None)
         self.admission.assign(only_free=True)
@@ -199,12 +195,25 @@ class EnginePool:
         if replica.late_checks >= LATE_CHECKS_TO_FAIL:
             self.mark_unavailable(replica)
         if replica.lost:
-            self.unanswered.give_up(replica)
+            _give_up(replica)
+
+    def suspect(self, replica: Replica, *, error: bool = True) -> None:
+        """Record a failed connection: no more requests until the health check that begins now succeeds.
+
+        It counts as an error, unless it may be due to the request, because the checks of an engine that closes all
+        connections may succeed.
+        """
+        if replica.available:
+            replica.available, replica.suspected = False, True
+            self.suspicion.set()
+            if error:
+                self.record_error(replica)
+            self.admission.assign()
 
     def mark_unavailable(self, replica: Replica) -> None:
-        """Record a failed connection or health check: no more requests until a health check succeeds."""
-        changed = replica.available
-        replica.available = False
+        """Record a failed health check: no more requests until a health check succeeds."""
+        changed = replica.promising
+        replica.available = replica.suspected = False
         replica.configuration = None
         if changed:
             self.admission.assign()
@@ -212,13 +221,13 @@ class EnginePool:
     def mark_hung(self, replica: Replica) -> None:
         """Record that a check found the engine's scheduler hung: no more requests until it generates a token."""
         replica.hung = True
-        self.unanswered.give_up(replica)
+        _give_up(replica)
         self.admission.assign()
 
     def record_token(self, replica: Replica) -> None:
         """Record that the engine has generated a token."""
         changed = replica.hung
-        replica.generated()
+        replica.note_token()
         if changed:
             self.admission.assign()
 
@@ -252,35 +261,41 @@ class EnginePool:
         ejected = sum(each.ejected for each in self.replicas.values())
         return ejected + 1 <= MAX_EJECTED_FRACTION * len(self.replicas)
 
-    def observe(self, first_token_seconds: float | None, per_token_seconds: float | None) -> None:
-        """Add an answer's speed to the running means."""
+    def observe(
+        self,
+        first_token_seconds: float | None,
+        per_token_seconds: float | None,
+        tokens_per_event: float | None,
+    ) -> None:
+        """Add an answer to the running means."""
+        self.tokens_per_event = _smoothed(self.tokens_per_event, tokens_per_event)
         self.time_to_first_token_seconds = _smoothed(self.time_to_first_token_seconds, first_token_seconds)
         self.time_per_output_token_seconds = _smoothed(self.time_per_output_token_seconds, per_token_seconds)
 
-    def usable(self, avoid: frozenset[str]) -> list[Replica]:
-        """The replicas that may receive requests, except those whose URL is in `avoid`."""
-        return [replica for replica in self.ready if replica.url not in avoid]
+    def promising(self, accepts: Accepts) -> bool:
+        """Whether a replica may receive requests, or may do so soon, as far as `accepts` permits it."""
+        return any(each.promising and accepts(self, each) for each in self.replicas.values())
 
-    def take(
-        self,
-        session: str | None,
-        avoid: frozenset[str],
-        held: Mapping[str, int] = NOTHING_HELD,
-        generates: bool = True,
-    ) -> Replica | None:
-        """Reserve a replica if one is free. `held` is described at `affinity.ranked`."""
-        usable = self.usable(avoid)
-        if generates:
-            replica = self._choice(session, usable, held)
-        else:
-            replica = preferred(session, usable, self._slots_without_scheduler, held)
-        if replica is not None:
-            self._count(replica, 1)
-        return replica
+    def usable(self, accepts: Accepts) -> list[Replica]:
+        """The replicas that may receive requests, as far as `accepts` permits them."""
+        return [replica for replica in self.ready if accepts(self, replica)]
 
-    def _count(self, replica: Replica, change: int) -> None:
-        replica.in_flight += change
-        self._workers.publish_in_flight(self.name, replica.id, replica.in_flight)
+    def take(self, request: SlotRequest, chosen: str | None = None) -> Slot | None:
+        """A slot on a replica if one is free.
+
+        chosen: the id of the replica that `view` has described, which is not chosen again if it is free.
+        """
+        usable = self.usable(request.accepts)
+        slots = self.slots if request.generates else self._slots_without_scheduler
+        replica = next((each for each in usable if each.id == chosen and each.in_flight < slots(each)), None)
+        if replica is None and request.generates:
+            replica = self._choice(request.session, usable, request.held)
+        elif replica is None:
+            replica = preferred(request.session, usable, slots, request.held)
+        if replica is None:
+            return None
+        replica.in_flight += 1
+        return Slot(self, replica)
 
     def _choice(
         self, session: str | None, usable: Sequence[Replica], held: Mapping[str, int]
@@ -302,6 +317,13 @@ class EnginePool:
             if replica is not None:
                 return replica
         return preferred(session, usable, self.slots, held)
+
+
+def _give_up(replica: Replica) -> None:
+    """End the waits of all requests that the replica has not begun to answer."""
+    now = asyncio.get_running_loop().time()
+    while replica.waits:
+        replica.waits.pop().reschedule(now)
 
 
 def _smoothed(mean: float | None, value: float | None) -> float | None:

@@ -5,9 +5,9 @@ import errno
 import io
 import ipaddress
 import logging
+import math
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,6 +19,7 @@ from yarl import URL
 from dps_gateway.config import Timeouts
 from dps_gateway.limited_log import LimitedLog
 from dps_gateway.upstream.deadline import Deadline
+from dps_gateway.upstream.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
 # fmt: on
 _LARGE_BODY_BYTES: Final = 1024 * 1024
 
-_DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Content encodings of request bodies that aiohttp's server decompresses."""
 _NOT_RETURNED: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 
@@ -71,6 +72,11 @@ class UpstreamFailed(Exception):
         """Whether the replica's status means that the request was not executed."""
         return self.rejection is not None
 
+    @property
+    def fatal(self) -> bool:
+        """Whether the replica has crashed, closed the connection or stopped responding."""
+        return self.kind in ("disconnect", "broken", "lost")
+
 
 class UpstreamBroken(Exception):
     """A replica began to answer but did not finish."""
@@ -95,17 +101,19 @@ class Answer:
         deadline: Deadline,
     ) -> None:
         self._response = response
-        self._timeouts = timeouts
+        self._idle_seconds = timeouts.idle_seconds
         self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        self._ends = math.inf
+        """The end of the time for the answer, on the event loop's clock."""
+        self._reading_since: float | None = None
+        """When the wait for the next chunk has begun, on the event loop's clock; None if nothing waits for it."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._chunks = self._read()
         self.first = first
+        """The bytes that have been read so far, which `rest` does not repeat."""
         self.status = response.status
         self.streams = response.content_type == "text/event-stream"
-        connection = response.connection
-        if connection is not None and connection.protocol is not None and not response.content.at_eof():
-            # The timeout for the first byte includes queueing and prefill, so later pauses have a separate timeout. Its
-            # timer is started here, because aiohttp would keep the previous one until the next chunk.
-            connection.protocol.read_timeout = timeouts.idle_seconds
-            connection.protocol.start_timeout()
 
     def headers(self) -> CIMultiDict[str]:
         """The headers to relay to the client."""
@@ -121,29 +129,58 @@ class Answer:
             self.close()
         return Rejection(self.status, body, self._response.headers.get("Retry-After"))
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """The chunks after the first.
+    def rest(self) -> AsyncIterator[bytes]:
+        """The chunks after `first`. Raises UpstreamBroken as `read_on` does."""
+        return self._chunks
+
+    async def read_on(self) -> bool:
+        """Add the next chunk to `first`. Returns False at the end of the answer.
 
         Raises UpstreamBroken if the replica closes the connection, sends nothing for timeouts.idleSeconds, or does
         not finish by the deadline.
         """
-        content, idle_seconds = self._response.content, self._timeouts.idle_seconds
-        left_seconds = self._deadline.left_seconds
+        chunk = await anext(self._chunks, b"")
+        self.first += chunk
+        return bool(chunk)
+
+    def refuse(self, status: int) -> None:
+        """Treat the answer, which is a stream that begins with an error, as a refusal with this HTTP status."""
+        self.status, self.streams = status, False
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        content, loop = self._response.content, self._loop
+        self._ends = loop.time() + self._deadline.left_seconds
+        self._watch = loop.call_at(min(loop.time() + self._idle_seconds, self._ends), self._check)
         try:
-            # The deadline needs a timer only if it ends before the idle timer.
-            while chunk := await (
-                content.readany() if left_seconds > idle_seconds else _read_within(content, left_seconds)
-            ):
+            while True:
+                self._reading_since = loop.time()
+                chunk = await content.readany()
+                self._reading_since = None
+                if not chunk:
+                    return
                 yield chunk
-                left_seconds = self._deadline.left_seconds
-                if not left_seconds:
+                if loop.time() >= self._ends:
                     raise self._too_slow()
-        except TimeoutError as error:
-            if self._deadline.passed:
-                raise self._too_slow() from error
-            raise UpstreamBroken(f"the engine sent nothing for {idle_seconds:g} s", "timeout") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("the engine closed the connection before the answer was complete") from error
+        finally:
+            self._watch.cancel()
+
+    def _check(self) -> None:
+        """End the wait for the next chunk if it is too long.
+
+        A single timer, which is set again when it expires, costs less than a timer for each chunk.
+        """
+        now, since = self._loop.time(), self._reading_since
+        if since is None:
+            self._watch = self._loop.call_at(now + self._idle_seconds, self._check)
+        elif now < (limit := min(since + self._idle_seconds, self._ends)):
+            self._watch = self._loop.call_at(limit, self._check)
+        elif now >= self._ends:
+            self._response.content.set_exception(self._too_slow())
+        else:
+            idle = UpstreamBroken(f"the engine sent nothing for {self._idle_seconds:g} s", "timeout")
+            self._response.content.set_exception(idle)
 
     def _too_slow(self) -> UpstreamBroken:
         return UpstreamBroken(f"the answer took longer than {self._deadline.seconds:g} s", "timeout")
@@ -162,6 +199,8 @@ class Answer:
 
     def close(self) -> None:
         """Release the connection if the answer is complete; otherwise close it, which aborts the generation."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._response.release() if self._response.content.at_eof() else self._response.close()
 
 
@@ -192,7 +231,7 @@ class Upstream:
 
     async def send(
         self,
-        base_url: str,
+        replica: Replica,
         path: str,
         body: bytes | None,
         headers: CIMultiDict[str],
@@ -212,26 +251,30 @@ class Upstream:
         `fresh_connection` bypasses the connection pool: a crashed engine leaves stale pooled connections behind.
         """
         session = self._unpooled if fresh_connection else self._session
+        left_seconds = max(0.001, deadline.left_seconds)
+        first_byte_seconds = min(self.timeouts.first_byte_seconds, left_seconds) if streamed else left_seconds
+        wait = asyncio.timeout(first_byte_seconds)
+        replica.waits.add(wait)
         try:
-            with _failures_of_engine():
+            async with wait:
                 response = await session.request(
                     method,
-                    _url(base_url, path),
+                    _url(replica.url, path),
                     data=_payload(body),
                     headers=headers,
-                    timeout=self._limits(base_url, deadline, streamed=streamed),
+                    timeout=self._limits(replica.url, left_seconds),
                     allow_redirects=False,
                     ssl=trust,
                 )
-        except OutOfFiles:
-            self._log.error("no file descriptor is free for a connection to an engine")
-            raise
-        try:
-            with _failures_of_engine():
-                first = await response.content.readany()
-        except BaseException:
-            response.close()
-            raise
+                try:
+                    first = await response.content.readany()
+                except BaseException:
+                    response.close()
+                    raise
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            raise self._failure(error, lost=wait not in replica.waits) from error
+        finally:
+            replica.waits.discard(wait)
         answer = Answer(response, first, self.timeouts, deadline)
         if response.status in RETRYABLE_STATUSES:
             raise UpstreamFailed(
@@ -241,43 +284,35 @@ class Upstream:
             )
         return answer
 
-    def _limits(self, base_url: str, deadline: Deadline, *, streamed: bool) -> aiohttp.ClientTimeout:
-        """The time limits of an exchange until its first byte."""
-        left_seconds = max(0.001, deadline.left_seconds)
+    def _failure(self, error: Exception, *, lost: bool) -> UpstreamFailed | OutOfFiles:
+        """The failure of a request whose answer has not begun.
+
+        lost: whether its wait was ended because the engine stopped responding.
+        """
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            if out_of_files(error):
+                self._log.error("no file descriptor is free for a connection to an engine")
+                return OutOfFiles("the gateway cannot open another connection")
+            return UpstreamFailed("connect", "the engine cannot be reached")
+        if isinstance(error, TimeoutError):
+            if lost:
+                return UpstreamFailed("lost", "the engine stopped responding before it answered")
+            return UpstreamFailed("timeout", "the engine did not begin to answer in time")
+        return UpstreamFailed("disconnect", "the engine closed the connection")
+
+    def _limits(self, base_url: str, left_seconds: float) -> aiohttp.ClientTimeout:
+        """The time limits of connecting. `send` and `Answer.rest` limit the time of the answer."""
         connect_seconds = min(self.timeouts.connect_seconds, left_seconds)
         return aiohttp.ClientTimeout(
-            # aiohttp would start a timer per request; `Answer.rest` checks the deadline instead.
             total=None,
             connect=connect_seconds if _must_be_resolved(base_url) else None,
             sock_connect=connect_seconds,
-            sock_read=min(self.timeouts.first_byte_seconds, left_seconds) if streamed else left_seconds,
         )
-
-
-@contextmanager
-def _failures_of_engine() -> Iterator[None]:
-    """Raise the failures of a request whose answer has not begun as UpstreamFailed or OutOfFiles."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        if out_of_files(error):
-            raise OutOfFiles("the gateway cannot open another connection") from error
-        raise UpstreamFailed("connect", "the engine cannot be reached") from error
-    except TimeoutError as error:
-        raise UpstreamFailed("timeout", "the engine did not begin to answer in time") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamFailed("disconnect", "the engine closed the connection") from error
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
     """The body as aiohttp sends it without blocking the event loop: it sends large ones in parts only from a file."""
     return io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
-
-
-async def _read_within(content: aiohttp.StreamReader, seconds: float) -> bytes:
-    """The next chunk; empty at the end. Raises TimeoutError."""
-    async with asyncio.timeout(max(0.001, seconds)):
-        return await content.readany()
 
 
 def out_of_files(error: Exception) -> bool:
@@ -308,7 +343,7 @@ def forwarded_headers(
     added: headers that replace the client's.
     """
     headers = _without(incoming, _NOT_FORWARDED)
-    if headers.get("Content-Encoding", "").lower() in _DECODED:
+    if headers.get("Content-Encoding", "").lower() in DECODED:
         # aiohttp has already decompressed the body.
         del headers["Content-Encoding"]
     # The answer must not be compressed, because the gateway reads the usage in it.

@@ -1,20 +1,21 @@
 """One engine server, and whether it may receive requests. This module performs no I/O; it reads a clock.
 
 Three independent mechanisms take a replica out of rotation. A failed connection or health check, or several health
-checks without an answer in time, make it unavailable until a health check succeeds. An engine whose API answers but
-whose scheduler generates nothing is hung until it generates a token. Consecutive errors, or a high error rate, eject it
-for a backoff period, even if its health checks succeed; then a single request probes it. Envoy's outlier detection is
-similar. The share of a replica that returns to service, and of a new one, grows slowly, as in Envoy's slow start.
+checks without an answer in time, make it unavailable until a health check succeeds, which begins at once after a failed
+connection. An engine whose API answers but whose scheduler generates nothing is hung until it generates a token.
+Consecutive errors, or a high error rate, eject it for a backoff period, even if its health checks succeed; then a
+single request probes it. Envoy's outlier detection is similar. The share of a replica that returns to service, and of a
+new one, grows slowly, as in Envoy's slow start.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from dps_gateway.cached_prompt import SINGLE_TOKENS, CacheUnits
-from dps_gateway.replica_id import replica_id
+from dps_gateway.pool import replica_id
 
 LATE_CHECKS_TO_FAIL: Final = 3
 """Consecutive health checks without an answer in time after which a replica is unavailable.
@@ -39,6 +40,13 @@ SMALLEST_WEIGHT: Final = 0.1
 OUTAGE_SECONDS: Final = 15.0
 """Time without an answer after which a replica begins a slow start when it answers again. After a shorter time, for
 example because of one broken connection, it has probably not been restarted, and still holds its sessions' prefixes."""
+
+
+class Wait(Protocol):
+    """The wait of a request until its replica begins to answer, such as asyncio.Timeout."""
+
+    def reschedule(self, when: float, /) -> None:
+        """Set the time at which it ends."""
 
 
 LOST_SECONDS: Final = 30.0
@@ -90,11 +98,13 @@ class Replica:
         self.slow_start_seconds = slow_start_seconds
         self.id = replica_id(url)
         self.in_flight = 0
+        self.waits: set[Wait] = set()
+        """The waits of this process's requests that the engine has not begun to answer."""
         self.prefill_tokens = 0
         """Tokens to prefill for this process's streamed requests that the engine has not begun to answer."""
         self.begun_tokens = 0
         """The sum of these tokens over the requests that the engine has begun to answer."""
-        self.others = NO_LOAD
+        self.other_load = NO_LOAD
         """The requests that other clients of the engine, such as other gateway replicas, had on it recently."""
         self.limit: int | None = None
         """The last limit that the engine reported."""
@@ -106,6 +116,9 @@ class Replica:
         self.available = True
         """Whether the last connection or health check succeeded. It is true before the first check, and stays true
         until LATE_CHECKS_TO_FAIL checks are late."""
+        self.suspected = False
+        """Whether a connection to it has failed, and the health check that begins at once has not ended. It is not
+        available meanwhile."""
         self.late_checks = 0
         """The number of most recent health checks that were not answered in time."""
         self.hung = False
@@ -167,6 +180,11 @@ class Replica:
         return self.available and not self.hung and not self.ejected
 
     @property
+    def promising(self) -> bool:
+        """Whether it is ready, or may be as soon as the health check after a failed connection has ended."""
+        return (self.available or self.suspected) and not self.hung and not self.ejected
+
+    @property
     def failing(self) -> bool:
         """Whether to eject it: after consecutive errors, a single one while it is probed, or at a high error rate."""
         if self.ejected:
@@ -181,6 +199,11 @@ class Replica:
     def accepts(self, slots: int) -> bool:
         """Whether it may receive one more request, if it may have `slots` at the same time."""
         return self.ready and self.in_flight < slots
+
+    @property
+    def load(self) -> int:
+        """Requests on the engine, as far as is known."""
+        return self.in_flight + self.other_load.running + self.other_load.waiting
 
     @property
     def sent_tokens(self) -> int:
@@ -208,13 +231,14 @@ class Replica:
         self.free_tokens = load.free_tokens
         # The engine's estimate may exceed this process's, so the difference is meaningless without other requests.
         tokens = max(0, load.waiting_tokens - self.prefill_tokens) if running + waiting else 0
-        self.others = Load(running, waiting, tokens)
+        self.other_load = Load(running, waiting, tokens)
 
     def answered(self) -> None:
         """Record a successful health check. A replica that was unavailable for some time begins a slow start."""
         if not self.available and self._clock() - self._answered_at >= OUTAGE_SECONDS:
             self.begin_slow_start()
         self.available = True
+        self.suspected = False
         self.late_checks = 0
         self._answered_at = self._clock()
 
@@ -243,7 +267,7 @@ class Replica:
             self._errors += 1
             self._recent.append(True)
 
-    def generated(self) -> None:
+    def note_token(self) -> None:
         """Record that the engine has generated a token. A replica that was hung begins a slow start."""
         self._token_at = self._clock()
         if self.hung:

@@ -1,7 +1,11 @@
 """Decides whether a failed request is sent again, and to which replicas."""
 
-from collections import defaultdict
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Final
+
+import xxhash
 
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.exchange import UpstreamFailed
@@ -9,6 +13,14 @@ from dps_gateway.upstream.exchange import UpstreamFailed
 MAX_FATAL: Final = 2
 """The number of replicas that may crash, break off their answer or stop responding on a request before it fails. Some
 requests crash SGLang (an assertion fails); without this limit, one such request could crash every replica."""
+
+FATAL_SECONDS: Final = 60.0
+"""Time for which the replicas that crashed on a request are remembered. Clients usually repeat a failed request within
+seconds. The time is short, because a request may only have been on two replicas when they crashed for another reason.
+"""
+
+MAX_REMEMBERED: Final = 1024
+"""The maximum number of requests whose replicas are remembered."""
 
 MAX_REJECTED_PER_POOL: Final = 2
 MAX_REJECTED: Final = 3
@@ -39,6 +51,37 @@ class RetryBudget:
         return True
 
 
+class FatalRequests:
+    """The replicas that have recently crashed, or stopped responding, on each request with a body."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: OrderedDict[bytes, tuple[float, frozenset[str]]] = OrderedDict()
+        """The time of the last failure and the replicas' base URLs, by the digest of the request."""
+
+    def replicas(self, path: str, body: bytes | None) -> frozenset[str]:
+        """The base URLs of the replicas that have failed on this request."""
+        if not self._replicas or body is None:
+            return frozenset()
+        at, replicas = self._replicas.get(_digest(path, body), (-FATAL_SECONDS, frozenset()))
+        return replicas if self._clock() < at + FATAL_SECONDS else frozenset()
+
+    def add(self, path: str, body: bytes | None, url: str) -> None:
+        """Record that the replica with this base URL has failed on a request."""
+        if body is None:  # many clients send such a request
+            return
+        digest = _digest(path, body)
+        self._replicas[digest] = self._clock(), self.replicas(path, body) | {url}
+        self._replicas.move_to_end(digest)
+        if len(self._replicas) > MAX_REMEMBERED:
+            self._replicas.popitem(last=False)
+
+    def forget(self, path: str, body: bytes | None) -> None:
+        """Record that a replica has answered a request. Those that failed on it crashed for another reason."""
+        if self._replicas and body is not None:
+            self._replicas.pop(_digest(path, body), None)
+
+
 class Retries:
     """The failed attempts of one request.
 
@@ -50,24 +93,31 @@ class Retries:
     gateway buffers, because any replica would give such an answer.
     """
 
-    def __init__(self, budget: RetryBudget, *, streamed: bool) -> None:
+    def __init__(self, budget: RetryBudget, *, streamed: bool, fatal: frozenset[str] = frozenset()) -> None:
+        """fatal: the base URLs of replicas that have crashed on the same request before."""
         self._budget = budget
         self._streamed = streamed
         self._failed: defaultdict[Pool, set[str]] = defaultdict(set)
         self._disconnected: set[str] = set()
-        self._fatal: set[str] = set()
+        self._fatal = set(fatal)
         """The replicas that have crashed, broken off their answer or stopped responding."""
+        self._aborted = 0
         self._rejected: defaultdict[Pool, int] = defaultdict(int)
         self._timed_out = 0
         budget.deposit()
 
-    def avoid(self, pool: Pool) -> frozenset[str]:
-        """The URLs of the pool's replicas that are not to be tried again."""
-        return frozenset(self._failed[pool])
+    def avoids(self, pool: Pool, url: str) -> bool:
+        """Whether the replica of `pool` with this base URL is not to be tried again."""
+        return url in self._failed[pool]
 
     def may_stay(self, pool: Pool) -> bool:
         """Whether another replica of the same pool may be tried."""
         return self._rejected[pool] < MAX_REJECTED_PER_POOL
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the request is not sent to another replica, because it may crash that one as well."""
+        return len(self._fatal) >= MAX_FATAL
 
     @property
     def fresh_connection(self) -> bool:
@@ -80,7 +130,7 @@ class Retries:
         The first disconnect of a replica may only mean that the engine closed an idle connection, so the same replica
         is tried once more, on a fresh connection.
         """
-        if failure.kind in ("disconnect", "broken", "lost"):
+        if failure.fatal:
             self._fatal.add(url)
         if failure.kind == "disconnect" and url not in self._disconnected:
             self._disconnected.add(url)
@@ -88,8 +138,8 @@ class Retries:
         self._failed[pool].add(url)
         if failure.rejected:
             self._rejected[pool] += 1
-        if failure.kind == "timeout":
-            self._timed_out += 1
+        self._timed_out += failure.kind == "timeout"
+        self._aborted += failure.kind == "aborted"
         return failure.kind in ("connect", "disconnect", "broken")
 
     def allowed_after_start(self, failure: UpstreamFailed) -> bool:
@@ -98,7 +148,7 @@ class Retries:
         Unlike other retries, those after a closed connection are not limited by the retry budget: an engine that
         crashes ends all its streams at once, and no longer generates them.
         """
-        return len(self._fatal) < MAX_FATAL if failure.kind == "broken" else self.allowed_after(failure)
+        return not self.fatal if failure.kind == "broken" else self.allowed_after(failure)
 
     def allowed_after(self, failure: UpstreamFailed) -> bool:
         """Whether the request may be sent again after the failure recorded last."""
@@ -106,8 +156,12 @@ class Retries:
             return sum(self._rejected.values()) < MAX_REJECTED and self._budget.withdraw()
         if failure.kind == "timeout":
             return self._streamed and self._timed_out == 1 and self._budget.withdraw()
-        if failure.kind in ("broken", "lost"):
-            return len(self._fatal) < MAX_FATAL and self._budget.withdraw()
+        if failure.kind in ("broken", "lost", "aborted"):
+            return len(self._fatal) + self._aborted < MAX_FATAL and self._budget.withdraw()
         if failure.kind == "too_long":
             return False
-        return failure.kind != "disconnect" or len(self._fatal) < MAX_FATAL
+        return failure.kind != "disconnect" or not self.fatal
+
+
+def _digest(path: str, body: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(path.encode() + b" " + body)

@@ -1,1 +1,1 @@
-"""Benchmarks: the latency, throughput, memory and tracing costs of the gateway, compared with other routers."""
+"""Benchmarks: the latency, throughput and CPU time of the gateway, beside those of vllm-router and LiteLLM."""

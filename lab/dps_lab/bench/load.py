@@ -4,87 +4,53 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
-from dps_lab.bench.wire import ResponseReader, WireError
+from dps_lab.bench.wire import MessageReader, WireError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Load:
-    """The results of one run. Times are in nanoseconds of the monotonic clock.
+    """A run and its results. Times are in seconds of the monotonic clock.
 
-    counted: requests completed within `elapsed`.
-    elapsed: time until a connection had no more requests or the time limit was reached, after which the load drops.
-    sent, first, finished, bodies: one item per request, including those in flight when `elapsed` ended. `first` is
-    the time of the answer's first byte. `bodies` is empty unless requested.
+    stopped: when a connection had no more requests or the time limit was reached, after which the load drops.
+    counted: requests completed until then. latencies: from sending each request to the last byte of its answer,
+    including those in flight at `stopped`.
     """
 
-    counted: int
-    elapsed: int
-    sent: list[int]
-    first: list[int]
-    finished: list[int]
-    bodies: list[bytes]
+    is_whole: Callable[[bytes], bool]
+    seconds: float
+    started: float = field(default_factory=time.monotonic)
+    stopped: float | None = None
+    counted: int = 0
+    latencies: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Requests per second."""
-        return self.counted / self.elapsed * 1e9
+        assert self.stopped is not None
+        return self.counted / (self.stopped - self.started)
 
     @property
-    def latencies(self) -> list[int]:
-        """Nanoseconds from sending each request to the last byte of its answer."""
-        return [end - start for start, end in zip(self.sent, self.finished, strict=True)]
+    def overdue(self) -> bool:
+        """Whether the time limit is reached."""
+        return time.monotonic() - self.started > self.seconds
 
-    @property
-    def first_byte(self) -> list[int]:
-        """Nanoseconds from sending each request to the first byte of its answer."""
-        return [first - start for start, first in zip(self.sent, self.first, strict=True)]
-
-
-class _Run:
-    """State shared by the connections of a run: start, deadline and results."""
-
-    def __init__(self, is_whole: Callable[[bytes], bool], nanoseconds: float, keep: bool) -> None:
-        self.is_whole = is_whole
-        self.keep = keep
-        self.started = time.monotonic_ns()
-        self.deadline = self.started + nanoseconds
-        self.stopped: int | None = None
-        self.counted = 0
-        self.sent: list[int] = []
-        self.first: list[int] = []
-        self.finished: list[int] = []
-        self.bodies: list[bytes] = []
-
-    def stop(self, now: int) -> None:
+    def stop(self) -> None:
+        """Count the requests completed so far, if the load has not stopped before."""
         if self.stopped is None:
-            self.stopped = now
-            self.counted = len(self.finished)
-
-    def answered(self, body: bytes, sent: int, first: int, now: int) -> None:
-        if not self.is_whole(body):
-            raise WireError(f"incomplete answer: {body[-400:]!r}")
-        self.sent.append(sent)
-        self.first.append(first)
-        self.finished.append(now)
-        if self.keep:
-            self.bodies.append(body)
-        if now > self.deadline:
-            self.stop(now)
+            self.stopped, self.counted = time.monotonic(), len(self.latencies)
 
 
 class _Connection(asyncio.Protocol):
     """A keep-alive connection that sends its requests in order. `done` completes, or fails with the error."""
 
-    _run: _Run
-
     def __init__(self, requests: Iterator[bytes]) -> None:
         self._requests = requests
-        self._reader = ResponseReader()
-        self._sent = 0
-        self._first = 0
+        self._reader = MessageReader()
+        self._load: Load | None = None
+        self._sent = 0.0
         self._transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -92,38 +58,42 @@ class _Connection(asyncio.Protocol):
         # A cast, because uvloop's transport is not a subclass of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
 
-    def start(self, run: _Run) -> None:
+    def start(self, load: Load) -> None:
         """Send the first request. Call this once all connections are open."""
-        self._run = run
-        self._next(run.started)
+        self._load = load
+        self._next()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._first = self._first or time.monotonic_ns()
+        assert self._load is not None
         try:
-            body = self._reader.feed(data)
-            if body is not None:
-                now = time.monotonic_ns()
-                self._run.answered(body, self._sent, self._first, now)
-                self._next(now)
+            answer = self._reader.feed(data)
         except WireError as error:
             self._finish(error)
+            return
+        if answer is None:
+            return
+        self._load.latencies.append(time.monotonic() - self._sent)
+        if b" 200 " in answer.head[:16] and self._load.is_whole(answer.body):
+            self._next()
+        else:
+            self._finish(WireError(f"unexpected answer: {answer.head!r} {answer.body[-400:]!r}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(exc or WireError("the connection was closed before the answer was complete"))
 
-    def _next(self, now: int) -> None:
+    def _next(self) -> None:
         assert self._transport is not None
-        if now > self._run.deadline:
-            self._finish(None)
-        elif (request := next(self._requests, None)) is None:
-            self._run.stop(now)
+        assert self._load is not None
+        request = None if self._load.overdue else next(self._requests, None)
+        if request is None:
+            self._load.stop()
             self._finish(None)
         else:
-            self._sent, self._first = time.monotonic_ns(), 0
+            self._sent = time.monotonic()
             self._transport.write(request)
 
     def _finish(self, error: Exception | None) -> None:
@@ -139,12 +109,10 @@ async def run_load(
     requests: list[Iterator[bytes]],
     is_whole: Callable[[bytes], bool],
     seconds: float = math.inf,
-    keep: bool = False,
 ) -> Load:
     """Send `requests`, one sequence per connection, to 127.0.0.1:`port`, for at most `seconds`.
 
-    keep: also return the answers' bodies. Raises WireError if an answer does not have status 200 or does not
-    satisfy `is_whole`.
+    Raises WireError if an answer does not have status 200 or does not satisfy `is_whole`.
     """
     loop = asyncio.get_running_loop()
     connections: list[_Connection] = []
@@ -153,12 +121,11 @@ async def run_load(
             connection = _Connection(sequence)
             await loop.create_connection(lambda: connection, "127.0.0.1", port)  # noqa: B023 - called immediately
             connections.append(connection)
-        run = _Run(is_whole, seconds * 1e9, keep)
+        load = Load(is_whole, seconds)
         for connection in connections:
-            connection.start(run)
+            connection.start(load)
         await asyncio.gather(*(connection.done for connection in connections))
     finally:
         for connection in connections:
             connection.close()
-    assert run.stopped is not None
-    return Load(run.counted, run.stopped - run.started, run.sent, run.first, run.finished, run.bodies)
+    return load

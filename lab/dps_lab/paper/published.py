@@ -1,7 +1,6 @@
 """The results in the paper's Tables 1, 2 and 3, and the workloads and engines with which its runs are simulated.
 
-The methods are A (greedy), B (always speculative) and C (DPS). D and E, which use other engines, are in
-`further_results`.
+The methods are A (greedy), B (always speculative) and C (DPS). D and E, which use other engines, are not simulated.
 """
 
 import random

@@ -9,15 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 
 from dps_lab.arguments import positive_float, positive_int
 from dps_lab.replay.client import ReplayOptions
-from dps_lab.replay.progress import Progress
 from dps_lab.replay.records import ReplayResult
 from dps_lab.replay.report import summarize
 from dps_lab.replay.run import ClosedLoop, OpenLoop, replay
 from dps_lab.replay.source import NAMED_SOURCES, load_source
-from dps_lab.replay.tables import lengths_table, routes_table, runs_table
 from dps_lab.workload.sessions import Session, SessionFormatError
 
 
@@ -37,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "--sessions",
         default="bfcl",
         metavar="NAME|FILE",
-        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file in the format of docs/replay.md (default: bfcl)",
+        help=f"{', '.join(NAMED_SOURCES)}, or a JSONL file in the format of docs/lab.md (default: bfcl)",
     )
     result.add_argument("--limit", type=positive_int, metavar="N", help="replay only the first N sessions")
     result.add_argument(
@@ -45,9 +44,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         default="Qwen/Qwen2.5-7B-Instruct",
         help="model name in the requests (default: Qwen/Qwen2.5-7B-Instruct)",
-    )
-    result.add_argument(
-        "--label", metavar="NAME", default="replay", help="name of this run in tables and JSON"
     )
     loop = result.add_mutually_exclusive_group()
     loop.add_argument(
@@ -115,9 +111,7 @@ def main(argv: list[str]) -> int:
 def _report(result: ReplayResult, console: Console) -> int:
     """Print the tables of a replay and its first lost turns. Returns 1 if turns were lost, or 0."""
     summary = summarize(result)
-    if summary.routes:
-        console.print(routes_table(summary), lengths_table(summary))
-    console.print(runs_table([summary], "summary"))
+    summary.print(console)
     for record in [record for record in result.turns if record.error is not None][:5]:
         console.print(f"lost: {record.session}, turn {record.turn}: {record.error}", markup=False)
     return 1 if summary.lost else 0
@@ -140,8 +134,9 @@ async def _replay(sessions: list[Session], arguments: argparse.Namespace, consol
         if arguments.rate is None
         else OpenLoop(arguments.rate, arguments.seed)
     )
-    with Progress(console, arguments.label, sum(len(session.turns) for session in sessions)) as progress:
-        return await replay(sessions, options, pace, label=arguments.label, on_turn=progress.turn_ended)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("turns", total=sum(len(session.turns) for session in sessions))
+        return await replay(sessions, options, pace, on_turn=lambda record: progress.advance(task))
 
 
 def _object(text: str) -> dict[str, object]:

@@ -6,7 +6,6 @@ engine.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dps_lab.workload.sessions import Message, Session
+from dps_local.emulated_sglang.prompt import Prompts
+from dps_local.emulated_sglang.protocol import ChatRequest
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,15 @@ class Decision:
 
 
 class PromptCounter:
-    """Counts the tokens of chat prompts, rendered and tokenized as a whole with `transformers`."""
+    """Counts the tokens of chat prompts, rendered and tokenized as a whole, as the emulated engines do."""
 
     def __init__(self, tokenizer: Path) -> None:
-        """tokenizer: a folder with `tokenizer.json` and a chat template. Counting raises OSError if it lacks them."""
+        """tokenizer: a folder with tokenizer.json and a chat template. Counting raises ValueError if it lacks them."""
         self._folder = tokenizer
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        # Suppresses the warning that PyTorch is missing; tokenizers do not need it.
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import AutoTokenizer  # takes seconds to import, and a plain replay does not need it
-
-        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+    def _prompts(self) -> Prompts:
+        return Prompts.load(str(self._folder))  # takes seconds, and a plain replay does not need it
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
         """L: the number of tokens of the rendered prompt, including tools and generation prompt."""
@@ -49,17 +46,12 @@ class PromptCounter:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
         """The tokens of the rendered prompt, including tools and generation prompt."""
-        text: str = self._tokenizer.apply_chat_template(
-            [_as_rendered(message) for message in messages],
-            tools=[_tool_as_rendered(tool) for tool in tools] or None,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        chat = {"messages": messages, "tools": list(tools) or None}
+        return self._prompts.encode_chat(ChatRequest.model_validate(chat))
 
     def text_tokens(self, text: str) -> int:
         """The tokens of a text, without adding special tokens."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._prompts.text_tokens(text)
 
     def answer_tokens(self, answer: Message) -> int:
         """The approximate tokens that a model generates for an answer: its content, and its calls as JSON."""
@@ -89,31 +81,3 @@ def expected_by_session(
 ) -> dict[str, list[Decision]]:
     """The expected decisions of every session, by session id."""
     return {session.id: list(expected_decisions(session, counter, threshold_tokens)) for session in sessions}
-
-
-def _tool_as_rendered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool as SGLang 0.5.23 passes it to the template: only fields that SGLang defines, in the client's order.
-
-    Source: `Tool` and `Function` in SGLang's entrypoints/openai/protocol.py.
-    """
-    declared = tool["function"]
-    function = {
-        key: value
-        for key, value in declared.items()
-        if key in ("description", "name", "parameters") or (key == "strict" and value is not None)
-    }
-    absent = {key: None for key in ("description", "parameters") if key not in declared}
-    return {"type": "function", "function": function | absent, "defer_loading": None}
-
-
-def _as_rendered(message: Message) -> Message:
-    """The message as an engine passes it to the template: without null fields, with parsed arguments."""
-    rendered = {key: value for key, value in message.items() if value is not None} | {
-        "content": message.get("content") or ""
-    }
-    if calls := message.get("tool_calls"):
-        rendered["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return rendered

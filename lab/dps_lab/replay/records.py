@@ -89,7 +89,6 @@ class TurnRecord:
 class ReplayResult:
     """The records of a replay, in the order in which turns were completed."""
 
-    label: str
     planned_turns: int
     wall_seconds: float
     turns: Sequence[TurnRecord] = field(default_factory=tuple)

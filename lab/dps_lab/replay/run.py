@@ -36,7 +36,6 @@ async def replay(
     options: ReplayOptions,
     pace: Pace,
     *,
-    label: str = "",
     on_turn: Callable[[TurnRecord], None] = lambda record: None,
 ) -> ReplayResult:
     """Send every turn of every session and return the records. `on_turn` is called for each completed turn.
@@ -64,7 +63,6 @@ async def replay(
                         await asyncio.sleep(rng.expovariate(rate))
                         tasks.create_task(_session(client, session, options, add))
     return ReplayResult(
-        label=label,
         planned_turns=sum(len(session.turns) for session in sessions),
         wall_seconds=time.perf_counter() - began,
         turns=turns,

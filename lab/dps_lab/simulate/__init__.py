@@ -3,5 +3,5 @@
 `run` is the simulation: an event queue that drives the sessions (`trace`, `prompts`, `arrivals`), the gateway
 (`gateway`, `budget`) and the engines. `fleet` builds these: an `engine` has the emulated engine's scheduler, takes its
 durations from a time model (`roofline` and the modules named `..._timing`), and runs on a `gpu`. `report` and `regret`
-evaluate a run. `cli` and `grid_cli` are commands.
+evaluate a run, and `compare` runs several fleets. `cli` is the command.
 """

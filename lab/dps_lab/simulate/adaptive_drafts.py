@@ -3,8 +3,9 @@
 This module performs no I/O.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -39,62 +40,48 @@ def vllm_steps(schedule: Sequence[tuple[int, int, int]]) -> StepsByBatch:
     return {first: (tokens,) for first, _, tokens in ranges}
 
 
+class AdaptiveEngine(VirtualEngine):
+    """A speculative engine whose draft length depends on the batch: the one with the most expected tokens per second.
+
+    It knows the acceptance probability of every running request, which real engines estimate.
+    """
+
+    steps_by_batch: StepsByBatch = SGLANG_STEPS
+
+    def step_seconds(self, step: Step, refilled_tokens: int) -> float:
+        if step.kind is StepKind.PREFILL:
+            return super().step_seconds(step, refilled_tokens)
+        base = self.timing.speculation
+        assert base is not None
+        usual = acceptance_probability(base)
+        contexts = sum(len(sequence.prompt) + sequence.generated for sequence in step.sequences)
+        batch = Counter(usual if each.acceptance is None else each.acceptance for each in step.sequences)
+        chosen = adapted(self.timing, base, self.steps_by_batch, batch, contexts)
+        self.scheduler.time_model = TimeModel(speculation=chosen)
+        return replace(self.timing, speculation=chosen).decode_seconds(len(step.sequences), contexts)
+
+
 def adapted(
-    timing: EngineTiming, base: Speculation, steps_by_batch: StepsByBatch, batch: int, context_tokens: int
+    timing: EngineTiming,
+    base: Speculation,
+    steps_by_batch: StepsByBatch,
+    batch: Mapping[float, int],
+    context_tokens: int,
 ) -> Speculation | None:
     """The draft length, of those for this batch, with the most expected tokens per second; None for greedy decoding.
 
     base: the engine's speculation, from whose acceptance length that of other draft lengths is derived.
+    batch: the number of running requests by their acceptance probability.
     """
-    choices = steps_by_batch[max(smallest for smallest in steps_by_batch if smallest <= batch)]
-    candidates = [with_steps(base, steps) for steps in choices]
+    size = sum(batch.values())
+    choices = steps_by_batch[max(smallest for smallest in steps_by_batch if smallest <= size)]
 
-    def rate(speculation: Speculation | None) -> float:
-        tokens = 1.0 if speculation is None else speculation.acceptance_length
-        fixed = EngineTiming(timing.hardware, speculation, timing.efficiency)
-        return tokens / fixed.decode_seconds(batch, context_tokens)
+    def rate(steps: int) -> float:
+        tokens = sum(count * expected_tokens(probability, steps) for probability, count in batch.items())
+        seconds = replace(timing, speculation=with_steps(base, steps)).decode_seconds(size, context_tokens)
+        return tokens / seconds
 
-    return max(candidates, key=rate)
-
-
-@dataclass(frozen=True)
-class AdaptiveTiming(EngineTiming):
-    """Durations of an engine that adapts. `speculation` is its speculation with the default number of steps."""
-
-    steps_by_batch: StepsByBatch = field(kw_only=True)
-
-    def decode_seconds(self, batch: int, context_tokens: int) -> float:
-        chosen = self.adapted(batch, context_tokens)
-        return EngineTiming(self.hardware, chosen, self.efficiency).decode_seconds(batch, context_tokens)
-
-    def adapted(self, batch: int, context_tokens: int) -> Speculation | None:
-        """The speculation of a batch."""
-        assert self.speculation is not None
-        return adapted(self, self.speculation, self.steps_by_batch, batch, context_tokens)
-
-
-class AdaptiveEngine(VirtualEngine):
-    """A speculative engine whose draft length depends on the batch."""
-
-    timing: AdaptiveTiming
-
-    def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
-        super().change(slowdown, acceptance_length)
-        if acceptance_length is not None and self.timing.speculation is not None:
-            speculation = replace(self.timing.speculation, acceptance_length=acceptance_length)
-            self.timing = replace(self.timing, speculation=speculation)
-
-    def next_step(self, now: float) -> Step | None:
-        step = super().next_step(now)
-        if step is not None and step.kind is StepKind.DECODE:
-            contexts = sum(len(sequence.prompt) + sequence.generated for sequence in step.sequences)
-            chosen = self.timing.adapted(len(step.sequences), contexts)
-            if chosen is not None:
-                # The scheduler counts accepted drafts per sequence, over steps with different draft lengths.
-                longest = max(steps for choices in self.timing.steps_by_batch.values() for steps in choices)
-                chosen = replace(chosen, draft_tokens=longest + 1)
-            self.scheduler.time_model = TimeModel(speculation=chosen)
-        return step
+    return with_steps(base, choices[0] if len(choices) == 1 else max(choices, key=rate))
 
 
 @lru_cache
@@ -106,11 +93,13 @@ def with_steps(base: Speculation, steps: int) -> Speculation | None:
     return replace(base, steps=steps, draft_tokens=steps + 1, acceptance_length=tokens)
 
 
+@lru_cache
 def expected_tokens(probability: float, steps: int) -> float:
     """Mean tokens of a verification of `steps` draft tokens, the bonus token included: 1 + p + ... + p^steps."""
     return sum(probability**position for position in range(steps + 1))
 
 
+@lru_cache
 def acceptance_probability(base: Speculation) -> float:
     """The probability p with which a draft token is accepted if the previous ones were, from the mean of `base`."""
     low, high = 0.0, 1.0

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dps_engines.gpu_budget import averaged, receiver
+from dps_engines.gpu_budget import averaged, pool_to_grow
 from dps_engines.pools import POOLS, PoolName
 from dps_gateway.pool import Pool
 from dps_lab.simulate.engine import VirtualEngine
@@ -47,7 +47,7 @@ class Balancer:
     def _decide(self, now: float) -> None:
         engines = self._gateway.engines
         counts = {pool: sum(engine.pool == pool for engine in engines) for pool in POOLS}
-        chosen = receiver(counts, self._average, self._budget.load_ratio)
+        chosen = pool_to_grow(counts, self._average, self._budget.load_ratio)
         if chosen is not None:
             donors = [engine for engine in engines if engine.pool is Pool(chosen).other]
             self._stopping = min(donors, key=lambda engine: engine.load.running)

@@ -3,7 +3,9 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,8 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dps_gateway.pool import Pool
 from dps_gateway.routing.policies import POLICIES, policy_named
+from dps_lab.arguments import positive_int
 from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, StepsByBatch, vllm_steps
+from dps_lab.simulate.compare import CONCURRENCIES, compare
 from dps_lab.simulate.fleet import KINDS, FleetError, parse_fleet
 from dps_lab.simulate.options import (
     add_engine_options,
@@ -27,7 +32,7 @@ from dps_lab.simulate.regret import regret
 from dps_lab.simulate.report import Report, Spread, summarize
 from dps_lab.simulate.run import Scenario, simulate
 from dps_lab.simulate.trace import SessionTrace
-from dps_lab.simulate.workloads import load_workload
+from dps_lab.simulate.workloads import load_workload, mixed, parse_mixture
 
 DEFAULT_THRESHOLD: Final = 128
 
@@ -39,7 +44,10 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        sessions = load_workload(options.workload)
+        workload = load_workload(options.workload)
+        if options.compare:
+            return _compare(options, workload)
+        sessions = _with_acceptance(options, workload, options.seed)
         scenario = _scenario(options, sessions)
         results = simulate(sessions, scenario)
         report = summarize(results, scenario.fleet.gpus, regret(sessions, scenario, results))
@@ -59,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dps simulate",
         description="Simulate a fleet of engines behind the gateway in virtual time. Requires no GPU.",
-        epilog="docs/simulate.md describes the workloads, the trace format and the time model.",
+        epilog="docs/lab.md describes the workloads, the trace format and the time model.",
         allow_abbrev=False,
     )
     add_workload_option(parser)
@@ -100,6 +108,36 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seed of the arrivals, the acceptance of drafts and random routing (default: 0)",
     )
+    parser.add_argument(
+        "--compare",
+        nargs="?",
+        type=_levels,
+        const=CONCURRENCIES,
+        metavar="C,C,...",
+        help="compare fleets of two engines, and policies that route between one engine of each kind, at these numbers "
+        f"of concurrent sessions (default: {','.join(map(str, CONCURRENCIES))}); --fleet, --policy and the load are "
+        "not used",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="with --compare: print means over N seeds, from --seed on (default: 1)",
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=_mixture,
+        metavar="P[=SHARE],...",
+        help="probability that a draft token is accepted if the previous ones were, and the share of the sessions that "
+        "have it, such as 0.35=1,0.85=3 (default: that of the workload, or else the engines' acceptance length)",
+    )
+    parser.add_argument(
+        "--applications",
+        action="store_true",
+        help="sessions with the same probability of --acceptance have their own system prompt, from which the gateway "
+        "recognises what is similar to a new session (default: nothing tells them apart)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser)
     return parser
@@ -119,12 +157,76 @@ def _scenario(options: argparse.Namespace, sessions: list[SessionTrace]) -> Scen
             f"adaptive engines vary their draft steps, of which {options.algorithm} has none; choose another "
             "--algorithm, or speculative=N instead of adaptive=N"
         )
-    if adaptive and fleet.emulated:
-        raise FleetError("adaptive engines require --time-model roofline")
     if fleet.steps_by_batch is not SGLANG_STEPS and not adaptive:
         raise FleetError("--draft-tokens-by-batch requires adaptive engines, such as --fleet adaptive=2")
     policy = policy_named(options.policy, options.threshold)
     return Scenario(fleet, policy, load, options.replicas, options.seed)
+
+
+def _with_acceptance(
+    options: argparse.Namespace, workload: list[SessionTrace], seed: int
+) -> list[SessionTrace]:
+    """The workload with the acceptance probabilities of the options, if they have any."""
+    if options.acceptance is None:
+        return workload
+    return mixed(workload, options.acceptance, seed, options.applications)
+
+
+def _compare(options: argparse.Namespace, sessions: list[SessionTrace]) -> int:
+    base = fleet_of(options, dict.fromkeys(Pool, 1))
+    seeds = range(options.seed, options.seed + options.seeds)
+    workload = partial(_with_acceptance, options, sessions)
+    results = compare(workload, base, options.threshold, options.compare, seeds)
+    if options.json:
+        reports = {name: {each: by[each].as_json() for each in by} for name, by in results.items()}
+        print(json.dumps(reports))
+        return 0
+    title = f"{options.workload}: {len(sessions):,} sessions, {options.cache} cache, {options.speculation} speculation"
+    Console().print(title, *comparison_tables(results, options.workload))
+    return 0
+
+
+def comparison_tables(results: Mapping[str, Mapping[int, Report]], title: str) -> list[Table]:
+    """Batch time, and median session latency, with a row per fleet and a column per load. The least are marked."""
+    figures: dict[str, Callable[[Report], float]] = {
+        "time for all sessions, s": lambda report: report.batch_seconds,
+        "median session latency, s": lambda report: report.session_seconds.median,
+        "mean session latency, s": lambda report: report.session_seconds.mean,
+    }
+    levels = list(next(iter(results.values())))
+    tables = []
+    for name, figure in figures.items():
+        table = Table(
+            title=f"{title}: {name}",
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        table.add_column("concurrent sessions", no_wrap=True)
+        for level in levels:
+            table.add_column(str(level), justify="right")
+        least = {level: min(figure(reports[level]) for reports in results.values()) for level in levels}
+        for contender, reports in results.items():
+            cells = ((figure(reports[level]), least[level]) for level in levels)
+            table.add_row(
+                contender, *(f"{value:,.2f}{'*' if value == best else ' '}" for value, best in cells)
+            )
+        tables.append(table)
+    return tables
+
+
+def _levels(text: str) -> list[int]:
+    return [positive_int(part) for part in text.split(",")]
+
+
+def _mixture(text: str) -> dict[float, float]:
+    """Raises ArgumentTypeError for a text that `parse_mixture` refuses."""
+    try:
+        return parse_mixture(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _draft_tokens_by_batch(text: str) -> StepsByBatch:

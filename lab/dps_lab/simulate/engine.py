@@ -7,6 +7,7 @@ from typing import Any, Final
 from dps_gateway.cached_prompt import CacheUnits
 from dps_gateway.pool import Pool
 from dps_gateway.upstream.replica import Load
+from dps_lab.simulate.prompts import PlannedTurn
 from dps_lab.simulate.roofline import EngineTiming
 from dps_local.emulated_sglang.generation import Plan
 from dps_local.emulated_sglang.scheduler import Scheduler, Sequence, Step, StepKind
@@ -61,7 +62,6 @@ class VirtualEngine:
         # The scheduler needs the time model for the acceptance length; step durations come from `timing`.
         model = TimeModel(speculation=timing.speculation)
         self.scheduler = Scheduler(model, capacity, max_running, serialized, page_tokens)
-        self._slowdown = 1.0
         self._refills: dict[str, int] = {}
 
     @property
@@ -72,17 +72,10 @@ class VirtualEngine:
         free = scheduler.capacity - scheduler.used_tokens
         return Load(scheduler.running, len(scheduler.waiting), tokens, scheduler.max_running, free)
 
-    def change(self, slowdown: float | None, acceptance_length: float | None) -> None:
-        """Change the factor of the duration of every pass, or the acceptance length; None keeps the current one."""
-        if slowdown is not None:
-            self._slowdown = slowdown
-        if acceptance_length is not None and self.timing.speculation is not None:
-            speculation = replace(self.timing.speculation, acceptance_length=acceptance_length)
-            self.scheduler.time_model = replace(self.scheduler.time_model, speculation=speculation)
-
-    def sequence(self, rid: str, prompt: tuple[int, ...], answer: tuple[int, ...], now: float) -> Sequence:
+    def sequence(self, rid: str, turn: PlannedTurn, now: float) -> Sequence:
         """A request for this engine. `rid` seeds the random acceptance of drafts."""
-        return Sequence(rid, prompt, Plan(answer, "", (), _LENGTH), now, random.Random(rid))
+        plan = Plan(turn.answer, "", (), _LENGTH)
+        return Sequence(rid, turn.prompt, plan, now, random.Random(rid), acceptance=turn.acceptance)
 
     def fetch_for(self, prompt: tuple[int, ...]) -> Fetch | None:
         """The transfer that saves the most prefill for this prompt; None if it is shorter than SGLang's threshold."""
@@ -112,4 +105,8 @@ class VirtualEngine:
         refilled = 0
         if step.kind is StepKind.PREFILL and self._refills:
             refilled = sum(self._refills.pop(sequence.rid, 0) for sequence in step.sequences)
-        return replace(step, seconds=self._slowdown * self.timing.step_seconds(step, refilled))
+        return replace(step, seconds=self.step_seconds(step, refilled))
+
+    def step_seconds(self, step: Step, refilled_tokens: int) -> float:
+        """Duration of a step that the engine is about to run. refilled_tokens: see `EngineTiming.step_seconds`."""
+        return self.timing.step_seconds(step, refilled_tokens)

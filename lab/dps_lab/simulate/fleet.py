@@ -1,17 +1,15 @@
 """A simulated fleet: which engines there are, which GPUs they run on, and which caches they share."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from dps_engines.sglang.prefix_cache import GREEDY, SHARED
 from dps_gateway.pool import Pool
-from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, AdaptiveEngine, AdaptiveTiming, StepsByBatch
-from dps_lab.simulate.emulated_timing import CAPACITY_TOKENS, SHARED_PAGE_TOKENS, EmulatedTiming
+from dps_lab.simulate.adaptive_drafts import SGLANG_STEPS, AdaptiveEngine, StepsByBatch
 from dps_lab.simulate.engine import CacheLink, VirtualEngine
 from dps_lab.simulate.hardware import HARDWARE, Hardware
-from dps_lab.simulate.measured_timing import MeasuredTiming, PassTimes
 from dps_lab.simulate.roofline import FITTED, Efficiency, EngineTiming, kv_capacity, speculation
 from dps_local.emulated_sglang.settings import MAX_RUNNING_SPECULATIVE, EngineSettings
 from dps_local.emulated_sglang.time_model import Speculation
@@ -26,7 +24,7 @@ class Budget:
     """Replicas move between the pools by their demand, as with the operator's `spec.gpuBudget`. Times are in seconds.
 
     start_seconds: from the end of the last request of the engine that stops until the new one serves. load_ratio: see
-    `dps_engines.gpu_budget.receiver`.
+    `dps_engines.gpu_budget.pool_to_grow`.
     """
 
     cooldown_seconds: float = 600.0
@@ -40,8 +38,6 @@ class FleetSpec:
 
     budget: how replicas move between the pools; None if they do not.
     adaptive: how many of the speculative engines adapt their draft length to the batch, among `steps_by_batch`.
-    emulated: the engines have the cost model, cache and pages of the engines of `dps up`, not the roofline model.
-    measured: the passes of each pool's engines, if they were measured.
     greedy_efficiency: the efficiency of the greedy engines, if it differs from `efficiency`.
     """
 
@@ -56,8 +52,6 @@ class FleetSpec:
     transfer_bytes_per_second: float = 20e9
     adaptive: int = 0
     steps_by_batch: StepsByBatch = field(default_factory=lambda: SGLANG_STEPS)
-    emulated: bool = False
-    measured: Mapping[Pool, PassTimes] | None = None
     budget: Budget | None = None
 
     @property
@@ -111,7 +105,7 @@ def build_engines(spec: FleetSpec) -> list[list[VirtualEngine]]:
     engines: list[list[VirtualEngine]] = []
     for group in groups:
         timings = [_timing(spec, pool) for pool in group]
-        capacities = [CAPACITY_TOKENS for _ in group] if spec.emulated else kv_capacity(timings)
+        capacities = kv_capacity(timings)
         engines.append(
             [
                 _engine(spec, pool, next(names[pool]), timing, capacity)
@@ -127,10 +121,7 @@ def _timing(spec: FleetSpec, pool: Pool) -> EngineTiming:
     speculative = pool is Pool.SPECULATIVE
     chosen = spec.speculation if speculative else None
     efficiency = spec.efficiency if speculative else spec.greedy_efficiency or spec.efficiency
-    if spec.measured is not None:
-        return MeasuredTiming(spec.hardware, chosen, efficiency, passes=spec.measured[pool])
-    kind = EmulatedTiming if spec.emulated else EngineTiming
-    return kind(spec.hardware, chosen, efficiency)
+    return EngineTiming(spec.hardware, chosen, efficiency)
 
 
 def additional_engine(spec: FleetSpec, pool: Pool, number: int) -> VirtualEngine:
@@ -143,21 +134,18 @@ def additional_engine(spec: FleetSpec, pool: Pool, number: int) -> VirtualEngine
 
 def _engine(spec: FleetSpec, pool: Pool, number: int, timing: EngineTiming, capacity: int) -> VirtualEngine:
     speculative = pool is Pool.SPECULATIVE
-    kind = VirtualEngine
-    if speculative and number < spec.adaptive:
-        kind = AdaptiveEngine
-        timing = AdaptiveTiming(
-            timing.hardware, timing.speculation, timing.efficiency, steps_by_batch=spec.steps_by_batch
-        )
-    return kind(
+    kind = AdaptiveEngine if speculative and number < spec.adaptive else VirtualEngine
+    engine = kind(
         url=f"{pool}-{number}",
         pool=pool,
         timing=timing,
         capacity=capacity,
         max_running=MAX_RUNNING_SPECULATIVE if speculative else EngineSettings.max_running_requests,
         serialized=speculative and spec.serialized,
-        page_tokens=SHARED_PAGE_TOKENS if spec.emulated and spec.cache == "common" else 1,
     )
+    if isinstance(engine, AdaptiveEngine):
+        engine.steps_by_batch = spec.steps_by_batch
+    return engine
 
 
 def share(spec: FleetSpec, engines: Sequence[VirtualEngine]) -> None:

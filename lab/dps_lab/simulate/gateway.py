@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dps_gateway.acceptance import UNKNOWN, Acceptance
 from dps_gateway.cached_prompt import CachedPrompt
-from dps_gateway.pool import Pool
-from dps_gateway.replica_id import replica_id
+from dps_gateway.pool import Pool, replica_id
 from dps_gateway.routing.decision import Decision, Policy, PolicyInput, PoolView, Reason
 from dps_gateway.routing.learning import LearningPolicy, Observation
 from dps_gateway.upstream.admission import Admission
@@ -31,6 +31,7 @@ class SessionRecord:
     pool: Pool | None = None
     held: dict[str, int] = field(default_factory=dict)
     """Length of the longest prompt that an engine has served and that is a prefix of the next, in tokens."""
+    acceptance: Acceptance = UNKNOWN
 
     def held_tokens(self, turn: PlannedTurn) -> dict[str, int]:
         """Tokens of the prompt that are in an engine's KV cache, by the engine's id, according to this record."""
@@ -79,8 +80,13 @@ class VirtualGateway:
         self._seed = seed
         self._next_exchange = EXCHANGE_SECONDS
 
-    def place(self, session_id: str, number: int, turn: PlannedTurn, record: SessionRecord) -> Placement:
-        """Route turn `number` of a session, counted from 0, and commit it. Any gateway replica may serve any turn."""
+    def place(
+        self, session_id: str, number: int, turn: PlannedTurn, record: SessionRecord, kind: str
+    ) -> Placement:
+        """Route turn `number` of a session, counted from 0, and commit it. Any gateway replica may serve any turn.
+
+        kind: see `PolicyInput.kind`.
+        """
         rng = random.Random(f"{self._seed}/{session_id}/{number}")
         gateway_replica = rng.randrange(len(self._pools))
         pools = self._pools[gateway_replica]
@@ -97,6 +103,8 @@ class VirtualGateway:
                 number=number + 1,
                 last_pool=record.pool if turn.base_tokens else None,
                 pools=views,
+                acceptance=record.acceptance,
+                kind=kind,
             )
         )
         if decision.pool not in views:

@@ -85,12 +85,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="serialized: a speculative engine runs requests one after another, as in the paper (default: batched)",
     )
     engine.add_argument(
-        "--time-model",
-        choices=("roofline", "emulated"),
-        default="roofline",
-        help="emulated: the simpler cost model of the engines of dps up and dps demo (default: roofline)",
-    )
-    engine.add_argument(
         "--hardware",
         choices=tuple(HARDWARE),
         default="a100-7b",
@@ -119,18 +113,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def fleet_of(options: argparse.Namespace, engines: dict[Pool, int]) -> FleetSpec:
     """A fleet of these engines, each on its own GPUs. Raises ValueError if the acceptance length is impossible."""
-    emulated = options.time_model == "emulated"
-    acceptance_length = options.acceptance_length
-    if emulated and acceptance_length is None:
-        acceptance_length = ALGORITHMS[options.algorithm].acceptance_length
     return FleetSpec(
         engines=engines,
         cache=options.cache,
         serialized=options.speculation == "serialized",
         hardware=HARDWARE[options.hardware],
-        speculation=speculation(options.algorithm, acceptance_length),
+        speculation=speculation(options.algorithm, options.acceptance_length),
         transfer_bytes_per_second=options.transfer_rate * 1e9,
-        emulated=emulated,
     )
 
 

@@ -26,6 +26,8 @@ class PlannedTurn:
     answer: tuple[int, ...]
     base_tokens: int
     think_seconds: float
+    acceptance: float | None = None
+    """See `SessionTrace.acceptance`."""
 
     @property
     def delta_tokens(self) -> int:
@@ -55,7 +57,8 @@ class PlannedSession:
             known = (previous + answer)[: lengths.prompt_tokens] if base else self.prefix
             prompt = known + runs.take(lengths.prompt_tokens - len(known))
             previous, answer = prompt, runs.take(lengths.output_tokens)
-            yield PlannedTurn(prompt, answer, base, lengths.think_seconds)
+            acceptance = self.trace.acceptance if lengths.acceptance is None else lengths.acceptance
+            yield PlannedTurn(prompt, answer, base, lengths.think_seconds, acceptance)
 
 
 class _Runs:

@@ -2,8 +2,8 @@
 
 A pass reads the weights and the KV cache of its sequences, multiplies every token by the weights, and computes
 attention. It takes as long as memory access or computation, whichever is slower. `Efficiency` holds the fraction of the
-data sheet's peaks that is reached and the fixed costs; docs/simulation-results.md has the fit and the error in every
-cell of the paper's tables. This module performs no I/O.
+data sheet's peaks that is reached and the fixed costs; docs/measurements.md has the fit and its errors. This module
+performs no I/O.
 """
 
 import math

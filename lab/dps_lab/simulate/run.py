@@ -1,7 +1,6 @@
 """The simulation: sessions, gateway and engines driven by one event queue. No clock, no I/O."""
 
 import heapq
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from itertools import count
 
 from dps_gateway.pool import Pool
 from dps_gateway.routing.decision import Policy, Reason
-from dps_gateway.routing.learning import Observation
-from dps_gateway.upstream.reports import LOAD_INTERVAL_SECONDS as POLL_SECONDS
+from dps_gateway.routing.learning import Observation, decoding_load
+from dps_gateway.upstream.health import LOAD_INTERVAL_SECONDS as POLL_SECONDS
 from dps_lab.simulate.arrivals import Pattern, arrival_times
 from dps_lab.simulate.budget import INTERVAL_SECONDS as BALANCE_SECONDS
 from dps_lab.simulate.budget import Balancer
@@ -33,21 +32,6 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of the load or of the engines at a time in seconds. Values that are None do not change.
-
-    concurrency: of a closed loop. When it decreases, sessions in progress are completed. slowdown: factor of the
-    duration of all forward passes of a pool's engines. acceptance_length: that of its speculation, in tokens.
-    """
-
-    at_seconds: float
-    concurrency: int | None = None
-    pool: Pool | None = None
-    slowdown: float | None = None
-    acceptance_length: float | None = None
-
-
-@dataclass(frozen=True)
 class Scenario:
     """Everything that a run depends on besides the sessions. `replicas` counts the gateway's replicas."""
 
@@ -56,9 +40,6 @@ class Scenario:
     load: Load
     replicas: int = 1
     seed: int = 0
-    changes: tuple[Change, ...] = ()
-    until_seconds: float = math.inf
-    """The simulation ends at this time; turns in progress have no result."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +87,8 @@ class _InFlight:
     turn: PlannedTurn
     placement: Placement
     sent: float
+    load_at_start: int = 0
+    """`Replica.load` when the engine began to answer."""
 
 
 Event = Callable[[float], None]
@@ -140,8 +123,6 @@ class _Simulation:
         engines = [engine for group in groups for engine in group]
         _check_lengths(sessions, min(engine.scheduler.capacity for engine in engines))
         self._engines = engines
-        self._changes = scenario.changes
-        self._until = scenario.until_seconds
         self._concurrency = scenario.load.concurrency
         self._active = 0
         self._gateway = VirtualGateway(scenario.policy, engines, scenario.replicas, scenario.seed)
@@ -163,7 +144,7 @@ class _Simulation:
         if self._balancer is not None:
             self._at(BALANCE_SECONDS, partial(self._balance, self._balancer))
         self._schedule_arrivals()
-        while self._events and self._events[0][0] <= self._until:
+        while self._events:
             now = self._events[0][0]
             # All events of one moment are processed before a batch is formed.
             while self._events and self._events[0][0] <= now:
@@ -175,8 +156,6 @@ class _Simulation:
         return self._results
 
     def _schedule_arrivals(self) -> None:
-        for change in self._changes:
-            self._at(change.at_seconds, partial(self._apply, change))
         if self._concurrency is not None:
             self._at(0.0, self._fill)
             return
@@ -226,14 +205,6 @@ class _Simulation:
         """
         return len(self._events) > (self._balancer is not None)
 
-    def _apply(self, change: Change, now: float) -> None:
-        if change.concurrency is not None:
-            self._concurrency = change.concurrency
-            self._fill(now)
-        for engine in self._engines:
-            if engine.pool is change.pool:
-                engine.change(change.slowdown, change.acceptance_length)
-
     def _start(self, session: PlannedSession, now: float) -> None:
         active = _Active(session, enumerate(session.turns()), SessionRecord())
         self._next_turn(active, now)
@@ -248,7 +219,9 @@ class _Simulation:
         self._at(now + turn.think_seconds, partial(self._send, active, number, turn))
 
     def _send(self, active: _Active, number: int, turn: PlannedTurn, now: float) -> None:
-        placement = self._gateway.place(active.plan.trace.id, number, turn, active.record)
+        placement = self._gateway.place(
+            active.plan.trace.id, number, turn, active.record, active.plan.trace.prefix or ""
+        )
         flight = _InFlight(active, number, turn, placement, now)
         self._at(now + self._request_seconds, partial(self._arrive, flight))
 
@@ -257,7 +230,7 @@ class _Simulation:
         engine = flight.placement.engine
         rid = f"{self._seed}/{flight.active.plan.trace.id}/{flight.number}"
         self._in_flight[rid] = flight
-        sequence = engine.sequence(rid, flight.turn.prompt, flight.turn.answer, now)
+        sequence = engine.sequence(rid, flight.turn, now)
         fetch = engine.fetch_for(flight.turn.prompt)
         if fetch is None:
             engine.submit(sequence)
@@ -275,7 +248,9 @@ class _Simulation:
         for progressed in gpu.complete(now):
             for sequence in progressed:
                 if sequence.first_token == now:
-                    self._gateway.answering(self._in_flight[sequence.rid].placement)
+                    flight = self._in_flight[sequence.rid]
+                    flight.load_at_start = flight.placement.replica.load
+                    self._gateway.answering(flight.placement)
                 if sequence.finished is not None:
                     self._finish(sequence, now)
         self._await_completion(gpu)
@@ -284,8 +259,13 @@ class _Simulation:
         flight = self._in_flight.pop(sequence.rid)
         placement = flight.placement
         assert sequence.first_token is not None
-        self._gateway.release(placement)
         self._gateway.observe(placement, _observation(flight, sequence, now), now)
+        self._gateway.release(placement)
+        if sequence.verify_steps:
+            record = flight.active.record
+            record.acceptance = record.acceptance.observed(
+                sequence.generated, sequence.verify_steps, placement.number
+            )
         self._results.append(
             TurnResult(
                 session=flight.active.plan.trace.id,
@@ -322,11 +302,15 @@ def _observation(flight: _InFlight, sequence: Request, now: float) -> Observatio
         fetched_tokens=None,  # all tokens that the record expects to be fetched are fetched
         output_tokens=sequence.generated,
         load=view.load,
+        decoding_load=decoding_load(flight.load_at_start, placement.replica.load),
+        running_limit=view.running_limit,
         queued_prefill_tokens=view.queued_prefill_tokens,
         later_prefill_tokens=placement.replica.begun_after(placement.sent_tokens),
         first_token_seconds=sequence.first_token - flight.sent,
         total_seconds=now - flight.sent,
         number=placement.number,
+        verifications=sequence.verify_steps or None,
+        kind=flight.active.plan.trace.prefix or "",
     )
 
 

@@ -1,6 +1,6 @@
 """Length traces: the input of `dps simulate`. JSONL, one session per line, lengths in tokens only.
 
-docs/simulate.md describes the format for users; this module is its definition.
+docs/lab.md describes the format for users; this module is its definition.
 """
 
 import reprlib
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Tokens = Annotated[int, Field(ge=0)]
 PositiveTokens = Annotated[int, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -26,24 +27,28 @@ class _Record(BaseModel):
 class TurnLengths(_Record):
     """One request: the length of its whole prompt (L_t) and of its answer, in tokens.
 
-    `think_seconds` is how long the client waits between the previous answer and this request.
+    `think_seconds` is how long the client waits between the previous answer and this request. `acceptance` replaces
+    that of the session.
     """
 
     prompt_tokens: PositiveTokens
     output_tokens: PositiveTokens
     think_seconds: Seconds = 0.0
+    acceptance: Probability | None = None
 
 
 class SessionTrace(_Record):
     """One session. Sessions with the same `prefix` share their first `prefix_tokens` tokens.
 
-    `arrival_seconds` is when the session starts; null if the load options decide.
+    `arrival_seconds` is when the session starts; null if the load options decide. `acceptance` is the probability that
+    a draft token is accepted if the previous ones were; null for the engine's mean number of tokens per verification.
     """
 
     id: Annotated[str, Field(min_length=1)]
     prefix: str | None = None
     prefix_tokens: Tokens = 0
     arrival_seconds: Seconds | None = None
+    acceptance: Probability | None = None
     turns: Annotated[list[TurnLengths], Field(min_length=1)]
 
     @property

@@ -1,8 +1,11 @@
-"""Named workloads: length traces that come with the package. Their sources are in docs/simulate.md."""
+"""Named workloads: length traces that come with the package. Their sources are in docs/lab.md."""
 
+import math
 import random
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +19,7 @@ LENGTHS: Final = {"bfcl": "bfcl.jsonl", "tau-bench": "tau-bench.jsonl", "mooncak
 WORKLOADS: Final = (*LENGTHS, "toolbench")
 
 TOOLBENCH_OUTPUT_TOKENS: Final = 111
-"""Mean answer length of the ToolBench-shaped workload; the paper reports none. See docs/simulation-results.md."""
+"""Mean answer length of the ToolBench-shaped workload; the paper reports none. See docs/measurements.md."""
 
 _OUTPUT_SPREAD: Final = 0.5
 """Standard deviation of the logarithm of an answer's length."""
@@ -69,6 +72,46 @@ def toolbench_trace() -> list[SessionTrace]:
     return [
         SessionTrace(id=f"toolbench_shaped_{number}", turns=_turns(deltas, TOOLBENCH_OUTPUT_TOKENS, rng))
         for number, deltas in enumerate(toolbench_shaped())
+    ]
+
+
+def parse_mixture(text: str) -> dict[float, float]:
+    """Shares of the sessions by acceptance probability, such as `0.35=1,0.85=3`, or one probability for all sessions.
+
+    Raises ValueError if the text is neither.
+    """
+    shares: dict[float, float] = {}
+    for part in text.split(","):
+        probability, _, share = part.partition("=")
+        shares[float(probability)] = float(share or 1)
+    if not all(0 <= probability <= 1 and 0 < share < math.inf for probability, share in shares.items()):
+        raise ValueError(
+            f"'{text}' has a probability that is not from 0 to 1, or a share that is not above 0"
+        )
+    return shares
+
+
+def mixed(
+    sessions: Sequence[SessionTrace], mixture: Mapping[float, float], seed: int, applications: bool = False
+) -> list[SessionTrace]:
+    """The sessions with acceptance probabilities in these shares, which are assigned at random.
+
+    The probabilities of the workload, those of turns included, are replaced. applications: whether the prompts of
+    sessions with different probabilities begin differently.
+    """
+    order = list(range(len(sessions)))
+    random.Random(f"{seed}/acceptance").shuffle(order)
+    limits = [share / sum(mixture.values()) * len(order) for share in accumulate(mixture.values())]
+    drawn = [list(mixture)[bisect(limits[:-1], rank + 0.5)] for rank in order]
+    return [
+        session.model_copy(
+            update={
+                "acceptance": probability,
+                "prefix": f"{session.prefix or ''} {probability}" if applications else session.prefix,
+                "turns": [turn.model_copy(update={"acceptance": None}) for turn in session.turns],
+            }
+        )
+        for session, probability in zip(sessions, drawn, strict=True)
     ]
 
 

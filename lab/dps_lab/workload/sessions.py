@@ -1,6 +1,6 @@
 """The format of recorded sessions: JSON Lines with one session per line.
 
-docs/replay.md describes the format; this module defines it.
+docs/lab.md describes the format; this module defines it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,6 +3,7 @@
 Every command uses an explicit kubeconfig. `refuse_unknown` guards against clusters that are not meant for tests.
 """
 
+import base64
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from dps_testkit.errors import RefusedError
-from dps_testkit.waiting import eventually
+from dps_testkit.waiting import PATIENCE_SECONDS, eventually
 
 BIN = Path(os.environ.get("CLUSTER_BIN", Path.home() / ".cache/dps-router/cluster/bin"))
 CONTEXT = "dps-test"
@@ -85,7 +86,7 @@ class Kube:
         assert wanted in found, f"no condition {wanted}"
         return found[wanted]
 
-    def until(self, name: str, seconds: float = 60, **conditions: str) -> None:
+    def until(self, name: str, seconds: float = PATIENCE_SECONDS, **conditions: str) -> None:
         """Wait until each of a DPSRouter's conditions has the given status or reason."""
 
         def check() -> None:
@@ -142,3 +143,8 @@ def refuse_unknown(kube: Kube, known: str) -> None:
             f"the current context is {context!r}; these tests install and delete things. "
             f"If it is a test cluster, set E2E_CONTEXT={shlex.quote(context)}"
         )
+
+
+def decoded(secret: Manifest) -> dict[str, str]:
+    """The plain values of a Secret from the API server."""
+    return {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}

@@ -12,6 +12,10 @@ import yaml
 
 from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import Kube
+from dps_testkit.waiting import eventually
+
+START_SECONDS = 240.0
+"""Limit for the start of an operator process."""
 
 
 def service_account_kubeconfig(kube: Kube, account: str, path: Path, server: str = "") -> Path:
@@ -38,6 +42,17 @@ class Operator:
         command = [sys.executable, "-m", "dps_operator", "--health-port", str(self.port), *arguments]
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         self._process = subprocess.Popen(command, env=environment, stdout=self._output, stderr=self._output)
+
+    def wait_ready(self) -> None:
+        """Wait until it has listed all objects, which on a busy machine takes a minute, mostly of imports."""
+
+        def ready() -> None:
+            try:
+                assert self.get("/readyz") == "ok"
+            except OSError as error:
+                raise AssertionError(f"the operator is not ready: {error}") from error
+
+        eventually(ready, START_SECONDS)
 
     @property
     def pid(self) -> int:

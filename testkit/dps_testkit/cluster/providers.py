@@ -1,8 +1,7 @@
-"""Provides a cluster with a real node: an existing one, a kind cluster, or one built on this machine."""
+"""Provides a cluster with a real node: an existing one, or one built on this machine."""
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from dps_local.processes import free_ports
 from dps_testkit.cluster.kube import BIN, CONTEXT, Kube, Manifest, refuse_unknown, volume
@@ -18,8 +16,6 @@ from dps_testkit.errors import RefusedError
 from dps_testkit.paths import CLUSTER_SCRIPTS, ROOT
 from dps_testkit.waiting import eventually
 
-Provider = Literal["existing", "kind", "self-built"]
-KIND = "dps-test"
 VOLUMES = 20
 START = 'log=$1 pid=$2; shift 2; setsid nohup "$@" >>"$log" 2>&1 </dev/null & echo $! >"$pid"'
 """Starts a process in the same way as `up`: detached, with a log file and a pid file."""
@@ -86,22 +82,6 @@ class Cluster:
             eventually(lambda: self.kube.kubectl("get", "--raw", "/readyz"))
 
 
-def choose(environment: Mapping[str, str], docker_works: bool, root: bool) -> Provider:
-    """Choose a provider: E2E_KUBECONFIG if it is set, kind if docker runs, otherwise self-built if root.
-
-    Raises RefusedError, with a message that lists the options, if none is available.
-    """
-    if environment.get("E2E_KUBECONFIG"):
-        return "existing"
-    if docker_works and shutil.which("kind", path=environment.get("PATH")):
-        return "kind"
-    if root:
-        return "self-built"
-    raise RefusedError(
-        "no cluster: set E2E_KUBECONFIG and E2E_CONTEXT, or start docker with kind, or run as root"
-    )
-
-
 def storage(folder: Path) -> list[Manifest]:
     """A default storage class, and volumes of it in world-writable folders."""
     manifests: list[Manifest] = [
@@ -132,20 +112,6 @@ def _existing(environment: Mapping[str, str]) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _kind(folder: Path) -> Iterator[Cluster]:
-    kube = Kube(folder / "kubeconfig")
-    name = ("--name", KIND)
-    try:
-        create = ["kind", "create", "cluster", *name, "--kubeconfig", str(kube.kubeconfig), "--wait", "180s"]
-        subprocess.run(create, check=True, timeout=600)
-        refuse_unknown(kube, f"kind-{KIND}")
-        kube.run(str(CLUSTER_SCRIPTS / "advertise-gpus"))
-        yield Cluster(kube, ("kind", "load", "image-archive", *name))
-    finally:
-        subprocess.run(["kind", "delete", "cluster", *name], check=True, timeout=120)
-
-
-@contextmanager
 def _self_built(folder: Path) -> Iterator[Cluster]:
     subprocess.run([CLUSTER_SCRIPTS / "build"], check=True)
     try:
@@ -158,21 +124,14 @@ def _self_built(folder: Path) -> Iterator[Cluster]:
         subprocess.run([CLUSTER_SCRIPTS / "down", folder], check=True, timeout=300)
 
 
-def _docker_works() -> bool:
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True, timeout=30).returncode == 0
-
-
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster with a node and this checkout's images. A cluster created here is deleted on exit."""
-    provider = choose(os.environ, _docker_works(), os.geteuid() == 0)
-    providers = {
-        "existing": lambda: _existing(os.environ),
-        "kind": lambda: _kind(folder),
-        "self-built": lambda: _self_built(folder),
-    }
-    with providers[provider]() as running:
+    """A cluster with a node and this checkout's images: that of E2E_KUBECONFIG if it is set, otherwise a new one.
+
+    A cluster created here is deleted on exit. Raises RefusedError if neither is possible.
+    """
+    if not os.environ.get("E2E_KUBECONFIG") and os.geteuid():
+        raise RefusedError("no cluster: set E2E_KUBECONFIG and E2E_CONTEXT, or run as root")
+    with _existing(os.environ) if os.environ.get("E2E_KUBECONFIG") else _self_built(folder) as running:
         running.load_images()
         yield running

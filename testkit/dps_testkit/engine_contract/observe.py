@@ -60,7 +60,7 @@ def stream(body: bytes) -> list[Shape]:
     if rest or len(matches) < len(frames):
         raise ValueError(f"not framed as server-sent events of one data line: {body[:200]!r}")
     events = [_parsed(*match.groups()) for match in matches]
-    return _runs([_event(event) for event in sorted(events, key=_choice)])
+    return runs([_event(event) for event in sorted(events, key=_choice)])
 
 
 def metrics(exposition: str) -> dict[str, Shape]:
@@ -81,7 +81,7 @@ def shape(value: Any, key: str = "", settled: bool = True) -> Shape:
         case dict():
             return {name: shape(item, name, settled) for name, item in value.items()}
         case list():
-            return _runs([shape(item, key, settled) for item in value])
+            return runs([shape(item, key, settled) for item in value])
         case None | bool() | "":
             return value
         case str() if key == "message" and VALIDATION.match(value):
@@ -120,5 +120,6 @@ def _choice(event: Any) -> tuple[int, int]:
             return 1, 0
 
 
-def _runs(shapes: list[Shape]) -> list[Shape]:
+def runs(shapes: list[Shape]) -> list[Shape]:
+    """The shapes without those that are equal to the one before."""
     return [item for item, _ in groupby(shapes)]

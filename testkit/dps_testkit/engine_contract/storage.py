@@ -16,18 +16,13 @@ SOURCES = ("device", "host", "storage")
 
 @dataclass(frozen=True)
 class Step:
-    """A request. Prompts with the same text begin with the same tokens.
-
-    engine: GREEDY or SPECULATIVE. failure: the plugin's name for what happens to all pages that are written or read, or
-    SLOW.
-    """
+    """A request to one of the engines, GREEDY or SPECULATIVE. Prompts with the same text begin with the same tokens."""
 
     meaning: str
     engine: str
     text: str
     tokens: int
     salt: str = ""
-    failure: str = ""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -38,8 +33,6 @@ class Step:
 
 
 GREEDY, SPECULATIVE = "greedy", "speculative"
-SLOW = "slow"
-"""All pages of the prompt are read, but not before the engine stops waiting for them."""
 
 STEPS: Sequence[Step] = (
     Step("nothing is cached", GREEDY, "a", 1000),
@@ -64,52 +57,24 @@ STEPS: Sequence[Step] = (
     Step("another tenant", SPECULATIVE, "h", 1000, "another"),
     Step("the first tenant elsewhere", SPECULATIVE, "h", 1000, "one"),
 )
-FAILURES: Sequence[Step] = (
-    Step("no page can be written", GREEDY, "i", 1000, failure="write_error"),
-    Step("the engine has them in memory", GREEDY, "i", 1000),
-    Step("no page was written", SPECULATIVE, "i", 1000),
-    Step("nothing is cached", GREEDY, "j", 1000),
-    Step("all pages are damaged", SPECULATIVE, "j", 1000, failure="rejected"),
-    Step("nothing is cached", SPECULATIVE, "k", 1000),
-    Step("undamaged pages", GREEDY, "k", 1000),
-)
-"""Steps while writing or reading fails, and afterwards."""
-TRANSFERS: Sequence[Step] = (
-    Step("nothing is cached", GREEDY, "l", 1000),
-    Step("no page can be read", SPECULATIVE, "l", 1000, failure="read_error"),
-    Step("nothing is cached", GREEDY, "m", 1000),
-    Step("no page arrives before the time limit", SPECULATIVE, "m", 1000, failure=SLOW),
-    Step("the engine has computed them", SPECULATIVE, "m", 1000),
-    Step("nothing is cached", GREEDY, "n", 1000),
-    Step("pages that arrive", SPECULATIVE, "n", 1000),
-)
-"""Steps while reading fails or is slow, and afterwards, with the prefetch policy `timeout`."""
 
 
-def recording(algorithm: str, page_tokens: int, kind: str = "") -> Path:
-    """The recording of a greedy engine and one with this algorithm, as SGLang spells it, with pages of this size.
-
-    kind: "-transfers" for TRANSFERS.
-    """
-    name = f"sglang-0.5.23-storage-{algorithm.lower()}-{page_tokens}{kind}.json"
-    return ROOT / "tests/local/contract" / name
+def recording(algorithm: str) -> Path:
+    """The recording of a greedy engine and one with this algorithm, as SGLang spells it, with pages of 64 tokens."""
+    return ROOT / "tests/local/contract" / f"sglang-0.5.23-storage-{algorithm.lower()}-64.json"
 
 
-async def play(
-    request: Callable[[Step], Awaitable[Mapping[str, Any]]], steps: Sequence[Step] = STEPS
-) -> list[dict[str, Any]]:
-    """For each step, the tokens of its prompt that the engine found, by source, and the pages that failed.
+async def play(request: Callable[[Step], Awaitable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """For each step, the tokens of its prompt that the engine found, by source.
 
-    request: sends a step's request, and returns the answer's `meta_info` when the prompt's pages are stored or have
-    failed. The key `failed_pages` has the number of the latter, or of the pages that were read if the failure is SLOW.
+    request: sends a step's request, and returns the answer's `meta_info` when the prompt's pages are stored.
     """
     found = []
-    for step in steps:
+    for step in STEPS:
         meta = await request(step)
         details = meta.get("cached_tokens_details") or {}
         tokens = {source: details.get(source, 0) for source in SOURCES}
         assert sum(tokens.values()) == meta["cached_tokens"]
         name = f"{step.engine}, {step.tokens} tokens of {step.text}: {step.meaning}"
-        failed = {step.failure: meta["failed_pages"]} if step.failure else {}
-        found.append({"step": name, **tokens, **failed})
+        found.append({"step": name, **tokens})
     return found

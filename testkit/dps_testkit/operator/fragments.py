@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from dps_operator.api.spec import Spec
+from dps_operator.api import Spec
 from dps_testkit.documents import blocks
 
 DOCUMENTS = ("docs/installing.md", "docs/operating.md", "docs/prefix-cache.md")

@@ -8,30 +8,12 @@ from typing import Any
 
 import yaml
 
-from dps_operator.builders.children import children
-from dps_testkit.operator.routers import (
-    EVERYTHING,
-    MOONCAKE,
-    PREFIX_CACHE,
-    SETTINGS,
-    SMALLEST,
-    SOURCES,
-    SOURCES_VLLM,
-    VLLM,
-    router,
-)
+from dps_operator.build import children
+from dps_testkit.operator.routers import EVERYTHING, SETTINGS, SMALLEST, router
 from dps_testkit.paths import ROOT
 
 HERE = ROOT / "tests/operator/fixtures"
-CASES: dict[str, dict[str, Any]] = {
-    "smallest": SMALLEST,
-    "everything": EVERYTHING,
-    "prefix-cache": PREFIX_CACHE,
-    "mooncake": MOONCAKE,
-    "vllm": VLLM,
-    "sources": SOURCES,
-    "sources-vllm": SOURCES_VLLM,
-}
+CASES: dict[str, dict[str, Any]] = {"smallest": SMALLEST, "everything": EVERYTHING}
 
 
 class NoAliasDumper(yaml.SafeDumper):
@@ -43,5 +25,5 @@ class NoAliasDumper(yaml.SafeDumper):
 
 def rendered(spec: dict[str, Any]) -> str:
     """All child objects of a DPSRouter with this spec, as YAML."""
-    manifests = children(router(spec), SETTINGS, "secret-uid", "cache-secret-uid")
+    manifests = children(router(spec), SETTINGS, "secret-uid")
     return yaml.dump_all(manifests, Dumper=NoAliasDumper, sort_keys=False, width=110)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dps_operator.api.spec import parse
-from dps_operator.resources import Router
+from dps_operator.api import parse
+from dps_operator.effective import Observed, Router, effective_spec
 from dps_operator.settings import Settings
 
 SETTINGS = Settings(
@@ -95,6 +95,7 @@ EVERYTHING: dict[str, Any] = {
     "telemetry": {
         "otlpEndpoint": "http://collector:4317",
         "sampleRatio": 0.25,
+        "traceUrl": "https://tracing.example/{trace}",
         "accessLog": True,
         "serviceMonitor": {"interval": "15s", "labels": {"release": "prometheus"}},
     },
@@ -105,9 +106,7 @@ PREFIX_CACHE: dict[str, Any] = {
     "engine": {"version": "0.5.23"},
     "prefixCache": {
         "mode": "Common",
-        "file": {"claim": {"size": "500Gi", "storageClassName": "filestore"}},
-        "size": "400Gi",
-        "minFree": "20Gi",
+        "mooncake": {"segmentSize": "64Gi", "externalMaster": "mooncake.storage.svc:50051"},
     },
 }
 SOURCES: dict[str, Any] = {
@@ -161,7 +160,6 @@ MOONCAKE: dict[str, Any] = {
     "engine": {"version": "0.5.23", "args": ["--kv-cache-dtype", "fp8_e5m2"]},
     "prefixCache": {
         "mode": "Common",
-        "backend": "Mooncake",
         "mooncake": {
             "segmentSize": "64Gi",
             "protocol": "RDMA",
@@ -179,9 +177,17 @@ VLLM: dict[str, Any] = {
 }
 
 
-def router(spec: dict[str, Any], name: str = "qwen") -> Router:
-    """A DPSRouter with this spec."""
-    return Router("serving", name, "uid-1", 1, parse(spec))
+NOTHING_OBSERVED = Observed()
+
+
+def router(
+    spec: dict[str, Any],
+    name: str = "qwen",
+    status: dict[str, Any] | None = None,
+    observed: Observed = NOTHING_OBSERVED,
+) -> Router:
+    """A DPSRouter with this spec, its recorded status, and what is observed of it."""
+    return Router("serving", name, "uid-1", 1, effective_spec(parse(spec), status or {}, observed))
 
 
 def smallest(**pools: Any) -> Router:

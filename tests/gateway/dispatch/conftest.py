@@ -11,8 +11,8 @@ from dps_gateway.api.public import public_app
 from dps_gateway.config import parse_config
 from dps_gateway.runtime import Runtime
 from dps_local.assets import bundled_tokenizer
-from dps_testkit.gateway_with_pools import FixedStatusEngine, GatewayWithPools, Start
 from dps_testkit.tokenizers import shared_tokenizer
+from tests.gateway.dispatch.gateway_with_pools import FixedStatusEngine, GatewayWithPools, Start
 
 
 @pytest.fixture

@@ -1,20 +1,18 @@
 """Requests that the policy Adaptive routes, and what it learns from them."""
 
 import asyncio
-import json
 
 import pytest
-from aiohttp import ClientResponse, web
+from aiohttp import ClientResponse
 
 from dps_gateway.cached_prompt import CacheUnits
 from dps_gateway.config import Limits, Routing
 from dps_gateway.pool import Pool
-from dps_gateway.routing.adaptive import Adaptive
-from dps_gateway.routing.learning import LearningPolicy, Observation
+from dps_gateway.routing.learning import LearningPolicy
 from dps_gateway.routing.policies import AlwaysGreedy
 from dps_gateway.upstream.replica import Configuration
-from dps_testkit.gateway_with_pools import ANSWER, FixedStatusEngine, Start, engines
 from dps_testkit.waiting import wait_until
+from tests.gateway.dispatch.gateway_with_pools import Start, engines
 
 
 def predicted(response: ClientResponse) -> dict[str, float]:
@@ -31,22 +29,6 @@ async def test_predicting_policy_reports_what_it_predicts_for_each_pool(start: S
     assert list(seconds) == ["speculative", "greedy"]
     assert min(seconds.values()) > 0
     assert "x-dps-predicted" not in (await (await start(engines(1), engines(1))).post()).headers
-
-
-async def test_predicting_policy_never_chooses_a_pool_without_a_ready_engine(start: Start) -> None:
-    down, up = FixedStatusEngine(), FixedStatusEngine()
-    gateway = await start([down], [up], policy="Adaptive")
-    speculative = gateway.runtime.pools[Pool.SPECULATIVE]
-    for replica in speculative.replicas.values():
-        speculative.mark_unavailable(replica)
-    for number in range(20):
-        response = await gateway.post(number)
-        assert (response.headers["x-dps-pool"], response.headers["x-dps-reason"]) == (
-            "greedy",
-            "predicted_faster",
-        )
-        assert list(predicted(response)) == ["greedy"]
-    assert (down.requests, up.requests) == (0, 20)
 
 
 async def test_turn_that_another_pool_served_after_a_failure_is_not_learned_from(start: Start) -> None:
@@ -134,68 +116,4 @@ async def test_tokens_that_a_pool_fetches_are_not_queued_for_prefill(
     length, growth = (int(response.headers[f"x-dps-{name}-tokens"]) for name in ("prompt", "delta"))
     assert growth < 256
     assert queued == length - (units.whole_pages(length - growth) if fetches else 0)
-
-
-class InterruptedEngine(FixedStatusEngine):
-    """Streams answers, and completes the first one only after it has answered the second request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = asyncio.Event()
-        self.answered = asyncio.Event()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.requests += 1
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        if self.requests == 1:
-            await response.write(b": begun\n\n")
-            self.begun.set()
-            await self.answered.wait()
-        await response.write(b"data: " + json.dumps(ANSWER).encode() + b"\n\ndata: [DONE]\n\n")
-        self.answered.set()
-        return response
-
-
-class Recording(Adaptive):
-    """Records what it learns from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observed: list[Observation] = []
-
-    def observe(self, seen: Observation) -> None:
-        self.observed.append(seen)
-        super().observe(seen)
-
-
-async def test_prompts_that_interrupt_an_answer_are_part_of_what_is_learned(start: Start) -> None:
-    engine = InterruptedEngine()
-    gateway = await start([engine], engines(1), policy="Adaptive")
-    gateway.runtime.policy = policy = Recording()
-    greedy = gateway.runtime.pools[Pool.GREEDY]
-    for replica in greedy.replicas.values():
-        greedy.mark_unavailable(replica)
-
-    interrupted = asyncio.create_task(gateway.post(number=1, stream=True))
-    await engine.begun.wait()
-    second = await gateway.post(number=2, stream=True)
-    await interrupted
-
-    later = int(second.headers["x-dps-prompt-tokens"])
-    assert sorted(seen.later_prefill_tokens for seen in policy.observed) == [0, later]
-
-
-async def test_uncached_tokens_are_queued_for_prefill_until_the_engine_begins_to_stream(start: Start) -> None:
-    gateway = await start(engines(1, delay=1.0), engines(1), policy="AlwaysSpeculative")
-    (replica,) = gateway.runtime.pools[Pool.SPECULATIVE].replicas.values()
-    waiting = asyncio.create_task(gateway.post(stream=True))
-
-    async def sent() -> bool:
-        return replica.in_flight > 0
-
-    await wait_until(sent, "the request is in flight")
-    queued = replica.prefill_tokens
-    response = await waiting
-    assert queued == int(response.headers["x-dps-prompt-tokens"])
     assert replica.prefill_tokens == 0

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from dps_gateway.pool import Pool
-from dps_testkit.gateway_with_pools import GatewayWithPools, Start, engines
 from dps_testkit.waiting import wait_until
+from tests.gateway.dispatch.gateway_with_pools import GatewayWithPools, Start, engines
 
 
 async def asleep(start: Start, policy: str = "DeltaPrefill") -> tuple[GatewayWithPools, str]:
@@ -102,7 +102,7 @@ async def test_gateway_that_started_suspended_remains_ready_while_engines_start(
 
 
 async def test_stateless_request_is_served_by_the_pool_that_is_free_first(start: Start) -> None:
-    gateway = await start(engines(1, delay=0.5), engines(1, delay=5.0), limits="{maxInFlightPerReplica: 1}")
+    gateway = await start(engines(1, delay=0.5), engines(1, delay=2.0), limits="{maxInFlightPerReplica: 1}")
     occupying = [asyncio.create_task(gateway.post(number)) for number in range(2)]
 
     async def busy() -> bool:

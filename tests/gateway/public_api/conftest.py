@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from dps_gateway.api.listener import server_log
 from dps_gateway.api.public import public_app
-from dps_gateway.api.server import Runner
 from dps_gateway.config import GatewayConfig
 from dps_gateway.runtime import Runtime
 from dps_testkit.in_process_gateway import InProcessGateway, ScriptedEngine
@@ -35,7 +35,9 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[InProcessGateway]:
             }
         )
         runtime = Runtime(config, shared_tokenizer())
-        runner = Runner(public_app(runtime), handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(
+            public_app(runtime), handler_cancellation=True, access_log=None, logger=server_log()
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         yield InProcessGateway(runtime, port, client)

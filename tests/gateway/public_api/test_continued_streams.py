@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dps_gateway.api.request import TIMEOUT_HEADER
+from dps_gateway.api.call import TIMEOUT_HEADER
 from dps_gateway.auth import Key, Keys, digest_of
 from dps_gateway.config import GatewayConfig
 from dps_gateway.telemetry.json_log import JsonLog
@@ -24,21 +24,34 @@ from dps_testkit.in_process_gateway import (
 )
 from dps_testkit.waiting import wait_until
 
-GREEDY = chat(stream=True, temperature=0)
+SAMPLED = chat(stream=True, temperature=1, max_tokens=20, stop=["x"])
 
 
-def chunk(text: str, name: str = "first") -> bytes:
-    document = {"id": name, "created": 1, "choices": [{"index": 0, "delta": {"content": text}}]}
+def chunk(text: str, name: str = "first", **fields: Any) -> bytes:
+    delta = {"content": text, **fields}
+    document = {"id": name, "created": 1, "choices": [{"index": 0, "delta": delta}]}
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
-BROKEN = [chunk("a"), chunk("b"), b'data: {"id":']
+def finish(name: str = "second") -> bytes:
+    document = {"id": name, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+BROKEN = [chunk("a", role="assistant"), chunk("b"), b'data: {"id":']
 """The last event is incomplete."""
-OTHER = [chunk("abc", "second"), chunk("d", "second")]
+OTHER = [chunk("", "second", role="assistant"), chunk("c", "second"), finish()]
 WITH_USAGE = [
     b"data: " + json.dumps({"id": "second", "choices": [], "usage": USAGE}).encode() + b"\n\n",
     DONE,
 ]
+SHOWN_USAGE = {"stream_options": {"include_usage": True}}
+
+
+def usage_in(content: bytes) -> dict[str, int]:
+    """The usage in the last event but `[DONE]`."""
+    usage: dict[str, int] = json.loads(content.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
+    return usage
 
 
 def answers(engine: ScriptedEngine, *streams: Sequence[bytes], status: int = 200) -> None:
@@ -67,42 +80,78 @@ def outcomes(gateway: InProcessGateway) -> dict[str, float]:
 
 async def test_client_receives_one_stream(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
     answers(engine, BROKEN, [*OTHER, *WITH_USAGE])
-    _, content = await gateway.post(json=GREEDY)
-    assert content == chunk("a") + chunk("b") + chunk("c") + chunk("d") + DONE
+    _, content = await gateway.post(json=SAMPLED)
+    assert content == chunk("a", role="assistant") + chunk("b") + chunk("c") + finish("first") + DONE
     assert outcomes(gateway) == {"continued": 1}
     assert [pool.in_flight for pool in gateway.runtime.pools.values()] == [0, 0]
-    first, second = [(path, body) for path, _, body in engine.requests]
+    first, second = [json.loads(body) for _, _, body in engine.requests]
+    begun = {"role": "assistant", "content": "ab"}
+    tokens = await gateway.runtime.renderer.answer_tokens("ab")
+    assert second == first | {
+        "messages": [*first["messages"], begun],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "max_tokens": 20 - tokens,
+    }
+
+
+async def test_request_is_sent_again_if_no_text_has_been_received(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    begin = chunk("", role="assistant")
+    answers(engine, [begin], [*OTHER, *WITH_USAGE])
+    _, content = await gateway.post(json=SAMPLED | SHOWN_USAGE)
+    assert content == b"".join([*OTHER, *WITH_USAGE])
+    first, second = [json.loads(body) for _, _, body in engine.requests]
     assert first == second
 
 
-async def test_incomplete_event_is_not_sent(gateway: InProcessGateway, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("shown", [False, True])
+async def test_finished_answer_is_closed_without_another_engine(
+    gateway: InProcessGateway, engine: ScriptedEngine, shown: bool
+) -> None:
+    answers(engine, [chunk("a"), finish("first")])
+    response, content = await gateway.post(json=SAMPLED | (SHOWN_USAGE if shown else {}))
+    assert content.startswith(chunk("a") + finish("first"))
+    assert content.endswith(DONE)
+    assert (len(engine.requests), outcomes(gateway)) == (1, {"completed": 1})
+    if shown:
+        prompt = int(response.headers["x-dps-prompt-tokens"])
+        assert usage_in(content) == {
+            "prompt_tokens": prompt,
+            "completion_tokens": 1,
+            "total_tokens": prompt + 1,
+        }
+    else:
+        assert content == chunk("a") + finish("first") + DONE
+
+
+async def test_streams_are_not_continued_if_this_is_switched_off(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    config = gateway.runtime.config.model_dump(by_alias=True)
+    gateway.runtime.apply(GatewayConfig.model_validate(config | {"retries": {"continueStreams": False}}))
     answers(engine, BROKEN)
-    _, content = await gateway.post(json=chat(stream=True))
-    *chunks, error, rest = content.split(b"\n\n")
-    assert b"\n\n".join([*chunks, b""]) == chunk("a") + chunk("b")
-    assert (json.loads(error.removeprefix(b"data: "))["error"]["code"], rest) == ("upstream_broken", b"")
-    assert outcomes(gateway) == {}
+    _, content = await gateway.post(json=SAMPLED)
+    assert b"upstream_broken" in content
+    assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("other", "status", "outcome"),
-    [
-        ([chunk("axe", "second"), DONE], 200, "different"),
-        ([chunk("a", "second"), DONE], 200, "different"),
-        ([], 200, "failed"),
-        ([b"no"], 500, "failed"),
-    ],
-    ids=["another text", "a shorter text", "an empty stream", "an error"],
+    ("other", "status"),
+    [([], 200), ([chunk("c", "second")], 200), ([b"no"], 500)],
+    ids=["an empty stream", "an incomplete stream", "an error"],
 )
-async def test_stream_that_cannot_be_continued_ends_with_an_error_event(
-    gateway: InProcessGateway, engine: ScriptedEngine, other: list[bytes], status: int, outcome: str
+async def test_stream_ends_with_an_error_event_if_the_other_engine_fails(
+    gateway: InProcessGateway, engine: ScriptedEngine, other: list[bytes], status: int
 ) -> None:
     answers(engine, BROKEN, other, status=status)
-    _, content = await gateway.post(json=GREEDY)
+    _, content = await gateway.post(json=SAMPLED)
     *chunks, error, _ = content.split(b"\n\n")
-    assert b"\n\n".join([*chunks, b""]) == chunk("a") + chunk("b")
+    begun = chunk("a", role="assistant") + chunk("b")
+    assert b"\n\n".join([*chunks, b""]) == begun + (chunk("c") if len(other) == 1 and status == 200 else b"")
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_broken"
-    assert outcomes(gateway) == {outcome: 1}
+    assert outcomes(gateway) == {"failed": 1}
 
 
 async def test_stream_is_not_continued_after_the_time_that_the_client_allows(
@@ -116,7 +165,7 @@ async def test_stream_is_not_continued_after_the_time_that_the_client_allows(
         return response
 
     engine.answer = stalled
-    _, content = await gateway.post(json=GREEDY, headers={TIMEOUT_HEADER: "500"})
+    _, content = await gateway.post(json=SAMPLED, headers={TIMEOUT_HEADER: "500"})
     assert b"the answer took longer than 0.5 s" in content
     assert len(engine.requests) == 1
     assert outcomes(gateway) == {"failed": 1}
@@ -128,6 +177,7 @@ async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
     config = gateway.runtime.config.model_dump(by_alias=True)
     config["routing"]["policy"] = "AlwaysSpeculative"
     config["limits"]["maxInFlightPerReplica"] = 1
+    config["timeouts"]["queueSeconds"] = 1  # the failed engine is never checked, because no health checks run
     gateway.runtime.apply(GatewayConfig.model_validate(config))
     queued = asyncio.Event()
 
@@ -144,8 +194,8 @@ async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
         return len(gateway.runtime.admission) == 1
 
     engine.answer = answer
-    async with gateway.client.post(gateway.url + CHAT, json=GREEDY) as stream:
-        other = asyncio.create_task(gateway.post(json=GREEDY))
+    async with gateway.client.post(gateway.url + CHAT, json=SAMPLED) as stream:
+        other = asyncio.create_task(gateway.post(json=SAMPLED))
         await wait_until(other_is_queued, "the other request is queued")
         queued.set()
         assert (await stream.read()).endswith(DONE)
@@ -157,43 +207,18 @@ async def test_slot_of_the_failed_engine_is_not_assigned_to_a_queued_request(
 async def test_answer_is_paid_and_logged_once(
     gateway: InProcessGateway, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    total = USAGE["prompt_tokens"] + USAGE["completion_tokens"]
-    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=2 * total)])
+    prompt = int((await gateway.post(json=chat()))[0].headers["x-dps-prompt-tokens"])
+    output = await gateway.runtime.renderer.answer_tokens("ab") + USAGE["completion_tokens"]
+    gateway.runtime.keys = Keys([Key("team", digest_of("sk"), tokens_per_minute=2 * (prompt + output))])
     gateway.runtime.access_log = JsonLog(tmp_path / "access.jsonl")
     for _ in range(2):
         answers(engine, BROKEN, [*OTHER, *WITH_USAGE])
-        response, _ = await gateway.post(json=GREEDY, headers={"Authorization": "Bearer sk"})
+        response, _ = await gateway.post(json=SAMPLED, headers={"Authorization": "Bearer sk"})
         assert response.status == 200
         for pool in gateway.runtime.pools.values():
             for replica in pool.all_replicas:
                 pool.mark_available(replica)
-    assert (await gateway.post(json=GREEDY, headers={"Authorization": "Bearer sk"}))[0].status == 429
+    assert (await gateway.post(json=SAMPLED, headers={"Authorization": "Bearer sk"}))[0].status == 429
     await gateway.runtime.access_log.flush()
     entry = json.loads((tmp_path / "access.jsonl").read_text().splitlines()[0])
-    assert (entry["status"], entry["output_tokens"]) == (200, USAGE["completion_tokens"])
-
-
-async def test_policy_and_latency_metrics_do_not_learn_from_a_continued_stream(
-    gateway: InProcessGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = gateway.runtime.config.model_dump(by_alias=True)
-    config["routing"]["policy"] = "Adaptive"
-    gateway.runtime.apply(GatewayConfig.model_validate(config))
-    observed: list[Any] = []
-    monkeypatch.setattr(
-        gateway.runtime.learning, "observe", lambda *observation: observed.append(observation)
-    )
-
-    def learned() -> list[Any]:
-        pools = gateway.runtime.pools.values()
-        means = [(pool.time_to_first_token_seconds, pool.time_per_output_token_seconds) for pool in pools]
-        return [len(observed), *means]
-
-    engine.stream(*OTHER, *WITH_USAGE)
-    await gateway.post(json=GREEDY)
-    before = learned()
-    assert before[0] == 1
-    answers(engine, BROKEN, [*OTHER, *WITH_USAGE])
-    await gateway.post(json=GREEDY)
-    assert outcomes(gateway) == {"continued": 1}
-    assert learned() == before
+    assert (entry["status"], entry["prompt_tokens"], entry["output_tokens"]) == (200, prompt, output)

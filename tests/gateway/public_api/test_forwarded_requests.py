@@ -1,36 +1,59 @@
 """What of a request reaches the engine, and the limit of its size."""
 
-import asyncio
 import gzip
-import io
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+import zlib
+from collections.abc import Callable
 
+import brotli
 import pytest
+from backports import zstd
 
-from dps_gateway.auth import Keys
 from dps_gateway.config import GatewayConfig
 from dps_testkit.in_process_gateway import CHAT, InProcessGateway, ScriptedEngine, chat, message_of
 
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstd.compress,
+}
 
+
+@pytest.mark.parametrize("encoding", ENCODERS)
 async def test_compressed_body_is_forwarded_without_its_encoding(
-    gateway: InProcessGateway, engine: ScriptedEngine
+    gateway: InProcessGateway, engine: ScriptedEngine, encoding: str
 ) -> None:
     body = json.dumps(chat()).encode()
-    headers = {"Content-Encoding": "gzip"}
-    response, _ = await gateway.post(data=gzip.compress(body), headers=headers)
+    headers = {"Content-Encoding": encoding}
+    response, _ = await gateway.post(data=ENCODERS[encoding](body), headers=headers)
     assert response.status == 200
     assert "content-encoding" not in engine.requests[0][1]
     assert engine.requests[0][2] == body
 
 
-async def test_decompressed_body_counts_against_the_limit(gateway: InProcessGateway) -> None:
-    body = gzip.compress(b"x" * 200_000)
-    response, _ = await gateway.post(data=body, headers={"Content-Encoding": "gzip"})
+@pytest.mark.parametrize("encoding", ENCODERS)
+async def test_decompressed_body_counts_against_the_limit(gateway: InProcessGateway, encoding: str) -> None:
+    body = ENCODERS[encoding](b"x" * 200_000)
+    response, _ = await gateway.post(data=body, headers={"Content-Encoding": encoding})
     assert response.status == 413
+
+
+@pytest.mark.parametrize("encoding", ENCODERS)
+async def test_truncated_body_is_refused(
+    gateway: InProcessGateway, engine: ScriptedEngine, encoding: str
+) -> None:
+    body = ENCODERS[encoding](json.dumps(chat(user="x" * 99)).encode())[:-20]
+    response, _ = await gateway.post(data=body, headers={"Content-Encoding": encoding})
+    assert (response.status, engine.requests) == (400, [])
+
+
+async def test_body_with_an_unknown_encoding_is_refused(
+    gateway: InProcessGateway, engine: ScriptedEngine
+) -> None:
+    response, content = await gateway.post(data=b"{}", headers={"Content-Encoding": "compress"})
+    assert (response.status, engine.requests) == (415, [])
+    assert message_of(content) == "Content-Encoding must be one of br, deflate, gzip, zstd"
 
 
 async def test_body_size_limit_can_be_reloaded(gateway: InProcessGateway) -> None:
@@ -68,70 +91,3 @@ async def test_credentials_of_the_client_are_not_forwarded(
     await gateway.post(path, json=chat(), headers=credentials)
     assert engine.requests[1][1]["authorization"] == "Bearer sk-engine"
     assert "sk-client" not in str(engine.requests[1])
-
-
-class RecordingThreads(ThreadPoolExecutor):
-    """The threads of an event loop, which record the names of the functions that they run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.functions: list[str] = []
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # The partial object of asyncio.to_thread, whose first argument is the function.
-        self.functions.append(function.args[0].__name__)
-        return super().submit(function, *args, **kwargs)
-
-
-async def longest_pause(task: asyncio.Task[Any]) -> float:
-    """The longest time in seconds for which the event loop was busy until the task ended."""
-    longest, last = 0.0, time.perf_counter()
-    while not task.done():
-        await asyncio.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    return longest
-
-
-@pytest.fixture
-async def threads() -> RecordingThreads:
-    threads = RecordingThreads()
-    asyncio.get_running_loop().set_default_executor(threads)
-    return threads
-
-
-@pytest.mark.parametrize(
-    ("path", "steps"),
-    [
-        (CHAT, ["parse_object", "resolve_model", "_prompts", "count", "with_salt", "request_usage"]),
-        ("/v1/embeddings", ["parse_object", "resolve_model"]),
-    ],
-)
-async def test_long_request_is_prepared_in_threads(
-    gateway: InProcessGateway, tmp_path: Path, threads: RecordingThreads, path: str, steps: list[str]
-) -> None:
-    """Most of the time for 200,000 messages, about a second, is available to other requests."""
-    runtime = gateway.runtime
-    (tmp_path / "keys").write_text("team:sk-alpha\n")
-    runtime.keys = Keys.load(tmp_path / "keys")
-    limits = runtime.config.limits.model_copy(update={"max_body_bytes": 10_000_000})
-    runtime.config = runtime.config.model_copy(update={"limits": limits})
-    messages = [{"role": "user", "content": "x"}] * 200_000
-    body = chat(messages=messages, cache_salt="own", stream=True, stream_options={"include_usage": False})
-    headers = {"Authorization": "Bearer sk-alpha", "Content-Type": "application/json"}
-    data = io.BytesIO(json.dumps(body).encode())
-    began = time.perf_counter()
-    request = asyncio.create_task(gateway.post(path, data=data, headers=headers))
-    pause = await longest_pause(request)
-    seconds = time.perf_counter() - began
-    assert (await request)[0].status == 200
-    assert threads.functions == steps
-    if path == CHAT:
-        assert pause < 0.5 * seconds
-
-
-async def test_short_request_is_prepared_without_threads(
-    gateway: InProcessGateway, threads: RecordingThreads
-) -> None:
-    assert (await gateway.post(json=chat()))[0].status == 200
-    assert threads.functions == []

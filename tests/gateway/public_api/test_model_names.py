@@ -1,6 +1,5 @@
 """Model names in requests: aliases, adapters and unknown names."""
 
-import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
@@ -117,9 +116,6 @@ async def test_every_listed_model_can_be_requested_and_retrieved(
         assert json.loads(engine.requests[-1][2])["model"] in ("m", "m:lora")
 
 
-ENGINE_SECONDS = 0.3
-"""The time until a slow engine answers."""
-
 WITHOUT_ADAPTER = {"object": "list", "data": SGLANG["data"][:1]}
 
 
@@ -155,30 +151,6 @@ async def test_models_of_one_pool_are_listed_if_the_other_does_not_answer(
     pool = gateway.runtime.pools[Pool.SPECULATIVE]
     pool.mark_unavailable(next(iter(pool.replicas.values())))
     assert "m:lora" in await listed(gateway)
-
-
-async def test_time_before_an_engine_was_asked_for_its_models_is_recorded_once_per_request(
-    gateway: InProcessGateway, engine: ScriptedEngine
-) -> None:
-    async def answer(_request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(ENGINE_SECONDS)
-        return web.json_response(SGLANG)
-
-    engine.answer = answer
-    await listed(gateway)
-    assert len(engine.requests) == 2
-    value = gateway.runtime.metrics.registry.get_sample_value
-    queued = [value("dps_queue_seconds_count", {"pool": pool.value}) or 0 for pool in Pool]
-    assert (value("dps_gateway_overhead_seconds_count"), sum(queued)) == (1, 1)
-    assert (value("dps_gateway_overhead_seconds_sum") or 0) < ENGINE_SECONDS
-
-
-async def test_adapter_of_an_alias_can_be_retrieved(
-    gateway: InProcessGateway, engine: ScriptedEngine
-) -> None:
-    engine.respond(text=json.dumps(SGLANG), content_type="application/json")
-    _, content = await gateway.send("GET", "/v1/models/gpt:lora")
-    assert json.loads(content) == {**ADAPTER, "id": "gpt:lora"}
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -7,8 +7,9 @@ import pytest
 from aiohttp import web
 
 from dps_gateway.api.passthrough import RELAYED_POST
-from dps_gateway.api.response import PART_BYTES
+from dps_gateway.api.relay import PART_BYTES
 from dps_gateway.auth import Keys
+from dps_gateway.upstream.admission import SlotRequest
 from dps_gateway.upstream.replica import Configuration
 from dps_testkit.in_process_gateway import (
     CHAT,
@@ -27,11 +28,6 @@ async def test_health_needs_no_key_and_follows_readiness(gateway: InProcessGatew
         for replica in pool.replicas.values():
             pool.mark_available(replica)
     assert (await gateway.send("GET", "/health"))[0].status == 200
-
-
-async def test_version_is_reported(gateway: InProcessGateway) -> None:
-    _, content = await gateway.send("GET", "/version")
-    assert json.loads(content).keys() == {"version"}
 
 
 @pytest.mark.parametrize("path", ["/v1/loads", "/v1/a%2Fb", "/model_info", "/health_generate"])
@@ -86,7 +82,7 @@ async def test_head_request_is_answered_like_a_get_request_without_the_body(
     for pool in gateway.runtime.pools.values():
         for replica in pool.replicas.values():  # the engine generates as many answers as it can
             pool.record_configuration(replica, Configuration(max_running=1))
-            assert pool.take(None, frozenset()) is replica
+            assert pool.take(SlotRequest([pool]))
     lines: dict[str, set[bytes]] = {}
     for method in ("GET", "HEAD"):
         request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nx-request-id: 1\r\nConnection: close\r\n\r\n"

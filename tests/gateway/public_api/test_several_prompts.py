@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from dps_gateway.api.endpoints.route import MAX_PROMPTS
-from dps_gateway.prompt import accounting
+from dps_gateway.api.endpoints.base import MAX_PROMPTS
+from dps_gateway.prompt import renderer
 from dps_testkit.in_process_gateway import InProcessGateway, ScriptedEngine, chat
 from dps_testkit.tokenizers import shared_tokenizer
 
@@ -34,7 +34,7 @@ async def test_other_requests_are_served_while_prompts_are_counted(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each prompt is short, but together they are long."""
-    monkeypatch.setattr(accounting, "LONG_TEXT_BYTES", 10_000)
+    monkeypatch.setattr(renderer, "LONG_TEXT_BYTES", 10_000)
     counting, served = threading.Event(), threading.Event()
     others_served: list[bool] = []
 

@@ -1,14 +1,20 @@
-"""The routed endpoints. To add one, write a module that defines a `Route` and list it in `ROUTES`."""
+"""The routed endpoints. To add one, write a module with a subclass of `Endpoint` and list its instance here."""
 
 from typing import Final
 
-from dps_gateway.api.endpoints import chat, completions, generate, messages, responses
-from dps_gateway.api.endpoints.route import Route
+from dps_gateway.api.endpoints.base import Endpoint
+from dps_gateway.api.endpoints.chat import CHAT
+from dps_gateway.api.endpoints.completions import COMPLETIONS
+from dps_gateway.api.endpoints.generate import GENERATE
+from dps_gateway.api.endpoints.messages import MESSAGES
+from dps_gateway.api.endpoints.responses import RESPONSES
+from dps_gateway.api.errors import OpenAIErrors
 
-ROUTES: Final[tuple[Route, ...]] = (
-    chat.ROUTE,
-    completions.ROUTE,
-    messages.ROUTE,
-    responses.ROUTE,
-    generate.ROUTE,
-)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, GENERATE)
+
+_OPENAI_ERRORS: Final = OpenAIErrors()
+
+
+def errors_of(path: str) -> OpenAIErrors:
+    """The form of the errors of an endpoint, which is also that of the paths below it."""
+    return next((each for each in (MESSAGES, RESPONSES) if path.startswith(each.path)), _OPENAI_ERRORS)

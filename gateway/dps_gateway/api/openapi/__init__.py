@@ -8,8 +8,9 @@ from typing import Any, Final
 import orjson
 import yaml
 
-from dps_gateway.api.errors import codes_by_status, errors_of
-from dps_gateway.engine.anthropic import ANTHROPIC_ERRORS
+from dps_gateway.api.endpoints import errors_of
+from dps_gateway.api.endpoints.messages import MESSAGES
+from dps_gateway.api.errors import codes_by_status
 
 METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 _RETRIED: Final = frozenset({"429", "503"})
@@ -40,7 +41,7 @@ def description(version: str) -> dict[str, Any]:
         for status, text in errors.items()
     }
     for path, item in document["paths"].items():
-        dialect = "AnthropicError" if errors_of(path) is ANTHROPIC_ERRORS else "OpenAIError"
+        dialect = "AnthropicError" if errors_of(path) is MESSAGES else "OpenAIError"
         references = {status: {"$ref": f"#/components/responses/{dialect}{status}"} for status in errors}
         for operation in (item[method] for method in METHODS & item.keys()):
             if operation.get("security") != []:  # the gateway answers the others itself

@@ -1,0 +1,77 @@
+"""Fleets of two engines, and policies that route between them, compared at several loads. No clock, no I/O."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dps_gateway.pool import Pool
+from dps_gateway.routing.adaptive import Adaptive
+from dps_gateway.routing.decision import Policy
+from dps_gateway.routing.policies import AlwaysGreedy, AlwaysSpeculative, DeltaPrefill, Sticky
+from dps_lab.simulate.fleet import FleetSpec
+from dps_lab.simulate.report import Report, mean_of, summarize
+from dps_lab.simulate.run import Load, Scenario, simulate
+from dps_lab.simulate.trace import SessionTrace
+
+CONCURRENCIES = (1, 4, 8, 16, 32)
+"""The numbers of concurrent sessions that are compared by default."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Two engines, and the policy that routes between them. adaptive: see `FleetSpec.adaptive`."""
+
+    name: str
+    speculative: int
+    policy: Policy
+    adaptive: int = 0
+
+    def fleet(self, base: FleetSpec) -> FleetSpec:
+        """`base` with these engines."""
+        engines = {Pool.SPECULATIVE: self.speculative, Pool.GREEDY: 2 - self.speculative}
+        return replace(base, engines=engines, adaptive=self.adaptive)
+
+
+def contenders(threshold: int | None, adaptive: bool) -> list[Contender]:
+    """The fleets of one kind, and one engine of each kind with each policy.
+
+    threshold: τ in tokens. adaptive: whether there are engines that adapt their draft length.
+    """
+    found = [
+        Contender("2 greedy", 0, AlwaysGreedy()),
+        Contender("2 speculative", 2, AlwaysSpeculative()),
+        Contender("2 adaptive drafts", 2, AlwaysSpeculative(), adaptive=2),
+        Contender(
+            f"1 + 1, DeltaPrefill, τ = {'∞' if threshold is None else threshold}", 1, DeltaPrefill(threshold)
+        ),
+        Contender("1 + 1, Sticky", 1, Sticky()),
+        Contender("1 + 1, Adaptive", 1, Adaptive()),
+        Contender("1 adaptive drafts + 1, Adaptive", 1, Adaptive(), adaptive=1),
+    ]
+    return [each for each in found if adaptive or not each.adaptive]
+
+
+def compare(
+    workload: Callable[[int], Sequence[SessionTrace]],
+    base: FleetSpec,
+    threshold: int | None,
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    seeds: Sequence[int] = (0,),
+) -> dict[str, dict[int, Report]]:
+    """The results of each contender, by name and by number of concurrent sessions, as means over the seeds.
+
+    workload: the sessions for a seed. base: everything about the fleets but their engines. Raises ValueError as
+    `simulate` does.
+    """
+    sessions = {seed: workload(seed) for seed in seeds}
+
+    def report(each: Contender, level: int) -> Report:
+        fleet = each.fleet(base)
+        runs = {seed: Scenario(fleet, each.policy, Load(level), seed=seed) for seed in seeds}
+        return mean_of(
+            [summarize(simulate(sessions[seed], run), fleet.gpus, 0.0) for seed, run in runs.items()]
+        )
+
+    return {
+        each.name: {level: report(each, level) for level in concurrencies}
+        for each in contenders(threshold, adaptive=base.speculation.steps > 0)
+    }

@@ -1,0 +1,124 @@
+"""Answers a request on any inference API: the API's `Form` says how the engine's outputs are written."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any
+
+from aiohttp import web
+
+from dps_local.emulated_sglang.driver import Engine, EngineRequest, Output
+from dps_local.emulated_sglang.http import EventStream, RefusedError, json_response
+from dps_local.emulated_sglang.scheduler import QueueFullError
+from dps_local.emulated_sglang.scheduler import Sequence as EngineSequence
+from dps_local.emulated_sglang.storage import BACKEND
+
+Event = dict[str, Any]
+
+
+class Form(ABC):
+    """How an API writes the answer to one request.
+
+    headers: of a stream. ending: what ends a stream. named_events: whether an event's type is also its name.
+    """
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    ending = b"data: [DONE]\n\n"
+    named_events = False
+
+    def __init__(self) -> None:
+        self._written: dict[int, int] = {}
+
+    @abstractmethod
+    def whole(self, finals: Sequence[Output]) -> Any:
+        """The body of an answer that is not streamed. finals: the final output of each choice."""
+
+    def begin(self) -> Iterable[Event]:
+        """The events before the first output."""
+        return ()
+
+    @abstractmethod
+    def part(self, output: Output) -> Iterable[Event]:
+        """The events for one output."""
+
+    def end(self) -> Iterable[Event]:
+        """The events after the last output."""
+        return ()
+
+    @abstractmethod
+    def failed(self, message: str, status: int) -> Iterable[Event]:
+        """The events of a stream that the engine refuses. May raise RefusedError instead."""
+
+    @abstractmethod
+    def refused(self, message: str, status: int) -> RefusedError:
+        """The error for a request that the engine refuses."""
+
+    def new_text(self, output: Output) -> str:
+        """The text of a choice since its last output that this method was called for."""
+        start = self._written.get(output.choice, 0)
+        self._written[output.choice] = len(output.text)
+        return output.text[start:]
+
+
+async def answer(
+    http: web.Request, engine: Engine, requests: Iterable[EngineRequest], stream: bool, form: Form
+) -> web.StreamResponse:
+    """Answer with the outputs of these requests. Raises RefusedError."""
+    if not stream:
+        return json_response(form.whole(await final_outputs(engine, requests, form)))
+    events = EventStream(http, form.headers, form.named_events)
+    for event in form.begin():
+        await events.send(event)
+    try:
+        async with aclosing(engine.run(requests, stream=True)) as run:
+            async for output in run:
+                for event in form.part(output):
+                    await events.send(event)
+        rest = form.end()
+    except (ValueError, QueueFullError) as error:
+        rest = form.failed(str(error), _status_of(error))
+    for event in rest:
+        await events.send(event)
+    return await events.close(form.ending)
+
+
+async def final_outputs(engine: Engine, requests: Iterable[EngineRequest], form: Form) -> list[Output]:
+    """The final output of each choice, in order. Raises RefusedError."""
+    try:
+        async with aclosing(engine.run(requests, stream=False)) as run:
+            finals = [output async for output in run]
+    except (ValueError, QueueFullError) as error:
+        raise form.refused(str(error), _status_of(error)) from error
+    return sorted(finals, key=lambda output: output.choice)
+
+
+def _status_of(error: Exception) -> int:
+    return 503 if isinstance(error, QueueFullError) else 400
+
+
+def cached_tokens_details(sequence: EngineSequence, engine: Engine) -> dict[str, Any] | None:
+    """The cached tokens by where they were found; None if there are none."""
+    if not sequence.cached_tokens:
+        return None
+    stored = sequence.storage_tokens
+    details: dict[str, Any] = {"device": sequence.cached_tokens - stored, "host": 0}
+    if engine.storage is not None:
+        details |= {"storage": stored, "storage_backend": BACKEND}
+    return details
+
+
+def accepted_drafts(output: Output, engine: Engine) -> dict[str, Any]:
+    """How many drafts of a sequence were accepted; empty if none were verified."""
+    sequence = output.sequence
+    if not sequence.verify_steps:
+        return {}
+    proposed = sequence.verify_steps * (engine.draft_tokens - 1)
+    return {
+        "spec_accept_rate": sequence.accepted_drafts / proposed if proposed else 0.0,
+        "spec_accept_length": output.tokens / sequence.verify_steps,
+        "spec_num_correct_drafts": sequence.accepted_drafts,
+        "spec_num_proposed_drafts": proposed,
+        "spec_verify_ct": sequence.verify_steps,
+        "spec_correct_drafts_histogram": list(sequence.accepted),
+    }

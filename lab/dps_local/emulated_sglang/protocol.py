@@ -1,0 +1,272 @@
+"""Request models: the fields of SGLang 0.5.23's entrypoints/openai/protocol.py that affect the response.
+
+Field order and defaults matter, because messages and tools are passed to the chat template as they are
+declared here. Unknown fields are ignored, as in SGLang.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_serializer, model_validator
+
+from dps_local.emulated_sglang.generation import SamplingParams
+from dps_local.emulated_sglang.radix import Namespace
+
+
+def _check_max_tokens(value: int) -> int:
+    if value <= 0:
+        raise ValueError("max_tokens must be positive")
+    return value
+
+
+MaxTokens = Annotated[int, AfterValidator(_check_max_tokens)]
+"""A required limit of the answer's length, with SGLang's error message."""
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingPart(BaseModel):
+    type: Literal["thinking", "reasoning"]
+    thinking: str | None = None
+    text: str | None = None
+
+
+class MediaPart(BaseModel):
+    """Parsed only to be rejected: the emulated model accepts text only."""
+
+    type: Literal["image_url", "video_url", "audio_url", "input_audio"]
+
+
+class ToolReferencePart(BaseModel):
+    type: Literal["tool_reference"]
+    name: str
+
+
+ContentPart = TextPart | ThinkingPart | MediaPart | ToolReferencePart
+
+
+class CalledFunction(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(BaseModel):
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(BaseModel):
+    """A tool's function. It is dumped in the client's key order; fields that the client omitted come last."""
+
+    description: str | None = None
+    name: str
+    parameters: Any = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    key_order: list[str] = Field(default_factory=list, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _remember_key_order(cls, data: Any) -> Any:
+        return {**data, "key_order": list(data)} if isinstance(data, dict) else data
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: Any) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        for optional in ("strict", "defer_loading"):
+            if data[optional] is None:
+                del data[optional]
+        sent = [key for key in self.key_order if key in data]
+        return {key: data[key] for key in [*sent, *(key for key in data if key not in sent)]}
+
+
+class Tool(BaseModel):
+    type: str = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+    @model_validator(mode="after")
+    def _pass_defer_loading_on(self) -> Self:
+        if self.defer_loading is not None and self.function.defer_loading is None:
+            self.function.defer_loading = self.defer_loading
+        return self
+
+
+class GenericMessage(BaseModel):
+    role: Literal["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"]
+    content: str | list[ContentPart] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tools: list[Tool] | None = None
+    prefix: bool | None = None
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _lower_role(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+
+class UserMessage(BaseModel):
+    role: Literal["user"]
+    content: str | list[ContentPart]
+
+
+class NamedFunction(BaseModel):
+    name: str | None = None
+
+
+class ToolChoice(BaseModel):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class CacheFields(BaseModel):
+    """The fields that separate the KV caches of requests: a string, or a list with one string for each prompt."""
+
+    extra_key: list[str] | str | None = None
+    cache_salt: list[str] | str | None = None
+
+    def namespaces(self, prompts: int, *, batch: bool) -> list[Namespace]:
+        """The namespace of each prompt. Raises ValueError with SGLang's message if a list does not fit."""
+        extra_keys = _spread("extra_key", self.extra_key, prompts, batch)
+        cache_salts = _spread("cache_salt", self.cache_salt, prompts, batch)
+        return list(zip(extra_keys, cache_salts, strict=True))
+
+
+def _spread(field: str, value: list[str] | str | None, prompts: int, batch: bool) -> list[str | None]:
+    if not isinstance(value, list):
+        return [value or None] * prompts
+    if not batch:
+        raise ValueError(f"{field} should be a string for a single request.")
+    if len(value) != prompts:
+        raise ValueError(f"The length of {field} should be equal to the batch size.")
+    return [item or None for item in value]
+
+
+class SamplingFields(BaseModel):
+    """The sampling parameters that all APIs of SGLang have."""
+
+    n: int = Field(default=1, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    ignore_eos: bool = False
+
+    def params(self, longest: int | None) -> SamplingParams:
+        """The engine's sampling parameters, with a limit of the answer's length in tokens."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return SamplingParams(
+            longest, self.ignore_eos, self.n, temperature, 1.0 if self.top_p is None else self.top_p
+        )
+
+
+class OpenAIRequest(CacheFields, SamplingFields):
+    """The fields that both OpenAI endpoints have."""
+
+    model: str = "default"
+    max_tokens: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    rid: str | None = None
+    return_cached_tokens_details: bool = False
+    return_spec_tokens_details: bool = False
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every content chunk includes usage."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling(self) -> SamplingParams:
+        """The engine's sampling parameters."""
+        return self.params(self.max_tokens)
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: list[int] | list[list[int]] | str | list[str]
+    echo: bool = False
+    max_tokens: MaxTokens | None = 16
+
+
+class ChatRequest(OpenAIRequest):
+    messages: list[GenericMessage | UserMessage]
+    max_completion_tokens: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | Literal["auto", "required", "none"] = "auto"
+    reasoning_effort: str | float | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    input_ids: list[int] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_tool_choice(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("tool_choice") is None:
+            return {**values, "tool_choice": "none" if values.get("tools") is None else "auto"}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_reasoning(cls, values: Any) -> Any:
+        """Convert `reasoning` and `reasoning_effort` to the template arguments that chat templates expect."""
+        if not isinstance(values, dict):
+            return values
+        values, thinking = dict(values), None
+        reasoning = values.get("reasoning")
+        if isinstance(reasoning, dict):
+            effort = reasoning.get("effort", reasoning.get("reasoning_effort"))
+            if effort is not None:
+                values["reasoning_effort"] = effort
+            enabled = reasoning.get("enabled", reasoning.get("enable", False))
+            if isinstance(enabled, str):
+                enabled = enabled.strip().lower() in {"1", "true", "yes", "y", "on"}
+            thinking = True if enabled else None
+        if values.get("reasoning_effort") is not None:
+            thinking = values["reasoning_effort"] != "none"
+        if thinking is not None:
+            kwargs = values.get("chat_template_kwargs")
+            values["chat_template_kwargs"] = {
+                "thinking": thinking,
+                "enable_thinking": thinking,
+                **(kwargs if isinstance(kwargs, dict) else {}),
+            }
+        return values
+
+    def sampling(self) -> SamplingParams:
+        """The engine's sampling parameters."""
+        return self.params(self.max_completion_tokens or self.max_tokens)
+
+
+class GenerateSampling(SamplingFields):
+    """`sampling_params` of /generate."""
+
+    max_new_tokens: int | None = 128
+
+    def sampling(self) -> SamplingParams:
+        """The engine's sampling parameters."""
+        return self.params(self.max_new_tokens)
+
+
+class GenerateRequest(CacheFields):
+    """SGLang's native request: `text` or `input_ids`, a single prompt or a batch."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: GenerateSampling | list[GenerateSampling] | None = None
+    stream: bool = False
+    rid: str | list[str] | None = None

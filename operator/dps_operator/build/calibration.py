@@ -1,0 +1,98 @@
+"""The CronJob that calibrates the routing."""
+
+from typing import Final
+
+from dps_operator.api import Calibration
+from dps_operator.build.gateway import ADMIN_PORT, ADMIN_TOKEN_KEY
+from dps_operator.build.pods import pod_template, pull_secrets, restricted
+from dps_operator.effective import Router
+from dps_operator.errors import SpecError
+from dps_operator.objects import CREDENTIALS, Manifest, child_manifest, child_name, credential_entry
+from dps_operator.settings import Settings
+
+USER: Final = 65532
+LONGEST_CRON_JOB_NAME: Final = 52
+"""In characters: Kubernetes appends 11 characters to the names of a CronJob's Jobs."""
+RESULT: Final = "/dev/termination-log"
+"""The operator reads the result from the termination message of the container, so the Job needs no permissions."""
+RESOURCES: Final[Manifest] = {
+    "requests": {"cpu": "500m", "memory": "512Mi"},
+    "limits": {"memory": "2Gi"},
+}
+DEADLINE_SECONDS: Final = 3600
+"""Time limit of a calibration, and how late after its scheduled time it may start."""
+
+
+def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
+    """The CronJob that runs `dps calibrate`; empty if the spec has no calibration.
+
+    Raises SpecError if the DPSRouter's name is too long for it.
+    """
+    calibration = router.spec.routing.calibration
+    if calibration is None:
+        return []
+    name = child_name(router, "calibration")
+    if len(name) > LONGEST_CRON_JOB_NAME:
+        longest = LONGEST_CRON_JOB_NAME - (len(name) - len(router.name))
+        raise SpecError(
+            f"spec.routing.calibration requires a DPSRouter whose name has at most {longest} characters; remove it, or "
+            "choose another name"
+        )
+    token = {"name": CREDENTIALS, "key": credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)}
+    container: Manifest = {
+        "name": "calibration",
+        "image": settings.lab_image,
+        "args": ["calibrate", *_arguments(router, calibration)],
+        "env": [{"name": "DPS_ADMIN_TOKEN", "valueFrom": {"secretKeyRef": token}}],
+        "resources": RESOURCES,
+        "securityContext": restricted(USER)[1],
+        "terminationMessagePath": RESULT,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    template = pod_template(
+        router,
+        "calibration",
+        {
+            "containers": [container],
+            "restartPolicy": "Never",
+            "securityContext": restricted(USER)[0],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            **pull_secrets(settings),
+        },
+    )
+    job = {"backoffLimit": 0, "activeDeadlineSeconds": DEADLINE_SECONDS, "template": template}
+    spec = {
+        "schedule": calibration.schedule,
+        "timeZone": "Etc/UTC",
+        "concurrencyPolicy": "Forbid",
+        "startingDeadlineSeconds": DEADLINE_SECONDS,
+        "suspend": router.spec.suspend,
+        "successfulJobsHistoryLimit": 1,
+        "failedJobsHistoryLimit": 1,
+        "jobTemplate": {"spec": job},
+    }
+    return [child_manifest(router, "batch/v1", "CronJob", "calibration", spec=spec)]
+
+
+def _arguments(router: Router, calibration: Calibration) -> list[str]:
+    """The options of `dps calibrate` for the present fleet."""
+    spec = router.spec
+    host = f"{child_name(router, 'metrics')}.{router.namespace}.svc"
+    if spec.gpu_budget is not None and spec.allocation is not None:
+        total = sum(spec.allocation.counts.values())
+        fleet = {"budget": str(total), "cooldown": str(spec.gpu_budget.cooldown_seconds)}
+    else:
+        fleet = {"fleet": ",".join(f"{name}={pool.min_replicas}" for name, pool in spec.pools.items())}
+    options = {
+        "workload": f"http://{host}:{ADMIN_PORT}/decisions",
+        **fleet,
+        "replicas": str(spec.gateway_replicas),
+        "cache": "separate" if spec.shared_cache is None else "common",
+        "hardware": calibration.hardware,
+        "algorithm": spec.speculation.algorithm.upper(),
+        "objective": calibration.objective,
+        "recommendation": RESULT,
+    }
+    one_gpu = ["--one-gpu"] if spec.placement == "SharedGPU" else []
+    return [argument for name, value in options.items() for argument in (f"--{name}", value)] + one_gpu

@@ -1,0 +1,413 @@
+"""The gateway: its configuration, Deployment, Services and permissions."""
+
+import math
+from typing import Any
+
+import yaml
+
+from dps_operator.api import CA_FILE, to_wire
+from dps_operator.build.pods import (
+    TOKENIZER_FILES,
+    Target,
+    container_resources,
+    overlay,
+    plain_env,
+    pod_template,
+    pull_secrets,
+    restricted,
+    source_additions,
+    spread,
+)
+from dps_operator.build.redis import redis_url_source
+from dps_operator.effective import EffectivePool, EffectiveSpec, Router, model_path
+from dps_operator.errors import SpecError
+from dps_operator.objects import (
+    CREDENTIALS,
+    MODELS,
+    STARTUP_CONFIG_HASH,
+    Manifest,
+    child_manifest,
+    child_name,
+    credential_entry,
+    digest,
+    selector,
+)
+from dps_operator.settings import Settings
+
+PORT = 8000
+ADMIN_PORT = 9090
+CONFIG_FILE = "config.yaml"
+KEYS_DIR = "/etc/dps-keys"
+TLS_DIR = "/etc/dps-tls"
+ENGINE_KEY_FILE = "/etc/dps-engine-key/key"
+REDIS_URL_FILE = "/etc/dps-redis-url/url"
+ADMIN_TOKEN_FILE = "/etc/dps-admin-token/token"
+CACHE_DIR = "/var/cache/dps"
+ACCESS_LOG = "/dev/stdout"
+DECISION_LOG = f"{CACHE_DIR}/decisions.jsonl"
+WAKE_SECONDS = 600
+"""Time that a request waits for an engine to start, if a pool may be scaled to zero. OpenAI's clients wait as long."""
+REDIS_TIMEOUT_SECONDS = 0.25
+"""Default of sessionStore.timeoutSeconds. Longer than the gateway's default, so that the delays of a gateway with
+little CPU time do not count as a Redis outage."""
+READ_AT_START = ("listen", "model", "telemetry")
+"""Sections that a gateway reads only at startup."""
+SESSION_READ_AT_START = ("redisTimeoutSeconds", "mirrorRecords")
+"""Keys of the section `session` that a gateway reads only at startup, and that may change."""
+CONFIG_DIR = "/etc/dps"
+ADMIN_TOKEN_KEY = "admin-token"
+USER = 65532
+DRAIN_DELAY_SECONDS = 5
+"""The gateway's default of timeouts.drainDelaySeconds."""
+EXIT_SECONDS = 25
+"""Time that a gateway has to exit after it has drained, before it is killed, in seconds."""
+SETTLE_SECONDS = 5
+"""minReadySeconds of the Deployment: nodes program a new Service endpoint a second or more after readiness."""
+DEFAULT_RESOURCES: Manifest = {
+    "requests": {"cpu": "500m", "memory": "512Mi"},
+    "limits": {"memory": "2Gi"},
+}
+SOURCE = Target(
+    name="gateway",
+    volume="cache",
+    folder=CACHE_DIR,
+    resources={"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    security=restricted(USER)[1],
+    files=TOKENIZER_FILES,
+)
+"""Only the tokenizer is downloaded."""
+
+
+def _model(spec: EffectiveSpec) -> dict[str, Any]:
+    """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
+    model, gateway = spec.model, spec.gateway
+    section: dict[str, Any] = {"name": model.served_name or model.name, "tokenizer": _tokenizer(spec)}
+    if model.revision is not None and section["tokenizer"] == model.name:
+        section["revision"] = model.revision
+    if gateway.model_aliases:
+        section["aliases"] = dict.fromkeys(gateway.model_aliases, section["name"])
+    if not gateway.strict_model:
+        section["strict"] = False
+    if gateway.volatile_prompt is not None:
+        section["volatilePrompt"] = gateway.volatile_prompt
+    return section
+
+
+def _tokenizer(spec: EffectiveSpec) -> str:
+    path = model_path(spec.tokenizer_source, "model", CACHE_DIR)
+    if path is not None:
+        return path
+    tokenizer, cache = spec.model.tokenizer or spec.model.name, spec.model.cache
+    if "://" in tokenizer:
+        raise SpecError(
+            f"spec.model.tokenizer: the gateway cannot load a tokenizer from {tokenizer}; set it to a model id on the "
+            f"Hub or a path under {MODELS}"
+        )
+    own_disk = cache is not None and cache.size and cache.access_mode == "ReadWriteOnce"
+    if tokenizer.startswith(f"{MODELS}/") and own_disk:
+        raise SpecError(
+            f"spec.model.tokenizer: {tokenizer} is on a volume that each engine pod creates for itself, which the "
+            "gateway cannot mount; set it to a model id, or use model.cache.existingClaim or ReadWriteMany"
+        )
+    return tokenizer
+
+
+def _listen(spec: EffectiveSpec) -> dict[str, Any]:
+    section: dict[str, Any] = {
+        "host": "0.0.0.0",
+        "port": PORT,
+        "adminPort": ADMIN_PORT,
+        "adminTokenFile": ADMIN_TOKEN_FILE,
+    }
+    if spec.gateway.tls is not None:
+        # The keys of a Secret of the type kubernetes.io/tls.
+        section["tls"] = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
+    return section
+
+
+def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
+    """A pool, with the Service whose endpoints the gateway discovers."""
+    name, port = child_name(router, pool.name), pool.runtime.port
+    section: dict[str, Any] = {"service": {"name": name, "namespace": router.namespace, "port": port}}
+    if router.spec.engine.api_key_secret_ref is not None:
+        section["apiKeyFile"] = ENGINE_KEY_FILE
+    return section
+
+
+def _routing(spec: EffectiveSpec) -> dict[str, Any]:
+    section: dict[str, Any] = {
+        "policy": spec.routing.policy,
+        "thresholdTokens": spec.routing.threshold_tokens,
+    }
+    if spec.routing.min_acceptance is not None:
+        section["minAcceptance"] = spec.routing.min_acceptance
+    if spec.suspend:
+        section["suspended"] = True
+    if spec.shared_cache is not None:
+        section["commonPrefixCache"] = True
+    if spec.routing.calibration is not None:
+        section["decisionLog"] = DECISION_LOG
+    return section
+
+
+def _session(router: Router) -> dict[str, Any]:
+    spec = router.spec
+    section: dict[str, Any] = {
+        "ttlSeconds": spec.routing.session_ttl_seconds,
+        "redisTimeoutSeconds": spec.session_store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
+    }
+    if spec.session_store.url_secret_ref is not None:
+        section["redisUrlFile"] = REDIS_URL_FILE
+        # Other routers may use the same Redis.
+        section["scope"] = f"{router.namespace}/{router.name}"
+    if spec.session_store.mirror_records is not None:
+        section["mirrorRecords"] = spec.session_store.mirror_records
+    if spec.routing.session_keys:
+        section["keys"] = list(spec.routing.session_keys)
+    return section
+
+
+def _telemetry(router: Router) -> dict[str, Any]:
+    telemetry = router.spec.telemetry
+    section: dict[str, Any] = {}
+    if telemetry.otlp_endpoint is not None:
+        section = {
+            "otlpEndpoint": telemetry.otlp_endpoint,
+            "protocol": telemetry.protocol,
+            "sampleRatio": telemetry.sample_ratio,
+            "serviceName": child_name(router, "gateway"),
+        }
+    if telemetry.trace_url is not None:
+        section["traceUrl"] = telemetry.trace_url
+    if telemetry.access_log:
+        section["accessLog"] = ACCESS_LOG
+    return section
+
+
+def _timeouts(spec: EffectiveSpec) -> dict[str, Any]:
+    wake = {"wakeSeconds": WAKE_SECONDS} if spec.may_scale_to_zero else {}
+    return {"drainSeconds": spec.gateway.drain_seconds, **wake, **to_wire(spec.gateway.timeouts)}
+
+
+def gateway_config(router: Router) -> dict[str, Any]:
+    """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
+    spec = router.spec
+    name = child_name(router, "gateway")
+    config: dict[str, Any] = {
+        "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
+        "listen": _listen(spec),
+        "model": _model(spec),
+        "pools": {name: _pool(router, pool) for name, pool in spec.pools.items()},
+        "routing": _routing(spec),
+        "session": _session(router),
+        "timeouts": _timeouts(spec),
+    }
+    if limits := to_wire(spec.gateway.limits):
+        config["limits"] = limits
+    if not spec.gateway.retries.continue_streams:
+        config["retries"] = {"continueStreams": False}
+    if spec.gateway.auth is not None:
+        config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
+        if not spec.gateway.auth.isolate_cache:
+            config["auth"]["isolateCache"] = False
+    if telemetry := _telemetry(router):
+        config["telemetry"] = telemetry
+    return config
+
+
+def read_at_start(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that a gateway reads only at startup; it hot-reloads everything else."""
+    fixed = {section: value for section, value in config.items() if section in READ_AT_START}
+    fixed |= {key: value for key, value in config["session"].items() if key in SESSION_READ_AT_START}
+    if "decisionLog" in config["routing"]:
+        fixed["decisionLog"] = config["routing"]["decisionLog"]
+    return fixed
+
+
+def gateway_config_map(router: Router) -> Manifest:
+    """The ConfigMap with the configuration file."""
+    text = yaml.safe_dump(gateway_config(router), sort_keys=False)
+    return child_manifest(router, "v1", "ConfigMap", "gateway", data={CONFIG_FILE: text})
+
+
+def _grace_seconds(router: Router) -> int:
+    """Time between SIGTERM and SIGKILL for a gateway pod, in seconds."""
+    gateway = router.spec.gateway
+    delay = gateway.timeouts.drain_delay_seconds
+    delay = DRAIN_DELAY_SECONDS if delay is None else delay
+    return math.ceil(delay) + gateway.drain_seconds + EXIT_SECONDS
+
+
+def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
+    """The container's mounts and the pod's volumes."""
+    spec, store = router.spec, router.spec.session_store
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
+        {"name": "cache", "mountPath": CACHE_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    volumes: list[Manifest] = [
+        {"name": "config", "configMap": {"name": child_name(router, "gateway")}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+
+    def mount(name: str, folder: str, **source: Any) -> None:
+        mounts.append({"name": name, "mountPath": folder, "readOnly": True})
+        volumes.append({"name": name, **source})
+
+    def mount_key(name: str, path: str, secret: str, key: str, **options: Any) -> None:
+        """Mount one key of a Secret as a file."""
+        folder, _, file = path.rpartition("/")
+        items = [{"key": key, "path": file}]
+        mount(name, folder, secret={"secretName": secret, "items": items, **options})
+
+    token = credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)
+    mount_key("admin-token", ADMIN_TOKEN_FILE, CREDENTIALS, token)
+    if spec.gateway.auth is not None:
+        mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
+    if spec.gateway.tls is not None:
+        mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
+    if (key := spec.engine.api_key_secret_ref) is not None:
+        mount_key("engine-key", ENGINE_KEY_FILE, key.name, key.key)
+    if (url := store.url_secret_ref) is not None:
+        # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
+        # would only be visible in events.
+        mount_key("redis-url", REDIS_URL_FILE, url.name, url.key, optional=True)
+    if (authorities := store.ca_secret_ref) is not None:
+        mount_key("redis-ca", CA_FILE, authorities.name, authorities.key)
+    cache = spec.model.cache
+    if cache is not None and _tokenizer(spec).startswith(f"{MODELS}/"):
+        # The tokenizer is stored with the weights, so the gateway mounts the same volume.
+        claim = cache.existing_claim or child_name(router, "models")
+        mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
+    return mounts, volumes
+
+
+def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Manifest:
+    spec = router.spec
+    env: list[Manifest] = [
+        *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "DPS_REDIS_URL", "valueFrom": redis_url_source(router)},
+    ]
+    if spec.model.token_secret_ref is not None:
+        reference = to_wire(spec.model.token_secret_ref)
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+
+    def probe(path: str, **timing: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": "admin"}, **timing}
+
+    return {
+        "name": "gateway",
+        "image": spec.gateway.image or settings.gateway_image,
+        "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
+        "env": env,
+        "ports": [
+            {"name": "http", "containerPort": PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
+        # The first start downloads the tokenizer, which can take minutes.
+        "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
+        "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
+        "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "securityContext": restricted(USER)[1],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+
+
+def gateway_deployment(router: Router, settings: Settings, store_revision: str) -> Manifest:
+    """The gateway's Deployment. A change of `store_revision`, which identifies the Redis credentials, restarts it."""
+    gateway = router.spec.gateway
+    mounts, volumes = _mounts(router)
+    pod: Manifest = {
+        "automountServiceAccountToken": True,
+        "containers": [_container(router, settings, mounts)],
+        "securityContext": restricted(USER)[0],
+        "serviceAccountName": child_name(router, "gateway"),
+        "terminationGracePeriodSeconds": _grace_seconds(router),
+        "topologySpreadConstraints": spread(router, "gateway"),
+        "volumes": volumes,
+        **pull_secrets(settings),
+    }
+    template = pod_template(
+        router,
+        "gateway",
+        overlay(pod, source_additions(router.spec.tokenizer_source, "model", SOURCE, settings.loader_image)),
+        gateway.pod_template,
+        {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
+    )
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(router, "gateway")},
+        "minReadySeconds": SETTLE_SECONDS,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "revisionHistoryLimit": 3,
+        "template": template,
+    }
+    if gateway.autoscaling is None:
+        spec["replicas"] = router.spec.gateway_replicas
+    return child_manifest(router, "apps/v1", "Deployment", "gateway", spec=spec)
+
+
+def gateway_services(router: Router) -> list[Manifest]:
+    """The Service for clients, and a headless one for the admin port, which clients must not reach."""
+    service = router.spec.gateway.service
+    exposure = {
+        field: value for field, value in to_wire(service).items() if field not in ("port", "annotations")
+    }
+    port: Manifest = {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}
+    if router.spec.gateway.tls is not None:
+        # Controllers of Ingresses and Gateways that support it then use TLS.
+        port["appProtocol"] = "https"
+    clients = child_manifest(
+        router,
+        "v1",
+        "Service",
+        "gateway",
+        dict(service.annotations),
+        spec={
+            **exposure,
+            "selector": selector(router, "gateway"),
+            "ports": [port],
+        },
+    )
+    metrics = child_manifest(
+        router,
+        "v1",
+        "Service",
+        "metrics",
+        spec={
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": selector(router, "gateway"),
+            "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
+        },
+    )
+    return [clients, metrics]
+
+
+def gateway_identity(router: Router) -> list[Manifest]:
+    """The gateway's ServiceAccount. It may watch its own ConfigMap, and the EndpointSlices of its namespace."""
+    name = child_name(router, "gateway")
+    rules = [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        },
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["watch"]},
+    ]
+    return [
+        child_manifest(router, "v1", "ServiceAccount", "gateway", automountServiceAccountToken=False),
+        child_manifest(router, "rbac.authorization.k8s.io/v1", "Role", "gateway", rules=rules),
+        child_manifest(
+            router,
+            "rbac.authorization.k8s.io/v1",
+            "RoleBinding",
+            "gateway",
+            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": router.namespace}],
+        ),
+    ]

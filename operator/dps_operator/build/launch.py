@@ -1,0 +1,117 @@
+"""The engine process of one pool, as described by the effective spec."""
+
+from dataclasses import fields, replace
+from typing import Final
+
+from dps_engines.launch import Adapter, EngineError, Launch, Traces
+from dps_engines.pools import PoolName, other_pool
+from dps_operator.api import Engine
+from dps_operator.build.nodes import SHARES, gpu_bytes
+from dps_operator.build.prefix_cache import launch_settings
+from dps_operator.effective import EffectivePool, EffectiveSpec, Router, launch_speculation, model_path
+from dps_operator.errors import SpecError
+from dps_operator.objects import MODELS
+
+API_KEY_VARIABLE: Final = "DPS_ENGINE_API_KEY"
+"""The variable with the API key of an engine that reads it only from its command line."""
+COPIED: Final = {field.name for field in fields(Launch)} & Engine.model_fields.keys()
+"""The fields of `spec.engine` that a Launch has as well, and that are copied to it."""
+
+
+def _gpu_bytes(spec: EffectiveSpec, pool: EffectivePool) -> int | None:
+    """Memory of one GPU; None if it is unknown, as with resources of the pool's own."""
+    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
+        return None
+    return gpu_bytes(spec.node_pool)
+
+
+def memory_warning(router: Router) -> str:
+    """Why the models probably do not fit into the GPUs; empty if they do, or if this is not known.
+
+    Raises SpecError if the GPUs do not exist.
+    """
+    pools = router.spec.pools.values()
+    warnings = (pool.runtime.memory_warning(_launch(router, pool), pool.all_args) for pool in pools)
+    return next(filter(None, warnings), "")
+
+
+def _launch(router: Router, pool: EffectivePool) -> Launch:
+    spec, telemetry = router.spec, router.spec.telemetry
+    return Launch(
+        model=spec.model.name,
+        model_path=model_path(spec.model.source, "model", MODELS),
+        served_name=spec.model.served_name or spec.model.name,
+        tokenizer=spec.model.tokenizer,
+        revision=spec.model.revision,
+        port=pool.runtime.port,
+        speculation=launch_speculation(pool.speculation) if pool.speculation else None,
+        traces=Traces(telemetry.otlp_endpoint, telemetry.protocol) if telemetry.otlp_endpoint else None,
+        prefix_cache=launch_settings(router),
+        gpu_bytes=_gpu_bytes(spec, pool),
+        adapters=tuple(Adapter(adapter.name, adapter.path) for adapter in spec.model.adapters),
+        **spec.engine.model_dump(include=COPIED),
+    )
+
+
+def _placed_launch(router: Router, pool: EffectivePool) -> Launch:
+    """The engine of a pool, with the one that shares its GPU."""
+    launch = _launch(router, pool)
+    if router.spec.placement != "SharedGPU":
+        return launch
+    launch = replace(launch, shares_gpu_with=_launch(router, router.spec.pools[other_pool(pool.name)]))
+    if router.spec.node_pool.sharing.strategy != "MPS" or launch.gpu_bytes is None:
+        return launch
+    return replace(launch, memory_limit=launch.gpu_bytes // SHARES)
+
+
+def _check_arguments(spec: EffectiveSpec, pool: EffectivePool) -> None:
+    """Raises SpecError if the spec has an argument that the operator sets or that is not supported."""
+    neighbour = spec.pools[other_pool(pool.name)]
+    if spec.engine.args and pool.runtime is not neighbour.runtime:
+        raise SpecError(
+            "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args"
+        )
+    for field, arguments in (("spec.engine", spec.engine.args), (f"spec.pools.{pool.name}", pool.args)):
+        try:
+            speculation = launch_speculation(pool.speculation) if pool.speculation else None
+            shares = spec.shared_cache is not None
+            pool.runtime.check_arguments(arguments, speculation, prefix_cache=shares)
+        except EngineError as error:
+            raise SpecError(f"{field}.args: {error}") from error
+
+
+def host_cache_bytes(router: Router, pool: EffectivePool, line: list[str]) -> int:
+    """The host memory in which an engine with this command line keeps copies of KV, in bytes.
+
+    Raises SpecError if an argument is not a number.
+    """
+    try:
+        return pool.runtime.host_cache_bytes(_launch(router, pool), line)
+    except EngineError as error:
+        raise SpecError(str(error)) from error
+
+
+def engine_arguments(router: Router, name: PoolName) -> list[str]:
+    """The command line of one pool's engines. The arguments of spec.engine come after the operator's, the pool's last.
+
+    Raises SpecError if the version is not supported, if the spec has an argument that the operator sets or that is
+    not supported, or if the engine does not support other parts of the spec.
+    """
+    spec, pool = router.spec, router.spec.pools[name]
+    engine, runtime = pool.engine, pool.runtime
+    try:
+        runtime.check_version(pool.version)
+    except EngineError as error:
+        field = f"spec.pools.{name}" if pool.own_engine else "spec.engine"
+        raise SpecError(f"{field}: {error}") from error
+    _check_arguments(spec, pool)
+    # The kubelet inserts the value of the variable, so that the pod template does not contain the key.
+    by_argument = spec.engine.api_key_secret_ref is not None and runtime.api_key_variable is None
+    api_key = ["--api-key", f"$({API_KEY_VARIABLE})"] if by_argument else []
+    try:
+        launch = _placed_launch(router, pool)
+        runtime.check_launch(launch, engine.image, engine.version, pool.all_args)
+        memory = runtime.memory_arguments(launch, pool.all_args)
+        return [*runtime.arguments(launch), *api_key, *memory, *pool.all_args]
+    except EngineError as error:
+        raise SpecError(str(error)) from error

@@ -1,0 +1,156 @@
+"""Network access and monitoring: Ingress, HTTPRoute, NetworkPolicies and ServiceMonitor."""
+
+from dps_engines.pools import POOLS
+from dps_operator.api import to_wire
+from dps_operator.build.engine import FIRST, WAITING, waits
+from dps_operator.build.gateway import ADMIN_PORT, PORT
+from dps_operator.build.prefix_cache import HTTP_PORT, MASTER_PORT
+from dps_operator.build.redis import REDIS_PORT
+from dps_operator.effective import Router
+from dps_operator.objects import (
+    COMPONENT_LABEL,
+    ROUTER_LABEL,
+    Component,
+    Manifest,
+    child_manifest,
+    child_name,
+    selector,
+)
+
+NETWORKING = "networking.k8s.io/v1"
+
+
+def ingress(router: Router) -> list[Manifest]:
+    """The Ingress; empty if the spec has none."""
+    settings = router.spec.gateway.ingress
+    if settings is None:
+        return []
+    backend = {"service": {"name": child_name(router, "gateway"), "port": {"name": "http"}}}
+    path = {"path": "/", "pathType": "Prefix", "backend": backend}
+    spec: Manifest = {"rules": [{"host": settings.host, "http": {"paths": [path]}}]}
+    if settings.class_name is not None:
+        spec["ingressClassName"] = settings.class_name
+    if settings.tls_secret_name is not None:
+        spec["tls"] = [{"hosts": [settings.host], "secretName": settings.tls_secret_name}]
+    return [child_manifest(router, NETWORKING, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
+
+
+def http_route(router: Router) -> list[Manifest]:
+    """The HTTPRoute; empty if the spec has none."""
+    settings = router.spec.gateway.http_route
+    if settings is None:
+        return []
+    own = {
+        "name": child_name(router, "gateway"),
+        "port": router.spec.gateway.service.port,
+        "weight": settings.weight,
+    }
+    rule: Manifest = {
+        "backendRefs": [own, *map(to_wire, settings.backend_refs)],
+        # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
+        "timeouts": {"request": settings.request_timeout},
+    }
+    if settings.filters:
+        rule["filters"] = list(settings.filters)
+    spec: Manifest = {"parentRefs": [to_wire(parent) for parent in settings.parent_refs], "rules": [rule]}
+    if settings.hostnames:
+        spec["hostnames"] = list(settings.hostnames)
+    return [child_manifest(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
+
+
+def _tcp(port: int) -> list[Manifest]:
+    return [{"protocol": "TCP", "port": port}]
+
+
+def _policy(router: Router, component: Component, rules: list[Manifest], *, egress: bool = True) -> Manifest:
+    """A policy that allows only the ingress `rules` for a component's pods. Without `egress`, it denies all egress."""
+    spec: Manifest = {
+        "podSelector": {"matchLabels": selector(router, component)},
+        "policyTypes": ["Ingress"] if egress else ["Ingress", "Egress"],
+        "ingress": rules,
+    }
+    return child_manifest(router, NETWORKING, "NetworkPolicy", component, spec=spec)
+
+
+def network_policies(router: Router) -> list[Manifest]:
+    """Network policies; empty if the spec has none.
+
+    Only the gateway can connect to Redis, only the gateway and `monitoring` to the engines, only `monitoring` and
+    calibrations to the admin port, and only `clients` to the gateway's HTTP port. An engine can connect to the one on
+    its GPU for which it waits. With Mooncake, engines connect to each other, on ports that they choose, and to the
+    master, whose metrics `monitoring` reads.
+    """
+    settings = router.spec.network_policy
+    if settings is None:
+        return []
+    gateway: Manifest = {"podSelector": {"matchLabels": selector(router, "gateway")}}
+    clients: Manifest = {"ports": _tcp(PORT)} | ({"from": settings.clients} if settings.clients else {})
+    readers = list(settings.monitoring)
+    if router.spec.routing.calibration is not None:
+        readers.append({"podSelector": {"matchLabels": selector(router, "calibration")}})
+    # A rule without `from` would allow everybody.
+    admin = [{"from": readers, "ports": _tcp(ADMIN_PORT)}] if readers else []
+    policies = [_policy(router, "gateway", [clients, *admin])]
+    peers = [gateway, *settings.monitoring]
+    waiting = [{"podSelector": {"matchLabels": selector(router, WAITING)}}]
+    neighbour = waiting if waits(router.spec, WAITING) else []
+    engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
+    cache = router.spec.shared_cache
+    transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
+    for name, pool in router.spec.pools.items():
+        allowed = [*peers, *neighbour] if name == FIRST else peers
+        rule = {"from": allowed, "ports": _tcp(pool.runtime.port)}
+        policies.append(_policy(router, name, [rule, *transfers]))
+    if router.spec.mooncake_master is not None:
+        rules: list[Manifest] = [{"from": engines, "ports": _tcp(MASTER_PORT)}]
+        if settings.monitoring:
+            rules.append({"from": settings.monitoring, "ports": _tcp(HTTP_PORT)})
+        policies.append(_policy(router, "mooncake", rules, egress=False))
+    if router.spec.redis is not None:
+        policies.append(
+            _policy(router, "redis", [{"from": [gateway], "ports": _tcp(REDIS_PORT)}], egress=False)
+        )
+    return policies
+
+
+def base_url(router: Router) -> str:
+    """The base URL for clients: the host of the Ingress or the HTTPRoute if there is one, otherwise the Service."""
+    gateway = router.spec.gateway
+    route = gateway.http_route
+    if gateway.ingress is not None:
+        scheme = "https" if gateway.ingress.tls_secret_name else "http"
+        return f"{scheme}://{gateway.ingress.host}"
+    if route is not None and route.hostnames:
+        scheme = "https" if "https" in (route.parent_refs[0].section_name or "") else "http"
+        return f"{scheme}://{route.hostnames[0]}"
+    scheme = "https" if gateway.tls is not None else "http"
+    return f"{scheme}://{child_name(router, 'gateway')}.{router.namespace}.svc:{gateway.service.port}"
+
+
+def service_monitor(router: Router) -> list[Manifest]:
+    """One ServiceMonitor for the gateway, both pools and the Mooncake master; empty if the spec has none."""
+    monitor = router.spec.telemetry.service_monitor
+    if monitor is None:
+        return []
+    components = ["metrics", *POOLS]
+    if router.spec.mooncake_master is not None:
+        components.append("mooncake")
+    manifest = child_manifest(
+        router,
+        "monitoring.coreos.com/v1",
+        "ServiceMonitor",
+        "metrics",
+        spec={
+            "selector": {
+                "matchLabels": {ROUTER_LABEL: router.name},
+                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
+            },
+            # Each Service has one of these ports: the gateway's metrics Service has admin, the others have http.
+            "endpoints": [
+                {"port": port, "path": "/metrics", "interval": monitor.interval} for port in ("admin", "http")
+            ],
+            "targetLabels": [ROUTER_LABEL, COMPONENT_LABEL],
+        },
+    )
+    manifest["metadata"]["labels"] |= monitor.labels
+    return [manifest]

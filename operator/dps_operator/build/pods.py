@@ -1,0 +1,273 @@
+"""Pod templates: secure defaults, models from other places than the Hub, and the user's template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dps_operator.api import (
+    MERGE_KEYS,
+    GSSource,
+    ModelSource,
+    PodTemplate,
+    Resources,
+    S3Source,
+    quantity_value,
+    to_wire,
+)
+from dps_operator.effective import MOUNTS, EffectivePool, EffectiveSpec, Role, Router, bucket_of
+from dps_operator.errors import SpecError
+from dps_operator.objects import Component, Manifest, labels, selector
+from dps_operator.settings import Settings
+
+_HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
+UNIONS = {
+    "env": frozenset({"value", "valueFrom"}),
+    "startupProbe": _HANDLERS,
+    "readinessProbe": _HANDLERS,
+    "livenessProbe": _HANDLERS,
+    "preStop": _HANDLERS,
+    "postStart": _HANDLERS,
+}
+"""Fields of which an object may have only one, by the field that holds the object. In a volume, which is not listed,
+these are all fields except the name."""
+
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _without_alternatives(base: Manifest, over: Manifest, key: str) -> Manifest:
+    """`base` without the members of a union that exclude the one that `over` sets, as `emptyDir` does `hostPath`."""
+    members = (base.keys() | over.keys()) - {"name"} if key == "volumes" else UNIONS.get(key, frozenset())
+    if not members & over.keys():
+        return base
+    return {field: value for field, value in base.items() if field not in members or field in over}
+
+
+def overlay(base: Any, over: Any, key: str = "") -> Any:
+    """`base` merged with `over`: objects by field, keyed lists by key; other values are replaced.
+
+    A member of a union, such as the source of a volume, replaces a different member. key: name of the field that
+    holds the two values, which selects the merge key of a list and the union of an object."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = dict(_without_alternatives(base, over, key))
+        for field, value in over.items():
+            merged[field] = overlay(merged[field], value, field) if field in merged else value
+        return merged
+    merge_key = MERGE_KEYS.get(key)
+    if merge_key and isinstance(base, list) and isinstance(over, list):
+        by_key = {item.get(merge_key): item for item in base}
+        for item in over:
+            existing = by_key.get(item.get(merge_key))
+            by_key[item.get(merge_key)] = overlay(existing, item, key) if existing else item
+        return list(by_key.values())
+    return over
+
+
+def container_resources(defaults: Manifest, overrides: Resources) -> Manifest:
+    """A container's resources: the defaults, overridden by the spec.
+
+    The API server refuses a request above the limit, so a default request is lowered to a limit of the spec, and a
+    default limit is raised to a request of the spec.
+    """
+    limits, requests = overrides.limits or {}, overrides.requests or {}
+    lowered = {
+        name: min(amount, limits.get(name, amount), key=quantity_value)
+        for name, amount in defaults.get("requests", {}).items()
+    }
+    raised = {
+        name: max(amount, requests.get(name, amount), key=quantity_value)
+        for name, amount in defaults.get("limits", {}).items()
+    }
+    merged = {"requests": {**lowered, **requests}, "limits": {**raised, **limits}}
+    return {part: amounts for part, amounts in merged.items() if amounts}
+
+
+def restricted(user: int) -> tuple[Manifest, Manifest]:
+    """Pod and container security contexts that satisfy the restricted Pod Security Standard."""
+    pod = {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return pod, CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
+
+
+def plain_env(env: Mapping[str, str]) -> list[Manifest]:
+    """A container's `env` with these names and values, in the same order."""
+    return [{"name": name, "value": value} for name, value in env.items()]
+
+
+def pull_secrets(settings: Settings) -> Manifest:
+    """The field `imagePullSecrets` of a pod; empty if there are none."""
+    names = [{"name": name} for name in settings.pull_secrets]
+    return {"imagePullSecrets": names} if names else {}
+
+
+def pod_template(
+    router: Router,
+    component: Component,
+    spec: Manifest,
+    over: PodTemplate | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Manifest:
+    """The pod template of a component, merged with the user's. Labels of the selector cannot be overridden."""
+    template: Manifest = {
+        "metadata": {"labels": labels(router, component)},
+        "spec": {
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            **spec,
+        },
+    }
+    if annotations:
+        template["metadata"]["annotations"] = annotations
+    if over is not None:
+        template = overlay(template, over.model_dump(by_alias=True, exclude_none=True))
+        template["metadata"]["labels"] |= labels(router, component)
+    return template
+
+
+def spread(router: Router, component: Component) -> list[Manifest]:
+    """Prefers different zones and nodes for the replicas of a component."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector(router, component)},
+        }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
+
+
+CREDENTIALS_DIR = "/etc/dps-source"
+CREDENTIALS_FILE = "key.json"
+AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+TOKENIZER_FILES = "/*.{json,jinja,model,tiktoken,txt}"
+"""rclone's pattern for the files of a tokenizer, which excludes weights and subfolders."""
+DOWNLOAD = (
+    'uri=$1 from=$2 to=$3; shift 3; rclone copy "$from" "$to" "$@" || exit; '
+    'if [ -z "$(ls -A "$to" 2>/dev/null)" ]; then echo "$uri contains no file of the model" >&2; exit 1; fi'
+)
+"""Shell script that downloads a folder. A folder that does not exist is an empty one for rclone."""
+REMOTES = {"s3": "s3", "gs": "gcs"}
+"""rclone's name of each kind of storage."""
+ENGINE_RESOURCES: Manifest = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+ENGINE_SECURITY = CONTAINER_SECURITY | {"readOnlyRootFilesystem": True}
+"""rclone's container runs as the image's user, root, as engines do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The container that reads a model.
+
+    name: the container. volume, folder: the volume to which models are downloaded, and where it is mounted.
+    resources: of the init container. security: its security context. files: pattern of the files to download; all of
+    them if empty.
+    """
+
+    name: str
+    volume: str
+    folder: str
+    resources: Manifest
+    security: Manifest
+    files: str = ""
+
+
+def service_account(spec: EffectiveSpec, pool: EffectivePool) -> Manifest:
+    """The field `serviceAccountName` of an engine's pod; empty if no source needs one.
+
+    Raises SpecError if the sources of the model and the draft need different ones.
+    """
+    sources = [spec.model.source, pool.draft_source]
+    buckets = [source.s3 or source.gs for source in sources if source is not None]
+    names = {bucket.service_account_name for bucket in buckets if bucket and bucket.service_account_name}
+    if len(names) > 1:
+        raise SpecError(
+            "spec.pools.speculative.speculation.draftSource: a pod has one ServiceAccount, so serviceAccountName must "
+            "be that of spec.model.source"
+        )
+    return {"serviceAccountName": names.pop()} if names else {}
+
+
+def source_additions(source: ModelSource | None, role: Role, target: Target, image: str) -> Manifest:
+    """What to merge into a pod spec so that a container can read a model; empty for a model on the Hub.
+
+    image: of rclone.
+    """
+    if source is None:
+        return {}
+    if source.s3 is not None or source.gs is not None:
+        return _download(bucket_of(source), role, target, image)
+    if source.pvc is not None:
+        volume: Manifest = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
+    elif source.oci is not None:
+        policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
+        volume = {"image": {"reference": source.oci.image, **policy}}
+    name = f"{role}-source"
+    mount = {"name": name, "mountPath": f"{MOUNTS}/{role}", "readOnly": True}
+    return {
+        "containers": [{"name": target.name, "volumeMounts": [mount]}],
+        "volumes": [{"name": name, **volume}],
+    }
+
+
+def _download(bucket: S3Source | GSSource, role: Role, target: Target, image: str) -> Manifest:
+    scheme, _, path = bucket.uri.rstrip("/").partition("://")
+    env, volumes = _credentials(bucket, role)
+    mounts: list[Manifest] = [{"name": target.volume, "mountPath": target.folder}]
+    mounts += [
+        {"name": volume["name"], "mountPath": f"{CREDENTIALS_DIR}/{role}", "readOnly": True}
+        for volume in volumes
+    ]
+    container = {
+        "name": f"{role}-source",
+        "image": image,
+        "command": [
+            # Pods that share the volume download one after the other; the later ones find the files complete.
+            *("flock", f"{target.folder}/.{scheme}.lock"),
+            *("sh", "-c", DOWNLOAD, "download"),
+            *(f"{scheme}://{path}", f":{REMOTES[scheme]}:{path}", f"{target.folder}/{scheme}/{path}"),
+        ],
+        "args": [
+            "--config=/dev/null",
+            *_options(bucket),
+            *([f"--include={target.files}"] if target.files else []),
+            *("--stats=30s", "--stats-one-line", "--stats-log-level=NOTICE"),
+        ],
+        "env": env,
+        "resources": target.resources,
+        "securityContext": target.security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    return {"initContainers": [container], **({"volumes": volumes} if volumes else {})}
+
+
+def _options(bucket: S3Source | GSSource) -> list[str]:
+    """rclone's options for a bucket. Without credentials from a Secret, it uses those of the pod's environment."""
+    if isinstance(bucket, GSSource):
+        return ["--gcs-env-auth"]
+    options = [f"--s3-provider={'Other' if bucket.endpoint else 'AWS'}", "--s3-env-auth"]
+    options += [f"--s3-endpoint={bucket.endpoint}"] if bucket.endpoint else []
+    return options + ([f"--s3-region={bucket.region}"] if bucket.region else [])
+
+
+def _credentials(bucket: S3Source | GSSource, role: Role) -> tuple[list[Manifest], list[Manifest]]:
+    """The variables and the volumes with the credentials for a bucket."""
+    reference = bucket.credentials_secret_ref
+    if reference is None:
+        return [], []
+    if isinstance(bucket, S3Source):
+        keys = [(name, {"name": reference.name, "key": name}) for name in AWS_KEYS]
+        return [{"name": name, "valueFrom": {"secretKeyRef": key}} for name, key in keys], []
+    wire = to_wire(reference)
+    secret = {"secretName": wire["name"], "items": [{"key": wire["key"], "path": CREDENTIALS_FILE}]}
+    file = f"{CREDENTIALS_DIR}/{role}/{CREDENTIALS_FILE}"
+    return plain_env({"GOOGLE_APPLICATION_CREDENTIALS": file}), [
+        {"name": f"{role}-source-key", "secret": {**secret, "defaultMode": 0o444}}
+    ]

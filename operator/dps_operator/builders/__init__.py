@@ -1,1 +1,0 @@
-"""Builders of the child objects of a DPSRouter. This package performs no I/O."""

@@ -1,0 +1,477 @@
+"""The conditions of a DPSRouter, from its effective spec and its observed children. No I/O."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dps_engines.pools import POOLS, PoolName, other_pool
+from dps_operator.api import ConditionType
+from dps_operator.build.calibration import DEADLINE_SECONDS
+from dps_operator.build.launch import memory_warning
+from dps_operator.cache_health import CacheHealth, EngineReports
+from dps_operator.calibration import ResultError, calibration_result, newest_calibration
+from dps_operator.diagnose import Problem, last_line, most_severe
+from dps_operator.effective import Router
+from dps_operator.errors import SpecError
+from dps_operator.objects import ChildKey, Component, child_name
+from dps_operator.observe import Child, Pod, Replicas
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition without a transition time."""
+
+    type: ConditionType
+    status: str
+    reason: str
+    message: str
+
+
+NOUNS: Mapping[Component, str] = {
+    "speculative": "speculative pool",
+    "greedy": "greedy pool",
+    "gateway": "gateway",
+    "redis": "session store",
+    "mooncake": "Mooncake master",
+}
+"""The components in messages."""
+
+
+@dataclass(frozen=True)
+class StatusInput:
+    """The children and pods of a DPSRouter, and the results of reconciling it."""
+
+    children: Mapping[ChildKey, Child] = field(default_factory=dict)
+    pods: Sequence[Pod] = ()
+    invalid: str = ""
+    """Why the spec cannot be applied; empty if it can."""
+    rejected: str = ""
+    """Why some of the objects cannot be applied, in contrast to the others; empty if all can."""
+    unmonitored: str = ""
+    """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
+    failing: str = ""
+    """Message of a failed API server call; empty if all calls succeeded."""
+    waiting_pool: PoolName | None = None
+    """The pool whose rollout waits for the other pool's."""
+    kept: Sequence[PoolName] = ()
+    """The pools that keep the pod template of another operator release."""
+    unmeasured: str | None = None
+    """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
+    cache_health: CacheHealth | None = None
+    """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
+
+    def replicas(self, router: Router, component: Component) -> Replicas | None:
+        """The replica counts of a component; None if its Deployment or StatefulSet has not been created."""
+        kind = "StatefulSet" if component == "redis" else "Deployment"
+        child = self.children.get((kind, child_name(router, component)))
+        return child.replicas if child else None
+
+    def problem(self, component: Component) -> Problem | None:
+        """The most severe problem of a component's pods; None if they are ready."""
+        return most_severe([pod.problem for pod in self.pods if pod.component == component and pod.problem])
+
+    def cause(self, router: Router, component: Component) -> str:
+        """Why replicas of a component are not ready: the problem of a pod, or why pods cannot be created.
+
+        Empty if neither is known.
+        """
+        if problem := self.problem(component):
+            return problem.message
+        replicas = self.replicas(router, component)
+        return f"pods cannot be created: {replicas.failure}" if replicas and replicas.failure else ""
+
+    def with_cause(self, message: str, router: Router, component: Component) -> str:
+        """A message, followed by the cause if it is known."""
+        cause = self.cause(router, component)
+        return f"{message}: {cause}" if cause else message
+
+
+def failed_rollouts(router: Router, observed: StatusInput) -> str:
+    """The rollouts that have exceeded their progress deadline, and why; empty if there are none."""
+    messages = []
+    for component in (*POOLS, "gateway"):
+        replicas = observed.replicas(router, component)
+        if replicas is not None and replicas.stalled:
+            cause = observed.cause(router, component) or replicas.stalled
+            messages.append(f"the rollout of the {NOUNS[component]} has failed: {cause}")
+    return "; ".join(messages)
+
+
+def progressing(router: Router, observed: StatusInput) -> Condition:
+    """Whether changes are being applied or rolled out."""
+    if router.spec.paused:
+        message = "spec.paused is true: changes are not applied; set it to false to apply them"
+        return Condition("Progressing", "False", "Paused", message)
+    if observed.failing:
+        return Condition("Progressing", "True", "Retrying", observed.failing)
+    if failed := failed_rollouts(router, observed):
+        return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
+    if rollout := _rollout(router, observed):
+        return Condition("Progressing", "True", "RollingOut", rollout)
+    message = f"all replicas are ready and up to date{_kept_suffix(observed.kept)}"
+    return Condition("Progressing", "False", "Settled", message)
+
+
+def _kept_suffix(pools: Collection[PoolName]) -> str:
+    """The end of a condition's message that names the pools which keep their pod template; empty if none does."""
+    if not pools:
+        return ""
+    subject = "both pools keep" if len(pools) > 1 else f"the {next(iter(pools))} pool keeps"
+    return f"; {subject} the pod template of another operator release (spec.engine.upgradePolicy)"
+
+
+def _rollout(router: Router, observed: StatusInput) -> str:
+    """The rollout in progress, with what delays it; empty if there is none."""
+    if observed.waiting_pool:
+        other = other_pool(observed.waiting_pool)
+        message = f"the rollout of the {observed.waiting_pool} pool starts after that of the {other} pool"
+        return observed.with_cause(message, router, other)
+    for component in _rolled_out(router):
+        replicas = observed.replicas(router, component)
+        if replicas is None or not replicas.settled:
+            message = f"the {NOUNS[component]} is rolling out"
+            return observed.with_cause(message, router, component)
+    return ""
+
+
+def _rolled_out(router: Router) -> list[Component]:
+    """The components that the operator deploys, in the order in which their rollouts are reported."""
+    components: list[Component] = [*POOLS, "gateway"]
+    if router.spec.redis is not None:
+        components.append("redis")
+    if router.spec.mooncake_master is not None:
+        components.append("mooncake")
+    return components
+
+
+def component_conditions(router: Router, observed: StatusInput) -> list[Condition]:
+    """One condition for each component."""
+    return [
+        _component_ready(router, observed, "speculative", "SpeculativePoolReady"),
+        _component_ready(router, observed, "greedy", "GreedyPoolReady"),
+        _session_store(router, observed),
+        _component_ready(router, observed, "gateway", "GatewayReady"),
+    ]
+
+
+def _session_store(router: Router, observed: StatusInput) -> Condition:
+    reference = router.spec.session_store.url_secret_ref
+    if reference is None:
+        return _component_ready(router, observed, "redis", "SessionStoreReady")
+    message = (
+        f"the gateways use the Redis of Secret {reference.name}; see metric dps_state_degraded for its health"
+    )
+    return Condition("SessionStoreReady", "True", "External", message)
+
+
+def _component_ready(
+    router: Router, observed: StatusInput, component: Component, type: ConditionType
+) -> Condition:
+    """Whether a component can serve, which requires one available replica."""
+    replicas = observed.replicas(router, component)
+    if replicas is None:
+        return Condition(type, "False", "NotCreated", f"the {NOUNS[component]} has not been created yet")
+    if stopped := _stopped(router, observed, component, type, replicas.desired):
+        return stopped
+    problem, cause = observed.problem(component), observed.cause(router, component)
+    count = f"{replicas.ready} of {replicas.desired} replicas are ready"
+    if replicas.ready >= replicas.desired:
+        return Condition(type, "True", "AllReplicasReady", count)
+    if replicas.ready > 0:
+        return Condition(type, "True", "SomeReplicasReady", "; ".join(filter(None, [count, cause])))
+    if problem:
+        return Condition(type, "False", problem.reason, problem.message)
+    if cause:
+        return Condition(type, "False", "PodsForbidden", cause)
+    return Condition(type, "False", "Starting", count)
+
+
+def _stopped(
+    router: Router, observed: StatusInput, component: Component, type: ConditionType, desired: int
+) -> Condition | None:
+    """Why a component has no replicas on purpose; None if it should have some. desired: its number of replicas."""
+    if router.spec.suspend and not router.spec.paused and component in POOLS:
+        message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
+        return Condition(type, "False", "Suspended", message)
+    if component in router.spec.scaled_to_zero:
+        message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
+        return Condition(type, "False", "ScaledToZero", message)
+    if desired == 0:
+        message = f"the {NOUNS[component]} has been scaled to 0 replicas; scale it up to serve requests"
+        return Condition(type, "False", "ScaledToZero", message)
+    return None
+
+
+def autoscaling(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the autoscalers work; empty if there are none. Without its metric, an autoscaler changes nothing."""
+    components: list[Component] = [name for name in POOLS if router.spec.pools[name].has_autoscaler]
+    if router.spec.gateway.autoscaling is not None:
+        components.append("gateway")
+    if not components or router.spec.suspend:
+        return []
+    found = {}
+    for name in components:
+        child = observed.children.get(("HorizontalPodAutoscaler", child_name(router, name)))
+        found[name] = child.scaling_failure if child is not None else None
+    failures = [
+        f"the autoscaler of the {NOUNS[name]} does not work: {failure}"
+        for name, failure in found.items()
+        if failure
+    ]
+    if failures:
+        return [Condition("AutoscalingActive", "False", "AutoscalerFailed", "; ".join(failures))]
+    if None in found.values():
+        return [Condition("AutoscalingActive", "Unknown", "NotEvaluated", "an autoscaler has not run yet")]
+    return [Condition("AutoscalingActive", "True", "AutoscalersActive", "all autoscalers read their metrics")]
+
+
+def route_accepted(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the Gateways serve the HTTPRoute; empty if the spec has none. Ready does not depend on it."""
+    if router.spec.gateway.http_route is None:
+        return []
+    child = observed.children.get(("HTTPRoute", child_name(router, "gateway")))
+    if child is None or child.route_failure is None:
+        message = "not every Gateway in spec.gateway.httpRoute.parentRefs has evaluated the HTTPRoute yet"
+        return [Condition("RouteAccepted", "Unknown", "NotEvaluated", message)]
+    if child.route_failure:
+        message = f"a Gateway does not serve the HTTPRoute: {child.route_failure}"
+        return [Condition("RouteAccepted", "False", "RouteRejected", message)]
+    return [Condition("RouteAccepted", "True", "RouteServed", "all Gateways serve the HTTPRoute")]
+
+
+def monitored(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the ServiceMonitor exists; empty if the spec has none."""
+    if router.spec.telemetry.service_monitor is None:
+        return []
+    if observed.unmonitored:
+        return [Condition("Monitored", "False", "CRDNotInstalled", observed.unmonitored)]
+    if ("ServiceMonitor", child_name(router, "metrics")) not in observed.children:
+        return [
+            Condition("Monitored", "Unknown", "NotCreated", "the ServiceMonitor has not been created yet")
+        ]
+    return [Condition("Monitored", "True", "ServiceMonitorCreated", "the ServiceMonitor has been created")]
+
+
+def demand_measured(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the demand of the pools is known; empty if they are not scaled by it. Ready does not depend on it."""
+    moves = router.spec.allocation is not None
+    if router.spec.suspend or (not moves and not router.spec.may_scale_to_zero):
+        return []
+    effect = "replicas move between the pools" if moves else "pools are scaled to or from zero"
+    if observed.unmeasured is None:
+        return [Condition("DemandMeasured", "Unknown", "NotMeasured", "the demand has not been measured yet")]
+    if observed.unmeasured:
+        message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
+        return [Condition("DemandMeasured", "False", "GatewaysUnreachable", message)]
+    message = f"{effect} according to their demand"
+    if moves and router.spec.load_ratio is not None:
+        message += (
+            f", towards {router.spec.load_ratio:g} times as many requests per speculative replica as per greedy one, "
+            "as the last calibration recommends"
+        )
+    elif moves:
+        message += ", towards the same number of requests per replica"
+    return [Condition("DemandMeasured", "True", "Measured", message)]
+
+
+def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the last calibration has found a result; empty without calibrations. Ready does not depend on it."""
+    calibration = router.spec.routing.calibration
+    if calibration is None:
+        return []
+    if failure := _failed_calibration(observed):
+        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", failure)]
+    waiting = [pod.problem for pod in observed.pods if pod.component == "calibration" and not pod.finished]
+    problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
+    if problem is not None:
+        return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
+    if ended := _ended_run(router, observed):
+        message = (
+            f"the last calibration, which began at {ended}, ended without a result: its pod could not start, "
+            f"or needed more than {DEADLINE_SECONDS // 60} minutes"
+        )
+        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", message)]
+    if router.spec.recommended is None:
+        message = (
+            f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
+            f" --from=cronjob/{child_name(router, 'calibration')} NAME starts one now"
+        )
+        return [Condition("RoutingCalibrated", "Unknown", "NotCalibrated", message)]
+    if calibration.apply:
+        return [Condition("RoutingCalibrated", "True", "Applied", router.spec.recommended.verdict)]
+    return [Condition("RoutingCalibrated", "True", "Recommended", router.spec.recommended.verdict)]
+
+
+def _ended_run(router: Router, observed: StatusInput) -> str:
+    """The time of the last scheduled calibration, if it exceeded its time limit and none has succeeded since.
+
+    Otherwise empty. Kubernetes deletes the pod of such a calibration, so only the CronJob shows it.
+    """
+    job = observed.children.get(("CronJob", child_name(router, "calibration")))
+    ended = job.failed_run if job is not None else ""
+    last, recommended = newest_calibration(observed.pods), router.spec.recommended
+    known = [last.time if last is not None else "", recommended.time if recommended is not None else ""]
+    return ended if ended > max(known) else ""
+
+
+def _failed_calibration(observed: StatusInput) -> str:
+    """Why the last calibration has no result; empty if it has one, or if none has finished."""
+    last = newest_calibration(observed.pods)
+    if last is None:
+        return ""
+    if last.exit_code != 0:
+        return f"the last calibration failed: {last_line(last.message)}"
+    try:
+        calibration_result(last)
+    except ResultError as error:
+        return (
+            f"the result of the last calibration cannot be read: {error}; check that labImage in the chart's "
+            "values has the version of the operator"
+        )
+    return ""
+
+
+def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condition]:
+    """Whether the pools can read each other's pages, and do; empty if each engine has its own prefix cache."""
+    if found := router.spec.unshareable:
+        message = f"each engine has its own prefix cache: {found.message}"
+        return [Condition("PrefixCacheShared", "False", found.reason, message)]
+    if router.spec.shared_cache is None:
+        return []
+    shared = _shared((observed.cache_health or CacheHealth()).reports)
+    return [shared, _master_not_ready(router, observed) or _serving(observed.cache_health)]
+
+
+def _shared(reports: EngineReports) -> Condition:
+    """Whether the pools share pages, given that they can according to the spec."""
+    for pool, problem in reports.unshared.items():
+        message = f"an engine of the {pool} pool shares no pages: {problem}"
+        return Condition("PrefixCacheShared", "False", "EngineNotSharing", message)
+    if reports.different:
+        message = (
+            "each pool stores pages that the other one cannot read; compare the log lines with 'dps prefix cache: "
+            "shared' of both pools"
+        )
+        return Condition("PrefixCacheShared", "False", "GeometryDiffers", message)
+    if silent := [pool for pool in POOLS if pool not in reports.reporting]:
+        message = f"{_pools(silent)} have not reported whether they share pages"
+        return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
+    message = "the engines of both pools can read each other's pages"
+    return Condition("PrefixCacheShared", "True", "BothWays", message)
+
+
+def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None:
+    """The condition while the Mooncake master that the operator deploys is not ready; None otherwise."""
+    if router.spec.mooncake_master is None:
+        return None
+    replicas = observed.replicas(router, "mooncake")
+    if replicas is not None and replicas.ready > 0:
+        return None
+    cause = observed.with_cause("the Mooncake master is not ready", router, "mooncake")
+    message = f"{cause}; running engines serve but share no pages, and new engines cannot start"
+    return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
+
+
+def _serving(health: CacheHealth | None) -> Condition:
+    """Whether the storage of the common prefix cache serves the pages that it should contain."""
+    health = health or CacheHealth()
+    reports = health.reports
+    if reports.full:
+        message = f"{_pools(reports.full)} cannot store most of their pages, because the storage has too little space"
+        return Condition("PrefixCacheServing", "False", "StorageFull", message)
+    if reports.failing:
+        message = (
+            f"{_pools(reports.failing)} cannot write or read most of their pages; see the outcomes of "
+            "dps_prefix_cache_pages_total in their metrics"
+        )
+        return Condition("PrefixCacheServing", "False", "StorageFailing", message)
+    if reports.slow:
+        found = " and ".join(f"the {pool} pool ({text})" for pool, text in reports.slow.items())
+        message = f"fetching tokens takes longer than computing them in {found}"
+        return Condition("PrefixCacheServing", "False", "StorageSlow", message)
+    if health.unreachable:
+        return Condition("PrefixCacheServing", "Unknown", "GatewaysUnreachable", health.unreachable)
+    if not health.judged:
+        message = "too few sessions have changed pools since the operator was started"
+        return Condition("PrefixCacheServing", "Unknown", "NotMeasured", message)
+    if health.unserved:
+        message = (
+            f"{_pools(health.unserved)} fetch less than half of the tokens that the storage should contain; look for "
+            "lines with 'dps prefix cache' in their logs"
+        )
+        return Condition("PrefixCacheServing", "False", "StorageNotServing", message)
+    return Condition("PrefixCacheServing", "True", "StorageServing", "the engines fetch from the storage")
+
+
+def _pools(names: Collection[PoolName]) -> str:
+    return f"the engines of the {' and '.join(f'{pool} pool' for pool in POOLS if pool in names)}"
+
+
+def conditions(router: Router, observed: StatusInput) -> list[Condition]:
+    """All conditions of a DPSRouter with a parsable spec; Ready first."""
+    valid = spec_valid(
+        observed.invalid, observed.rejected, "" if observed.invalid else _memory_warning(router)
+    )
+    components = component_conditions(router, observed)
+    idle = {f"{pool.capitalize()}PoolReady" for pool in router.spec.scaled_to_zero}
+    required = [valid, *(component for component in components if component.type not in idle)]
+    features = [
+        *autoscaling(router, observed),
+        *route_accepted(router, observed),
+        *monitored(router, observed),
+        *prefix_cache_conditions(router, observed),
+        *demand_measured(router, observed),
+        *routing_calibrated(router, observed),
+    ]
+    warnings = [feature.message for feature in features if feature.status == "False"]
+    if failed := failed_rollouts(router, observed):
+        warnings.insert(0, failed)
+    return [
+        _ready(required, router.spec.scaled_to_zero, warnings),
+        progressing(router, observed),
+        valid,
+        *components,
+        *features,
+    ]
+
+
+def _memory_warning(router: Router) -> str:
+    """Why the models may not fit into the GPUs; empty if they do, or if the spec has not been checked yet."""
+    try:
+        return memory_warning(router)
+    except SpecError:
+        return ""
+
+
+def spec_valid(invalid: str, rejected: str = "", warning: str = "") -> Condition:
+    """Whether the spec can be applied.
+
+    invalid: why it cannot be applied; empty if it can. rejected: why some of the objects cannot be applied; empty if
+    all can. warning: what may be wrong nevertheless.
+    """
+    if invalid:
+        message = f"{invalid}; running workloads are not changed"
+        return Condition("SpecValid", "False", "InvalidSpec", message)
+    if rejected:
+        message = f"{rejected}; the other objects of the DPSRouter are applied"
+        return Condition("SpecValid", "False", "InvalidSpec", message)
+    return Condition("SpecValid", "True", "Accepted", "; ".join(filter(None, ["the spec is valid", warning])))
+
+
+def _serving_pools(scaled_to_zero: Sequence[PoolName]) -> str:
+    """How a DPSRouter serves requests. scaled_to_zero: its idle pools."""
+    if not scaled_to_zero:
+        return "requests are served by both pools"
+    if len(scaled_to_zero) == len(POOLS):
+        return "both pools are idle and scaled to zero; requests wait until an engine has started"
+    (idle,) = scaled_to_zero
+    return f"requests are served by the {other_pool(idle)} pool; the {idle} pool is idle and scaled to zero"
+
+
+def _ready(
+    required: Sequence[Condition], scaled_to_zero: Sequence[PoolName], warnings: Sequence[str]
+) -> Condition:
+    """Whether requests are served. warnings: problems that do not prevent this."""
+    for condition in required:
+        if condition.status != "True":
+            return Condition("Ready", "False", condition.reason, condition.message)
+    return Condition("Ready", "True", "Serving", "; ".join([_serving_pools(scaled_to_zero), *warnings]))

@@ -1,0 +1,166 @@
+"""Diagnoses why a pod is not ready. This module performs no I/O."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dps_operator.objects import NEIGHBOUR_CONTAINER, Manifest
+
+PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+CONFIG_FAILURES = {"CreateContainerConfigError"}
+RUNTIME_FAILURES = {"CreateContainerError", "RunContainerError"}
+"""Reasons for which a container waits after the container runtime has failed to start it."""
+RUNTIME_ENDS = {"StartError", "ContainerCannotRun"}
+"""Reasons with which such a container has ended, while the kubelet waits before it tries again."""
+ENGINES = {"speculative", "greedy"}
+SEVERITY = (
+    "CrashLooping",
+    "ImagePullFailed",
+    "ConfigMissing",
+    "ContainerNotStarted",
+    "WaitingForGPU",
+    "WaitingForVolume",
+    "Unschedulable",
+    "LoadingModel",
+    "Starting",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a pod is not ready: a CamelCase reason, and a message that says what to do."""
+
+    reason: str
+    message: str
+
+
+def most_severe(problems: list[Problem]) -> Problem | None:
+    """The most severe problem, or None; ties are broken by message."""
+    ranked = sorted(problems, key=lambda problem: (SEVERITY.index(problem.reason), problem.message))
+    return ranked[0] if ranked else None
+
+
+def last_line(text: str) -> str:
+    """The last non-empty line of a log, limited to its last 300 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else ""
+
+
+def _unscheduled(pod: Manifest, engine: bool) -> Problem | None:
+    name = pod["metadata"]["name"]
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] != "PodScheduled" or condition["status"] != "False":
+            continue
+        # The scheduler appends the result of preemption after the first sentence.
+        explanation = condition.get("message", "it has not been scheduled").split(". ", 1)[0].rstrip(".")
+        if re.search("persistent ?volume", explanation, re.IGNORECASE):
+            advice = "check the storage class and its provisioner"
+            return Problem(
+                "WaitingForVolume", f"pod {name} is waiting for its volume: {explanation}; {advice}"
+            )
+        if engine:
+            advice = "add a node that spec.nodePool selects and that has a free GPU, or change spec.nodePool"
+            return Problem("WaitingForGPU", f"pod {name} is waiting for a node: {explanation}; {advice}")
+        return Problem("Unschedulable", f"pod {name} is waiting for a node: {explanation}")
+    return None
+
+
+def _not_started(name: str, container: str, explanation: str) -> Problem:
+    message = f"container {container} of pod {name} cannot be started: {explanation}"
+    return Problem("ContainerNotStarted", message)
+
+
+def _crash(name: str, container: str, terminated: dict[str, Any]) -> Problem:
+    reason, why = terminated.get("reason", "Error"), last_line(terminated.get("message", ""))
+    if reason in RUNTIME_ENDS:
+        return _not_started(name, container, why or reason)
+    end = f"container {container} of pod {name} ended with exit code {terminated.get('exitCode')}"
+    # "Error" says no more than the exit code. Another reason, such as OOMKilled, cannot be found in the log.
+    end += f" ({reason})" if reason != "Error" else ""
+    return Problem("CrashLooping", f"{end}: {why}" if why else end)
+
+
+def _container(name: str, status: dict[str, Any]) -> Problem | None:
+    state, last = status.get("state", {}), status.get("lastState", {})
+    waiting = state.get("waiting", {})
+    reason, explanation = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in PULL_FAILURES:
+        advice = "check the image's name and the pull secret"
+        return Problem("ImagePullFailed", f"pod {name} cannot pull {status['image']}; {advice}")
+    if reason in CONFIG_FAILURES:
+        return Problem("ConfigMissing", f"pod {name} cannot start: {explanation or reason}")
+    if reason in RUNTIME_FAILURES:
+        return _not_started(name, status["name"], last_line(explanation) or reason)
+    for ended in (state.get("terminated"), last.get("terminated")):
+        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not status.get("ready"):
+            return _crash(name, status["name"], ended)
+    return None
+
+
+def awaiting_volumes(pod: Manifest) -> bool:
+    """Whether the kubelet may still be preparing the pod's volumes, which it does before it creates a container.
+
+    False for a pod without a node. The kubelet reports its end in the condition
+    PodReadyToStartContainers; older versions do so only after they have pulled the images.
+    """
+    status = pod.get("status", {})
+    conditions = {(condition["type"], condition["status"]) for condition in status.get("conditions", [])}
+    if conditions & {("PodScheduled", "False"), ("PodReadyToStartContainers", "True")}:
+        return False
+    containers = [
+        container
+        for part in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(part, [])
+    ]
+    return not pod["metadata"].get("deletionTimestamp") and not any(map(_begun, containers))
+
+
+def _begun(container: Manifest) -> bool:
+    """Whether the kubelet has tried to start a container."""
+    state = container.get("state", {})
+    reason = state.get("waiting", {}).get("reason")
+    return (
+        "running" in state
+        or "terminated" in state
+        or reason in PULL_FAILURES | CONFIG_FAILURES | RUNTIME_FAILURES
+    )
+
+
+def unmounted(name: str, message: str) -> Problem:
+    """Why a pod's volumes cannot be mounted, from the message of the kubelet's event."""
+    explanation = message.rpartition(" : ")[2].strip()
+    if re.search("(secret|configmap) .*not found|non-existent", explanation, re.IGNORECASE):
+        return Problem("ConfigMissing", f"pod {name} cannot start: {explanation}")
+    return Problem("WaitingForVolume", f"pod {name} is waiting for its volume: {last_line(message)}")
+
+
+def problem(pod: Manifest, component: str) -> Problem | None:
+    """Why a pod is not ready; None if it is ready or terminating."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return None
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    unscheduled = _unscheduled(pod, component in ENGINES)
+    if unscheduled:
+        return unscheduled
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    for container in containers:
+        found = _container(name, container)
+        if found:
+            return found
+    if is_ready(pod):
+        return None
+    running = [container["name"] for container in containers if "running" in container.get("state", {})]
+    if NEIGHBOUR_CONTAINER in running:
+        message = (
+            f"pod {name} starts its engine when that of the greedy pool is ready, because both share a GPU"
+        )
+        return Problem("Starting", message)
+    if component in ENGINES and running:
+        return Problem("LoadingModel", f"pod {name} is loading its model")
+    return Problem("Starting", f"pod {name} is starting")
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether the pod's Ready condition is True."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

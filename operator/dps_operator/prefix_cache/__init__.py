@@ -1,1 +1,0 @@
-"""Observes whether the common prefix cache of a DPSRouter serves its engines, for a condition."""

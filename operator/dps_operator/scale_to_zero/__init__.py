@@ -1,1 +1,0 @@
-"""Stops the engines of idle pools with `autoscaling.minReplicas: 0`, and starts them when requests arrive."""
