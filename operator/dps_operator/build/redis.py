@@ -158,12 +158,21 @@ def redis_stateful_set(router: Router, settings: Settings, store: ManagedStore, 
 
 
 def redis_service(router: Router) -> Manifest:
-    """The Service of the managed Redis."""
+    """The Service of the managed Redis.
+
+    It has one endpoint, so nothing is gained by removing an unready one. Kubernetes marks all pods of a node as unready
+    whose lease has expired, for example after an outage of the API server, although Redis runs.
+    """
     port = {"name": "redis", "port": REDIS_PORT, "targetPort": "redis", "protocol": "TCP"}
     return child_manifest(
         router,
         "v1",
         "Service",
         "redis",
-        spec={"type": "ClusterIP", "selector": selector(router, "redis"), "ports": [port]},
+        spec={
+            "type": "ClusterIP",
+            "selector": selector(router, "redis"),
+            "ports": [port],
+            "publishNotReadyAddresses": True,
+        },
     )
