@@ -256,7 +256,7 @@ class Call:
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._watch = loop.call_at(self._limit(loop.time()), self._check_write, loop)
-        response.headers.update({name: self.headers[name] for name in self.headers if name not in without})
+        response.headers.update({name: value for name, value in self.headers.items() if name not in without})
         self.response = response
         await response.prepare(self.request)
 

@@ -22,15 +22,23 @@ MAX_HELD_BYTES: Final = 1024 * 1024
 
 _SEPARATOR: Final = re.compile(rb"((?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r))")
 """An empty line after a line. Lines end with CR, LF or CRLF."""
+_LF_SEPARATOR: Final = b"\n\n"
+"""The only separator in events without CR. To split at it costs a small part of what the expression costs."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_FINISH_REASONS: Final = (b'"finish_reason":"', b'"finish_reason": "')
 _FINISH_REASON: Final = re.compile(rb'"finish_reason": ?"(\w+)"')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 
 
 def split(events: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Events and the separators after them. The separator after an incomplete event is empty."""
-    pieces = _SEPARATOR.split(events)
-    for event, separator in zip(pieces[::2], [*pieces[1::2], b""], strict=True):
+    if b"\r" not in events:
+        texts = events.split(_LF_SEPARATOR)
+        separators = [_LF_SEPARATOR] * (len(texts) - 1)
+    else:
+        pieces = _SEPARATOR.split(events)
+        texts, separators = pieces[::2], pieces[1::2]
+    for event, separator in zip(texts, [*separators, b""], strict=True):
         if event:
             yield event, separator
 
@@ -144,7 +152,7 @@ class EventRelay:
         events, self._held = data[:end], data[end:]
         if any(map(events.__contains__, FAILURE_MARKERS)):
             events = self._before_failure(events)
-        if (found := _FINISH_REASON.search(events) if b'"finish_reason"' in events else None) is not None:
+        if any(map(events.__contains__, _FINISH_REASONS)) and (found := _FINISH_REASON.search(events)):
             self._finish_reason = found[1].decode()
         if self._may_have_usage(events):
             events = self._take_usage(events)
@@ -157,8 +165,8 @@ class EventRelay:
     def _end_of_events(self, data: bytes) -> int:
         """The end of the last complete event; 0 if there is none. Counts the events."""
         if b"\r" not in data:
-            self.count += data.count(b"\n\n")
-            return data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            self.count += data.count(_LF_SEPARATOR)
+            return data.rfind(_LF_SEPARATOR) + 2 if _LF_SEPARATOR in data else 0
         ends = [separator.end() for separator in _SEPARATOR.finditer(data)]
         self.count += len(ends)
         return ends[-1] if ends else 0
@@ -183,8 +191,11 @@ class EventRelay:
         return any(map(events.__contains__, self._endpoint.usage_markers))
 
     def _take_usage(self, events: bytes) -> bytes:
-        kept = []
-        for event, separator in split(events):
+        first = min(at for each in self._endpoint.usage_markers if (at := events.find(each)) >= 0)
+        before = events.rfind(_LF_SEPARATOR, 0, first)
+        start = before + len(_LF_SEPARATOR) if before >= 0 else 0
+        kept = [events[:start]]
+        for event, separator in split(events[start:]):
             if self._may_have_usage(event):
                 event = self._record(event)
             if event:
