@@ -18,9 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from dps_operator.autoscale import Autoscaler
 from dps_operator.cache_watch import CacheWatch
 from dps_operator.effective import Decisions
-from dps_operator.kube import KubernetesCluster
+from dps_operator.kube import Cluster
 from dps_operator.lease import Leadership
-from dps_operator.metrics import PodMetrics
+from dps_operator.metrics import MetricsReader
 from dps_operator.mounts import MountWatch
 from dps_operator.objects import Key
 from dps_operator.observe import Observations
@@ -136,10 +136,10 @@ async def run(settings: Settings) -> None:
     # user has no passwd entry.
     os.environ.setdefault("POD_ID", socket.gethostname())
     stop = asyncio.Event()
-    cluster = await KubernetesCluster.connect(settings.request_timeout)
+    cluster = await Cluster.connect(settings.request_timeout)
     async with cluster, aiohttp.ClientSession() as http:
         leadership = Leadership.of(cluster, settings.lease)
-        observations, metrics, decisions = Observations(), PodMetrics(http), Decisions()
+        observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
         caches = CacheWatch(observations, decisions, metrics)
         mounts = MountWatch(cluster, observations)
         reconciler = Reconciler(cluster, observations, settings, _now, decisions, caches.health)

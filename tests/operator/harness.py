@@ -10,8 +10,7 @@ from dps_operator.autoscale import Activities, Activity
 from dps_operator.cache_health import CacheHealth
 from dps_operator.effective import Decisions
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.kube import Cluster
-from dps_operator.metrics import Found
+from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import CHILDREN, Key, Manifest
 from dps_operator.observe import Observations
 from dps_operator.reconcile import Reconciler
@@ -24,7 +23,7 @@ KEY = ("serving", "qwen")
 NOW = "2026-01-01T00:00:00Z"
 
 
-class FakeGateways:
+class FakeGateways(MetricsReader):
     """Each gateway reports `activity`, unless `others` has its own, or all fail with `problem`."""
 
     def __init__(self) -> None:
@@ -34,7 +33,6 @@ class FakeGateways:
         self.asked: list[str] = []
 
     async def gateways(self, addresses: list[str], parse: Callable[[str], Found]) -> dict[str, Found]:
-        """See MetricsReader."""
         self.asked = addresses
         if self.problem:
             raise GatewaysUnreachableError(self.problem)
@@ -44,7 +42,6 @@ class FakeGateways:
     async def engines(
         self, addresses: Sequence[str], port: int, parse: Callable[[str], Found]
     ) -> dict[str, Found]:
-        """See MetricsReader."""
         return {}
 
     def report(self, pool: PoolName, **changes: float) -> None:
@@ -64,11 +61,10 @@ class OperatorHarness:
     def restart(self, settings: Settings = SETTINGS) -> None:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
-        typed: Cluster = self.cluster
         self.decisions = Decisions()
         self.cache_healths: dict[Key, CacheHealth] = {}
         self.reconciler = Reconciler(
-            typed,
+            self.cluster,
             self.seen,
             settings,
             self._now,

@@ -10,7 +10,7 @@ from dps_operator.cache_health import ENOUGH_TOKENS, HALF_LIFE_SECONDS, CacheHea
 from dps_operator.cache_watch import CacheWatch
 from dps_operator.effective import Decisions
 from dps_operator.errors import GatewaysUnreachableError
-from dps_operator.metrics import Found
+from dps_operator.metrics import Found, MetricsReader
 from dps_operator.objects import Manifest
 from dps_operator.observe import Observations
 from dps_testkit.operator.routers import PREFIX_CACHE
@@ -80,7 +80,7 @@ def test_older_tokens_count_less() -> None:
     assert tally.health == SERVED
 
 
-class Metrics:
+class Metrics(MetricsReader):
     """Has the metrics of one gateway, or fails with `problem`, and of engines by address."""
 
     def __init__(self) -> None:

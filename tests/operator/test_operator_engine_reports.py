@@ -15,7 +15,7 @@ from dps_operator.cache_health import (
     EngineTally,
     engine_sample,
 )
-from dps_operator.metrics import PodMetrics
+from dps_operator.metrics import MetricsReader
 
 METRICS = """\
 # TYPE dps_prefix_cache_sharing gauge
@@ -179,7 +179,7 @@ async def test_engines_that_do_not_answer_or_whose_metrics_cannot_be_read_are_le
     app.router.add_get("/metrics", metrics)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert server.port is not None
-        reader = PodMetrics(session)
+        reader = MetricsReader(session)
         assert await reader.engines(["127.0.0.1", "::1"], server.port, str) == {"127.0.0.1": METRICS}
         text = 'dps_prefix_cache_pages_total{x="y"} 1\n'
         assert await reader.engines(["127.0.0.1"], server.port, engine_sample) == {}
