@@ -7,7 +7,7 @@ from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
 from dps_operator.build.calibration import DEADLINE_SECONDS
 from dps_operator.build.launch import memory_warning
-from dps_operator.cache_health import CacheHealth, EngineReports
+from dps_operator.cache_health import CacheHealth
 from dps_operator.calibration import ResultError, calibration_result, newest_calibration
 from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.effective import Router
@@ -56,8 +56,8 @@ class StatusInput:
     """The pools that keep the pod template of another operator release."""
     unmeasured: str | None = None
     """Why the demand of the pools is unknown; empty if it is known, None if it has not been measured yet."""
-    cache_health: CacheHealth | None = None
-    """Whether the pools fetch from the common prefix cache; None if nothing has been observed."""
+    cache_health: CacheHealth = field(default_factory=CacheHealth)
+    """What is known of the common prefix cache."""
 
     def replicas(self, router: Router, component: Component) -> Replicas | None:
         """The replica counts of a component; None if its Deployment or StatefulSet has not been created."""
@@ -337,22 +337,22 @@ def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condi
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
     if router.spec.shared_cache is None:
         return []
-    shared = _shared((observed.cache_health or CacheHealth()).reports)
-    return [shared, _master_not_ready(router, observed) or _serving(observed.cache_health)]
+    health = observed.cache_health
+    return [_shared(health), _master_not_ready(router, observed) or _serving(health)]
 
 
-def _shared(reports: EngineReports) -> Condition:
+def _shared(health: CacheHealth) -> Condition:
     """Whether the pools share pages, given that they can according to the spec."""
-    for pool, problem in reports.unshared.items():
+    for pool, problem in health.unshared.items():
         message = f"an engine of the {pool} pool shares no pages: {problem}"
         return Condition("PrefixCacheShared", "False", "EngineNotSharing", message)
-    if reports.different:
+    if health.different:
         message = (
             "each pool stores pages that the other one cannot read; compare the log lines with 'dps prefix cache: "
             "shared' of both pools"
         )
         return Condition("PrefixCacheShared", "False", "GeometryDiffers", message)
-    if silent := [pool for pool in POOLS if pool not in reports.reporting]:
+    if silent := [pool for pool in POOLS if pool not in health.reporting]:
         message = f"{_pools(silent)} have not reported whether they share pages"
         return Condition("PrefixCacheShared", "Unknown", "NotReported", message)
     message = "the engines of both pools can read each other's pages"
@@ -371,21 +371,19 @@ def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None
     return Condition("PrefixCacheServing", "False", "MasterNotReady", message)
 
 
-def _serving(health: CacheHealth | None) -> Condition:
+def _serving(health: CacheHealth) -> Condition:
     """Whether the storage of the common prefix cache serves the pages that it should contain."""
-    health = health or CacheHealth()
-    reports = health.reports
-    if reports.full:
-        message = f"{_pools(reports.full)} cannot store most of their pages, because the storage has too little space"
+    if health.full:
+        message = f"{_pools(health.full)} cannot store most of their pages, because the storage has too little space"
         return Condition("PrefixCacheServing", "False", "StorageFull", message)
-    if reports.failing:
+    if health.failing:
         message = (
-            f"{_pools(reports.failing)} cannot write or read most of their pages; see the outcomes of "
+            f"{_pools(health.failing)} cannot write or read most of their pages; see the outcomes of "
             "dps_prefix_cache_pages_total in their metrics"
         )
         return Condition("PrefixCacheServing", "False", "StorageFailing", message)
-    if reports.slow:
-        found = " and ".join(f"the {pool} pool ({text})" for pool, text in reports.slow.items())
+    if health.slow:
+        found = " and ".join(f"the {pool} pool ({text})" for pool, text in health.slow.items())
         message = f"fetching tokens takes longer than computing them in {found}"
         return Condition("PrefixCacheServing", "False", "StorageSlow", message)
     if health.unreachable:

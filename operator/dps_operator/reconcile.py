@@ -68,7 +68,7 @@ class Reconciler:
         settings: Settings,
         now: Callable[[], str],
         decisions: Decisions | None = None,
-        cache_health: Callable[[Key], CacheHealth | None] = lambda _: None,
+        cache_health: Callable[[Key], CacheHealth] = lambda _: CacheHealth(),
     ) -> None:
         self._cluster = cluster
         self._observations = observations

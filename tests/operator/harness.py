@@ -1,6 +1,7 @@
 """An operator with one DPSRouter on an in-memory API server."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -62,14 +63,14 @@ class OperatorHarness:
         """Replace the operator with a new process, whose cache is empty."""
         self.seen = Observations()
         self.decisions = Decisions()
-        self.cache_healths: dict[Key, CacheHealth] = {}
+        self.cache_healths: defaultdict[Key, CacheHealth] = defaultdict(CacheHealth)
         self.reconciler = Reconciler(
             self.cluster,
             self.seen,
             settings,
             self._now,
             self.decisions,
-            self.cache_healths.get,
+            self.cache_healths.__getitem__,
         )
 
     def edit(self, spec: dict[str, Any]) -> None:
