@@ -189,7 +189,7 @@ def _configure_logging(*, verbose: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `dps operator`; returns 0 after SIGTERM or SIGINT."""
-    options = parse_options(arguments)
-    _configure_logging(verbose=options.verbose)
-    asyncio.run(run(options.settings))
+    settings = parse_options(arguments)
+    _configure_logging(verbose=settings.verbose)
+    asyncio.run(run(settings))
     return 0
