@@ -1,6 +1,6 @@
 """Reconciles one DPSRouter: applies the desired children, prunes the rest, and updates the status."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
@@ -10,7 +10,7 @@ from dps_operator.apply import Applier
 from dps_operator.build import children
 from dps_operator.cache_health import CacheHealth
 from dps_operator.conditions import StatusInput
-from dps_operator.credentials import drop_unused, ensure_credentials, forget_router
+from dps_operator.credentials import ensure_credentials, forget_router
 from dps_operator.effective import Decisions, Router, effective_router, live_engines
 from dps_operator.errors import (
     AlreadyExistsError,
@@ -136,8 +136,8 @@ class Reconciler:
         """Apply the desired children and delete the others."""
         outcome = _Outcome()
         try:
-            credentials = await ensure_credentials(self._cluster, router)
-            desired = children(router, self._settings, credentials.revisions.get("redis", ""))
+            store_revision = await ensure_credentials(self._cluster, router)
+            desired = children(router, self._settings, store_revision)
         except (SpecError, RejectedError) as error:
             outcome.invalid = str(error)
             return outcome
@@ -150,15 +150,13 @@ class Reconciler:
         try:
             for manifest in desired:
                 await self._apply(router, manifest, outcome)
-            await self._remove(router, desired, credentials.unneeded, outcome)
+            await self._remove(router, desired, outcome)
         except ClusterError as error:
             outcome.failure = error
         return outcome
 
-    async def _remove(
-        self, router: Router, desired: Sequence[Manifest], unneeded: Collection[str], outcome: _Outcome
-    ) -> None:
-        """Delete the children that are no longer desired, and their credentials. Raises ClusterError.
+    async def _remove(self, router: Router, desired: Sequence[Manifest], outcome: _Outcome) -> None:
+        """Delete the children that are no longer desired. Raises ClusterError.
 
         Pods of an older template serve until they have been replaced, and may have to be restarted. So what they use is
         deleted only after that, and a rollout that cannot succeed can be reverted. A Deployment does not count pods
@@ -176,8 +174,6 @@ class Reconciler:
             and not draining
         )
         await self._applier.prune(router, desired, () if finished else still_used(router, desired))
-        if finished:
-            await drop_unused(self._cluster, router, unneeded)
 
     async def _apply(self, router: Router, manifest: Manifest, outcome: _Outcome) -> None:
         """Apply one child. An error that concerns only this child is recorded in the outcome.
