@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import ConditionType
-from dps_operator.build.calibration import DEADLINE_SECONDS
 from dps_operator.build.launch import memory_warning
 from dps_operator.cache_health import CacheHealth
 from dps_operator.calibration import ResultError, calibration_result, newest_calibration
@@ -284,12 +283,6 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
-    if ended := _ended_run(router, observed):
-        message = (
-            f"the last calibration, which began at {ended}, ended without a result: its pod could not start, "
-            f"or needed more than {DEADLINE_SECONDS // 60} minutes"
-        )
-        return [Condition("RoutingCalibrated", "False", "CalibrationFailed", message)]
     if router.spec.recommended is None:
         message = (
             f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
@@ -299,18 +292,6 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     if calibration.apply:
         return [Condition("RoutingCalibrated", "True", "Applied", router.spec.recommended.verdict)]
     return [Condition("RoutingCalibrated", "True", "Recommended", router.spec.recommended.verdict)]
-
-
-def _ended_run(router: Router, observed: StatusInput) -> str:
-    """The time of the last scheduled calibration, if it exceeded its time limit and none has succeeded since.
-
-    Otherwise empty. Kubernetes deletes the pod of such a calibration, so only the CronJob shows it.
-    """
-    job = observed.children.get(("CronJob", child_name(router, "calibration")))
-    ended = job.failed_run if job is not None else ""
-    last, recommended = newest_calibration(observed.pods), router.spec.recommended
-    known = [last.time if last is not None else "", recommended.time if recommended is not None else ""]
-    return ended if ended > max(known) else ""
 
 
 def _failed_calibration(observed: StatusInput) -> str:

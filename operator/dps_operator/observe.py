@@ -65,8 +65,6 @@ class Child:
     """Runtime and version of a pool's engines."""
     image: str = ""
     """Image of a Deployment's first container."""
-    failed_run: str = ""
-    """The time (RFC 3339, UTC) of a CronJob's last scheduled run, if it has ended without success; otherwise empty."""
     scaling_failure: str | None = None
     """Why a HorizontalPodAutoscaler does not determine the number of replicas.
 
@@ -83,9 +81,9 @@ class Finished:
 
     exit_code: int
     message: str
-    """The termination message: the result, or after a failure the end of the log."""
+    """The termination message: the result, or after a failure the end of the log or why the kubelet ended the pod."""
     time: str
-    """When it ended (RFC 3339, UTC)."""
+    """When it ended (RFC 3339, UTC), or began if no container has run."""
 
 
 @dataclass(frozen=True)
@@ -194,15 +192,6 @@ def _route_failure(body: Manifest) -> str | None:
     return "" if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
 
 
-def _failed_run(body: Manifest) -> str:
-    """See Child.failed_run. The times of one CronJob can be compared as text."""
-    status = body.get("status", {})
-    if body["kind"] != "CronJob" or status.get("active"):
-        return ""
-    scheduled: str = status.get("lastScheduleTime") or ""
-    return scheduled if scheduled > (status.get("lastSuccessfulTime") or "") else ""
-
-
 def observed_child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
@@ -224,17 +213,19 @@ def observed_child(body: Manifest) -> Child:
         spec_hash=annotations.get(SPEC_HASH, ""),
         engine=annotations.get(ENGINE, ""),
         image=containers[0].get("image", ""),
-        failed_run=_failed_run(body),
         scaling_failure=_scaling_failure(body),
         route_failure=_route_failure(body),
     )
 
 
 def _finished(body: Manifest) -> Finished | None:
-    for container in body.get("status", {}).get("containerStatuses", []):
+    status = body.get("status", {})
+    for container in status.get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
-            return Finished(ended["exitCode"], ended.get("message", ""), ended.get("finishedAt") or "")
+            message = status.get("message") or ended.get("message", "")
+            time = ended.get("finishedAt") or body["metadata"].get("creationTimestamp", "")
+            return Finished(ended["exitCode"], message, time)
     return None
 
 

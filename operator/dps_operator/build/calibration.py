@@ -20,7 +20,9 @@ RESOURCES: Final[Manifest] = {
     "limits": {"memory": "2Gi"},
 }
 DEADLINE_SECONDS: Final = 3600
-"""Time limit of a calibration, and how late after its scheduled time it may start."""
+"""Time limit of a calibration, and how late after its scheduled time it may start.
+
+The limit is one of the pod and not of the Job, with which Kubernetes would delete the pod that shows the failure."""
 
 
 def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
@@ -54,6 +56,7 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
         router,
         "calibration",
         {
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
             "containers": [container],
             "restartPolicy": "Never",
             "securityContext": restricted(USER)[0],
@@ -61,7 +64,6 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
             **pull_secrets(settings),
         },
     )
-    job = {"backoffLimit": 0, "activeDeadlineSeconds": DEADLINE_SECONDS, "template": template}
     spec = {
         "schedule": calibration.schedule,
         "timeZone": "Etc/UTC",
@@ -70,7 +72,7 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
         "suspend": router.spec.suspend,
         "successfulJobsHistoryLimit": 1,
         "failedJobsHistoryLimit": 1,
-        "jobTemplate": {"spec": job},
+        "jobTemplate": {"spec": {"backoffLimit": 0, "template": template}},
     }
     return [child_manifest(router, "batch/v1", "CronJob", "calibration", spec=spec)]
 
