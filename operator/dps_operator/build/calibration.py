@@ -4,10 +4,10 @@ from typing import Final
 
 from dps_operator.api import Calibration
 from dps_operator.build.gateway import ADMIN_PORT, ADMIN_TOKEN_KEY
-from dps_operator.build.pods import pod_template, pull_secrets, restricted
+from dps_operator.build.pods import credential, pod_template, secret_env
 from dps_operator.effective import Router
 from dps_operator.errors import SpecError
-from dps_operator.objects import CREDENTIALS, Manifest, child_manifest, child_name, credential_entry
+from dps_operator.objects import Manifest, child_manifest, child_name
 from dps_operator.settings import Settings
 
 USER: Final = 65532
@@ -40,30 +40,23 @@ def calibration_cron_job(router: Router, settings: Settings) -> list[Manifest]:
             f"spec.routing.calibration requires a DPSRouter whose name has at most {longest} characters; remove it, or "
             "choose another name"
         )
-    token = {"name": CREDENTIALS, "key": credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)}
+    token = credential(router, "gateway", ADMIN_TOKEN_KEY)
     container: Manifest = {
         "name": "calibration",
         "image": settings.lab_image,
         "args": ["calibrate", *_arguments(router, calibration)],
-        "env": [{"name": "DPS_ADMIN_TOKEN", "valueFrom": {"secretKeyRef": token}}],
+        "env": [secret_env("DPS_ADMIN_TOKEN", token)],
         "resources": RESOURCES,
-        "securityContext": restricted(USER)[1],
         "terminationMessagePath": RESULT,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    template = pod_template(
-        router,
-        "calibration",
-        {
-            "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "containers": [container],
-            "restartPolicy": "Never",
-            "securityContext": restricted(USER)[0],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
-            **pull_secrets(settings),
-        },
-    )
+    pod = {
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "containers": [container],
+        "restartPolicy": "Never",
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    template = pod_template(router, "calibration", settings, pod, user=USER)
     spec = {
         "schedule": calibration.schedule,
         "timeZone": "Etc/UTC",

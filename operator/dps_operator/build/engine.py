@@ -4,19 +4,21 @@ from typing import Any, Final
 
 from dps_engines.models import MODELS as KNOWN_MODELS
 from dps_engines.pools import PoolName, other_pool
-from dps_operator.api import ModelCache, SharedClaim, to_wire
+from dps_operator.api import to_wire
 from dps_operator.build.launch import API_KEY_VARIABLE, engine_arguments, host_cache_bytes
 from dps_operator.build.nodes import check_gpus, gpu_resource, placement
 from dps_operator.build.pods import (
     CONTAINER_SECURITY,
     ENGINE_RESOURCES,
-    ENGINE_SECURITY,
     Target,
+    claim_spec,
+    container_ports,
     container_resources,
     overlay,
     plain_env,
     pod_template,
-    pull_secrets,
+    secret_env,
+    service,
     service_account,
     source_additions,
     spread,
@@ -52,7 +54,7 @@ COPIES: Final = 2
 """Limit in multiples of the 16-bit weights: some repositories have the weights in two formats, or in 32 bits."""
 OTHER_FILES_GIB: Final = 32
 """Room for tokenizers, partial downloads, and the cache of the Hub's client."""
-SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES, ENGINE_SECURITY)
+SOURCES = Target("engine", "models", MODELS, ENGINE_RESOURCES)
 """Models are downloaded to the volume that also has those from the Hub."""
 WAITING: Final[PoolName] = "speculative"
 """The pool whose engine starts second on a GPU that two engines share.
@@ -87,12 +89,10 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
     shared = effective.placement == "SharedGPU"
     pod: Manifest = {
         "containers": [_container(router, pool)],
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
         "volumes": [{"name": "models", **_models_volume(router, pool)}],
         **placement(effective.node_pool, selector(router, other_pool(name)) if shared else None),
-        **pull_secrets(settings),
         **service_account(effective, pool),
     }
     for additions in (
@@ -104,7 +104,7 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
         _start_order(router, pool),
     ):
         pod = overlay(pod, additions)
-    template = pod_template(router, name, pod, pool.pod_template)
+    template = pod_template(router, name, settings, pod, pool.pod_template)
     check_gpus(template, name, effective.engine.tensor_parallel)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
@@ -128,10 +128,7 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
     """The Service whose EndpointSlices list the pool's replicas for the gateway."""
-    number = router.spec.pools[name].runtime.port
-    port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP"}
-    spec = {"type": "ClusterIP", "selector": selector(router, name), "ports": [port]}
-    return child_manifest(router, "v1", "Service", name, spec=spec)
+    return service(router, name, {"http": router.spec.pools[name].runtime.port})
 
 
 def engine_claims(router: Router) -> list[Manifest]:
@@ -139,21 +136,12 @@ def engine_claims(router: Router) -> list[Manifest]:
     models, compiled = router.spec.model.cache, router.spec.engine.cache
     claims = []
     if models is not None and models.size is not None and models.access_mode == "ReadWriteMany":
-        spec = _claim_spec(models)
+        spec = claim_spec(models.size, models.storage_class_name)
         claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "models", spec=spec))
     if compiled is not None and compiled.claim is not None:
-        spec = _claim_spec(compiled.claim)
+        spec = claim_spec(compiled.claim.size, compiled.claim.storage_class_name)
         claims.append(child_manifest(router, "v1", "PersistentVolumeClaim", "engine-cache", spec=spec))
     return claims
-
-
-def _claim_spec(claim: ModelCache | SharedClaim) -> Manifest:
-    """The spec of a PersistentVolumeClaim that the operator creates."""
-    mode = claim.access_mode if isinstance(claim, ModelCache) else "ReadWriteMany"
-    spec: Manifest = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
-    if claim.storage_class_name is not None:
-        spec["storageClassName"] = claim.storage_class_name
-    return spec
 
 
 def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
@@ -164,7 +152,8 @@ def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
     if cache.size is None or cache.access_mode == "ReadWriteMany":
         claim = cache.existing_claim or child_name(router, "models")
         return {"persistentVolumeClaim": {"claimName": claim}}
-    return {"ephemeral": {"volumeClaimTemplate": {"spec": _claim_spec(cache)}}}
+    spec = claim_spec(cache.size, cache.storage_class_name, cache.access_mode)
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
 
 
 def _download_limit(spec: EffectiveSpec, pool: EffectivePool) -> str | None:
@@ -229,8 +218,6 @@ def _start_order(router: Router, pool: EffectivePool) -> Manifest:
         "command": ["python3", "-c", SCRIPT, url, str(_waiting_seconds(router.spec, pool.name))],
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
         "resources": WAITING_RESOURCES,
-        "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {"initContainers": [container]}
 
@@ -243,10 +230,9 @@ def _env(spec: EffectiveSpec, pool: EffectivePool, service_name: str) -> list[Ma
         plain |= {name: f"{ENGINE_CACHE}/{folder}" for name, folder in runtime.cache_variables.items()}
     variables: list[Manifest] = plain_env(plain)
     if token is not None:
-        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": to_wire(token)}})
+        variables.append(secret_env("HF_TOKEN", token))
     if key is not None:
-        name = runtime.api_key_variable or API_KEY_VARIABLE
-        variables.append({"name": name, "valueFrom": {"secretKeyRef": to_wire(key)}})
+        variables.append(secret_env(runtime.api_key_variable or API_KEY_VARIABLE, key))
     if spec.telemetry.otlp_endpoint is not None:
         protocol = spec.telemetry.protocol
         variables += plain_env(
@@ -276,7 +262,7 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "command": ["python3", "-m", runtime.module],
         "args": arguments,
         "env": _env(spec, pool, child_name(router, pool.name)),
-        "ports": [{"name": "http", "containerPort": runtime.port, "protocol": "TCP"}],
+        "ports": container_ports(http=runtime.port),
         "resources": container_resources(defaults, pool.resources),
         "startupProbe": probe(
             periodSeconds=STARTUP_PROBE_PERIOD,
@@ -286,9 +272,8 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "readinessProbe": probe(periodSeconds=5, timeoutSeconds=5, failureThreshold=3),
         # A busy engine may respond slowly, so it is restarted only after several minutes without a response.
         "livenessProbe": probe(periodSeconds=30, timeoutSeconds=20, failureThreshold=10),
-        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
 

@@ -5,30 +5,31 @@ from typing import Any
 
 import yaml
 
-from dps_operator.api import CA_FILE, to_wire
+from dps_operator.api import CA_FILE, SecretKeyRef, to_wire
 from dps_operator.build.pods import (
     TOKENIZER_FILES,
     Target,
+    container_ports,
     container_resources,
+    credential,
     overlay,
     plain_env,
     pod_template,
-    pull_secrets,
-    restricted,
+    probes,
+    secret_env,
+    service,
     source_additions,
     spread,
 )
-from dps_operator.build.redis import redis_url_source
+from dps_operator.build.redis import URL_KEY
 from dps_operator.effective import EffectivePool, EffectiveSpec, Router, model_path
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
-    CREDENTIALS,
     MODELS,
     STARTUP_CONFIG_HASH,
     Manifest,
     child_manifest,
     child_name,
-    credential_entry,
     digest,
     selector,
 )
@@ -72,7 +73,6 @@ SOURCE = Target(
     volume="cache",
     folder=CACHE_DIR,
     resources={"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-    security=restricted(USER)[1],
     files=TOKENIZER_FILES,
 )
 """Only the tokenizer is downloaded."""
@@ -256,26 +256,25 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
         mounts.append({"name": name, "mountPath": folder, "readOnly": True})
         volumes.append({"name": name, **source})
 
-    def mount_key(name: str, path: str, secret: str, key: str, **options: Any) -> None:
+    def mount_key(name: str, path: str, reference: SecretKeyRef, **options: Any) -> None:
         """Mount one key of a Secret as a file."""
         folder, _, file = path.rpartition("/")
-        items = [{"key": key, "path": file}]
-        mount(name, folder, secret={"secretName": secret, "items": items, **options})
+        items = [{"key": reference.key, "path": file}]
+        mount(name, folder, secret={"secretName": reference.name, "items": items, **options})
 
-    token = credential_entry(router.name, "gateway", ADMIN_TOKEN_KEY)
-    mount_key("admin-token", ADMIN_TOKEN_FILE, CREDENTIALS, token)
+    mount_key("admin-token", ADMIN_TOKEN_FILE, credential(router, "gateway", ADMIN_TOKEN_KEY))
     if spec.gateway.auth is not None:
         mount("keys", KEYS_DIR, secret={"secretName": spec.gateway.auth.secret_name})
     if spec.gateway.tls is not None:
         mount("tls", TLS_DIR, secret={"secretName": spec.gateway.tls.secret_name})
     if (key := spec.engine.api_key_secret_ref) is not None:
-        mount_key("engine-key", ENGINE_KEY_FILE, key.name, key.key)
+        mount_key("engine-key", ENGINE_KEY_FILE, key)
     if (url := store.url_secret_ref) is not None:
         # If the Secret is missing, the pod's status states this because of the variable DPS_REDIS_URL; a missing volume
         # would only be visible in events.
-        mount_key("redis-url", REDIS_URL_FILE, url.name, url.key, optional=True)
+        mount_key("redis-url", REDIS_URL_FILE, url, optional=True)
     if (authorities := store.ca_secret_ref) is not None:
-        mount_key("redis-ca", CA_FILE, authorities.name, authorities.key)
+        mount_key("redis-ca", CA_FILE, authorities)
     cache = spec.model.cache
     if cache is not None and _tokenizer(spec).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
@@ -289,31 +288,24 @@ def _container(router: Router, settings: Settings, mounts: list[Manifest]) -> Ma
     env: list[Manifest] = [
         *plain_env({"HF_HOME": CACHE_DIR, "HOME": CACHE_DIR}),
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "DPS_REDIS_URL", "valueFrom": redis_url_source(router)},
+        secret_env(
+            "DPS_REDIS_URL", spec.session_store.url_secret_ref or credential(router, "redis", URL_KEY)
+        ),
     ]
     if spec.model.token_secret_ref is not None:
-        reference = to_wire(spec.model.token_secret_ref)
-        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
-
-    def probe(path: str, **timing: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": "admin"}, **timing}
-
+        env.append(secret_env("HF_TOKEN", spec.model.token_secret_ref))
     return {
         "name": "gateway",
         "image": spec.gateway.image or settings.gateway_image,
         "args": ["gateway", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
         "env": env,
-        "ports": [
-            {"name": "http", "containerPort": PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
-        ],
+        "ports": container_ports(http=PORT, admin=ADMIN_PORT),
         "resources": container_resources(DEFAULT_RESOURCES, spec.gateway.resources),
         # The first start downloads the tokenizer, which can take minutes.
-        "startupProbe": probe("/livez", periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
-        "readinessProbe": probe("/readyz", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
-        "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
-        "securityContext": restricted(USER)[1],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes(
+            {"httpGet": {"path": "/readyz", "port": "admin"}},
+            live={"httpGet": {"path": "/livez", "port": "admin"}},
+        ),
         "volumeMounts": mounts,
     }
 
@@ -325,19 +317,19 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
     pod: Manifest = {
         "automountServiceAccountToken": True,
         "containers": [_container(router, settings, mounts)],
-        "securityContext": restricted(USER)[0],
         "serviceAccountName": child_name(router, "gateway"),
         "terminationGracePeriodSeconds": _grace_seconds(router),
         "topologySpreadConstraints": spread(router, "gateway"),
         "volumes": volumes,
-        **pull_secrets(settings),
     }
     template = pod_template(
         router,
         "gateway",
+        settings,
         overlay(pod, source_additions(router.spec.tokenizer_source, "model", SOURCE, settings.loader_image)),
         gateway.pod_template,
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
+        user=USER,
     )
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, "gateway")},
@@ -353,38 +345,16 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
 
 def gateway_services(router: Router) -> list[Manifest]:
     """The Service for clients, and a headless one for the admin port, which clients must not reach."""
-    service = router.spec.gateway.service
-    exposure = {
-        field: value for field, value in to_wire(service).items() if field not in ("port", "annotations")
-    }
-    port: Manifest = {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}
+    exposure = to_wire(router.spec.gateway.service)
+    port, annotations = exposure.pop("port"), exposure.pop("annotations")
+    clients = service(router, "gateway", {"http": port}, **exposure)
+    if annotations:
+        clients["metadata"]["annotations"] = annotations
     if router.spec.gateway.tls is not None:
         # Controllers of Ingresses and Gateways that support it then use TLS.
-        port["appProtocol"] = "https"
-    clients = child_manifest(
-        router,
-        "v1",
-        "Service",
-        "gateway",
-        dict(service.annotations),
-        spec={
-            **exposure,
-            "selector": selector(router, "gateway"),
-            "ports": [port],
-        },
-    )
-    metrics = child_manifest(
-        router,
-        "v1",
-        "Service",
-        "metrics",
-        spec={
-            "type": "ClusterIP",
-            "clusterIP": "None",
-            "selector": selector(router, "gateway"),
-            "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
-        },
-    )
+        clients["spec"]["ports"][0]["appProtocol"] = "https"
+    gateways = selector(router, "gateway")
+    metrics = service(router, "metrics", {"admin": ADMIN_PORT}, clusterIP="None", selector=gateways)
     return [clients, metrics]
 
 

@@ -5,12 +5,13 @@ from typing import Any
 from dps_engines.launch import MooncakeCache
 from dps_operator.api import MooncakeMaster, quantity_bytes
 from dps_operator.build.pods import (
-    CONTAINER_SECURITY,
+    READ_ONLY,
+    container_ports,
     container_resources,
     plain_env,
     pod_template,
-    pull_secrets,
-    restricted,
+    probes,
+    service,
 )
 from dps_operator.effective import EffectivePool, EffectiveSpec, Router
 from dps_operator.errors import SpecError
@@ -78,9 +79,7 @@ def _plugin_container(settings: Settings) -> Manifest:
         "image": settings.plugin_image,
         "command": ["python3", "-m", "dps_sglang.install", PLUGIN_DIR],
         "resources": PLUGIN_RESOURCES,
-        "securityContext": CONTAINER_SECURITY
-        | {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": USER},
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": READ_ONLY | {"runAsNonRoot": True, "runAsUser": USER},
         "volumeMounts": [_PLUGIN_MOUNT],
     }
 
@@ -114,15 +113,13 @@ def pod_additions(spec: EffectiveSpec, pool: EffectivePool, settings: Settings) 
 
 
 HTTP_PORT = 9003
+PORTS = {"rpc": MASTER_PORT, "http": HTTP_PORT}
 MASTER_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 COMMAND = ("mooncake_master",)
 ARGUMENTS = (f"--rpc_port={MASTER_PORT}", f"--metrics_port={HTTP_PORT}")
 
 
 def _master_container(spec: EffectiveSpec, master: MooncakeMaster) -> Manifest:
-    def probe(**timing: int) -> Manifest:
-        return {"httpGet": {"path": "/health", "port": "http"}, **timing}
-
     return {
         "name": "mooncake",
         # SGLang's images contain Mooncake.
@@ -131,16 +128,9 @@ def _master_container(spec: EffectiveSpec, master: MooncakeMaster) -> Manifest:
         "args": list(ARGUMENTS),
         # SGLang's images request all GPUs of a node from NVIDIA's container runtime.
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
-        "ports": [
-            {"name": "rpc", "containerPort": MASTER_PORT, "protocol": "TCP"},
-            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-        ],
+        "ports": container_ports(**PORTS),
         "resources": container_resources(MASTER_RESOURCES, master.resources),
-        "startupProbe": probe(periodSeconds=2, timeoutSeconds=2, failureThreshold=150),
-        "readinessProbe": probe(periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
-        "livenessProbe": probe(periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
-        "securityContext": restricted(USER)[1],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes({"httpGet": {"path": "/health", "port": "http"}}),
     }
 
 
@@ -152,30 +142,15 @@ def mooncake_master(router: Router, settings: Settings) -> list[Manifest]:
     master = router.spec.mooncake_master
     if master is None:
         return []
-    template = pod_template(
-        router,
-        "mooncake",
-        {
-            "containers": [_master_container(router.spec, master)],
-            "securityContext": restricted(USER)[0],
-            "terminationGracePeriodSeconds": 30,
-            **pull_secrets(settings),
-        },
-        master.pod_template,
-    )
-    ports = [
-        {"name": "rpc", "port": MASTER_PORT, "targetPort": "rpc", "protocol": "TCP"},
-        {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"},
-    ]
-    service = {"type": "ClusterIP", "selector": selector(router, "mooncake"), "ports": ports}
+    pod = {"containers": [_master_container(router.spec, master)], "terminationGracePeriodSeconds": 30}
     deployment = {
         "replicas": 1,
         "selector": {"matchLabels": selector(router, "mooncake")},
         "strategy": {"type": "Recreate"},
         "revisionHistoryLimit": 3,
-        "template": template,
+        "template": pod_template(router, "mooncake", settings, pod, master.pod_template, user=USER),
     }
     return [
-        child_manifest(router, "v1", "Service", "mooncake", spec=service),
+        service(router, "mooncake", PORTS),
         child_manifest(router, "apps/v1", "Deployment", "mooncake", spec=deployment),
     ]
