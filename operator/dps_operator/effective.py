@@ -54,9 +54,11 @@ class Allocation:
 
 @dataclass(frozen=True)
 class EffectivePool:
-    """One pool of engines. Fields without a description are those of the spec."""
+    """One pool of engines."""
 
     name: PoolName
+    spec: api.PoolSpec
+    """The pool's part of the spec, with the strategy that applies. What follows takes precedence over it."""
     engine: api.Engine
     """`spec.engine` with the pool's own runtime, image and version, and with the version that the engines keep."""
     runtime: EngineRuntime
@@ -65,19 +67,10 @@ class EffectivePool:
     """Whether the pool has another runtime, image or version than `spec.engine`."""
     speculation: api.Speculation | None
     """None for the greedy pool."""
-    args: Sequence[str]
-    env: Sequence[api.EnvVar]
-    resources: api.Resources
-    pod_template: api.PodTemplate
-    template_fields: Mapping[str, Any]
-    """The pool's fields of the spec on which its pod template depends, as JSON and without defaults."""
-    scaling: Literal["Managed", "External"]
-    autoscaling: api.PoolAutoscaling | None
     replicas: int | None
     """What the Deployment requests; None if another controller determines it."""
     min_replicas: int
     """The minimum number of replicas while the pool serves; 1 for a pool that is scaled externally."""
-    strategy: api.PoolStrategy
     scaled_to_zero: bool
     """Whether the pool is idle, and the operator has stopped its engines."""
 
@@ -89,7 +82,7 @@ class EffectivePool:
     @property
     def load_seconds(self) -> int:
         """Seconds that an engine may take to load: the runtime's, unless podTemplate has other numbers."""
-        containers = (self.pod_template.spec or {}).get("containers") or []
+        containers = (self.spec.pod_template.spec or {}).get("containers") or []
         engine: dict[str, Any] = next((one for one in containers if one.get("name") == "engine"), {})
         probe, usual = engine.get("startupProbe") or {}, self.runtime.load_seconds
         period = probe.get("periodSeconds", STARTUP_PROBE_PERIOD)
@@ -100,29 +93,34 @@ class EffectivePool:
     @property
     def has_autoscaler(self) -> bool:
         """Whether a HorizontalPodAutoscaler scales the pool. A pool of at most one replica needs none."""
-        scaling = self.autoscaling
+        scaling = self.spec.autoscaling
         return scaling is not None and (scaling.min_replicas > 0 or scaling.max_replicas > 1)
 
     @property
     def idle_seconds(self) -> int | None:
         """The time without a request after which the pool is scaled to zero; None if it never is."""
-        scaling = self.autoscaling
+        scaling = self.spec.autoscaling
         return scaling.idle_seconds if scaling is not None and scaling.min_replicas == 0 else None
 
     @property
     def all_args(self) -> list[str]:
         """The additional arguments of the engines: those of `spec.engine`, then the pool's."""
-        return [*self.engine.args, *self.args]
+        return [*self.engine.args, *self.spec.args]
 
     @property
     def all_env(self) -> list[api.EnvVar]:
         """The environment variables of the spec: those of `spec.engine`, then the pool's, which override them."""
-        return [*self.engine.env, *self.env]
+        return [*self.engine.env, *self.spec.env]
 
     @property
     def draft_source(self) -> api.ModelSource | None:
         """The source of the draft model; None if there is none, or if it is on the Hub."""
         return self.speculation.draft_source if self.speculation else None
+
+    @property
+    def template_fields(self) -> dict[str, Any]:
+        """The pool's fields of the spec on which its pod template depends, as JSON and without defaults."""
+        return self.spec.model_dump(mode="json", exclude_defaults=True, exclude=set(RESOLVED))
 
 
 @dataclass(frozen=True)
@@ -320,11 +318,11 @@ def _pool(
         change = {"runtime": pool.runtime or engine.runtime, "image": pool.image, "version": pool.version}
         engine = _with_version(engine.model_copy(update=change), [live] if live else [])
     runtime = RUNTIMES[engine.runtime]
-    scaling, replicas, strategy = pool.autoscaling, pool.replicas, pool.strategy
+    scaling, replicas = pool.autoscaling, pool.replicas
     if allocation is not None:
         replicas = _replicas_allowed_now(allocation, observed)[name]
-    if strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
-        strategy = WITHIN_CAPACITY
+    if pool.strategy == api.PoolStrategy() and (allocation is not None or spec.placement == "SharedGPU"):
+        pool = pool.model_copy(update={"strategy": WITHIN_CAPACITY})
     scaled_to_zero = False
     if scaling is not None and scaling.min_replicas == 0 and not spec.suspend:
         # A restart of the operator does not change the replicas of a pool.
@@ -332,21 +330,14 @@ def _pool(
         scaled_to_zero = observed.idle.get(name, stopped)
     result = EffectivePool(
         name=name,
+        spec=pool,
         engine=engine,
         runtime=runtime,
         version=runtime.version(engine.image, engine.version),
         own_engine=own,
         speculation=pool.speculation if isinstance(pool, api.SpeculativePoolSpec) else None,
-        args=pool.args,
-        env=pool.env,
-        resources=pool.resources,
-        pod_template=pool.pod_template,
-        template_fields=pool.model_dump(mode="json", exclude_defaults=True, exclude=set(RESOLVED)),
-        scaling=pool.scaling,
-        autoscaling=scaling,
         replicas=replicas or 1,
         min_replicas=(scaling.min_replicas if scaling else replicas) or 1,
-        strategy=strategy,
         scaled_to_zero=scaled_to_zero,
     )
     if spec.suspend or scaled_to_zero:

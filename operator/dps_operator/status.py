@@ -80,7 +80,7 @@ def _pool_status(
 ) -> dict[str, Any]:
     """The status of a pool."""
     result = _counts(observed.replicas(router, pool))
-    if router.spec.pools[pool].scaling == "External":
+    if router.spec.pools[pool].spec.scaling == "External":
         result["scaling"] = "External"
     past = before.get("pools", {}).get(pool, {})
     # While the DPSRouter is paused, no pod templates are compared.

@@ -130,10 +130,10 @@ def test_each_replica_counts_as_its_gpus_and_a_remainder_is_unused() -> None:
 
 
 def test_rollouts_stay_within_the_budget_unless_a_strategy_is_set() -> None:
-    default = router(BUDGET).spec.pools["greedy"].strategy
+    default = router(BUDGET).spec.pools["greedy"].spec.strategy
     assert (default.max_surge, default.max_unavailable) == (0, 1)
     own = {**BUDGET, "pools": {**SMALLEST["pools"], "greedy": {"strategy": {"type": "Recreate"}}}}
-    assert router(own).spec.pools["greedy"].strategy.type == "Recreate"
+    assert router(own).spec.pools["greedy"].spec.strategy.type == "Recreate"
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])

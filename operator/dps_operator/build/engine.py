@@ -104,7 +104,7 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
         _start_order(router, pool),
     ):
         pod = overlay(pod, additions)
-    template = pod_template(router, name, settings, pod, pool.pod_template)
+    template = pod_template(router, name, settings, pod, pool.spec.pod_template)
     check_gpus(template, name, effective.engine.tensor_parallel)
     spec: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
@@ -147,7 +147,9 @@ def engine_claims(router: Router) -> list[Manifest]:
 def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
     cache = router.spec.model.cache
     if cache is None:
-        limit = (pool.resources.limits or {}).get("ephemeral-storage") or _download_limit(router.spec, pool)
+        limit = (pool.spec.resources.limits or {}).get("ephemeral-storage") or _download_limit(
+            router.spec, pool
+        )
         return {"emptyDir": {"sizeLimit": limit} if limit else {}}
     if cache.size is None or cache.access_mode == "ReadWriteMany":
         claim = cache.existing_claim or child_name(router, "models")
@@ -263,7 +265,7 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "args": arguments,
         "env": _env(spec, pool, child_name(router, pool.name)),
         "ports": container_ports(http=runtime.port),
-        "resources": container_resources(defaults, pool.resources),
+        "resources": container_resources(defaults, pool.spec.resources),
         "startupProbe": probe(
             periodSeconds=STARTUP_PROBE_PERIOD,
             timeoutSeconds=5,
@@ -294,7 +296,7 @@ def _strategy(pool: EffectivePool, *, shared: bool) -> Manifest:
 
     shared: whether two engines share a GPU. A third one does not fit on it; raises SpecError if it would have to.
     """
-    strategy = pool.strategy
+    strategy = pool.spec.strategy
     if strategy.type == "Recreate":
         return {"type": "Recreate"}
     if shared and str(strategy.max_surge).rstrip("%") != "0":

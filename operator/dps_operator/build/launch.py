@@ -20,7 +20,7 @@ COPIED: Final = {field.name for field in fields(Launch)} & Engine.model_fields.k
 
 def _gpu_bytes(spec: EffectiveSpec, pool: EffectivePool) -> int | None:
     """Memory of one GPU; None if it is unknown, as with resources of the pool's own."""
-    if any(name.startswith("nvidia.com/") for name in pool.resources.limits or {}):
+    if any(name.startswith("nvidia.com/") for name in pool.spec.resources.limits or {}):
         return None
     return gpu_bytes(spec.node_pool)
 
@@ -71,7 +71,7 @@ def _check_arguments(spec: EffectiveSpec, pool: EffectivePool) -> None:
         raise SpecError(
             "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args"
         )
-    for field, arguments in (("spec.engine", spec.engine.args), (f"spec.pools.{pool.name}", pool.args)):
+    for field, arguments in (("spec.engine", spec.engine.args), (f"spec.pools.{pool.name}", pool.spec.args)):
         try:
             speculation = launch_speculation(pool.speculation) if pool.speculation else None
             shares = spec.shared_cache is not None

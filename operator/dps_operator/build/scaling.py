@@ -30,7 +30,7 @@ def autoscalers(router: Router) -> list[Manifest]:
     """One HorizontalPodAutoscaler for each component with autoscaling."""
     manifests: list[Manifest] = []
     for name, pool in router.spec.pools.items():
-        scaling = pool.autoscaling
+        scaling = pool.spec.autoscaling
         if scaling is None or not pool.has_autoscaler:
             continue
         # Requests that all gateways have for the pool, divided by the pool's replicas. Those that wait count as well,
@@ -69,7 +69,7 @@ def disruption_budgets(router: Router) -> list[Manifest]:
     components: list[Component] = [
         name
         for name, pool in router.spec.pools.items()
-        if pool.min_replicas > 1 or pool.autoscaling is not None or pool.scaling == "External"
+        if pool.min_replicas > 1 or pool.spec.autoscaling is not None or pool.spec.scaling == "External"
     ]
     if router.spec.gateway_replicas > 1 or gateway.autoscaling is not None:
         components.append("gateway")
