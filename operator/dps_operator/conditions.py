@@ -10,7 +10,7 @@ from dps_operator.cache_health import CacheHealth
 from dps_operator.calibration import ResultError, calibration_result, newest_calibration
 from dps_operator.diagnose import Problem, last_line, most_severe
 from dps_operator.effective import Router
-from dps_operator.errors import SpecError
+from dps_operator.errors import ClusterError, SpecError
 from dps_operator.objects import ChildKey, Component, child_name
 from dps_operator.observe import Child, Pod, Replicas
 
@@ -35,7 +35,7 @@ NOUNS: Mapping[Component, str] = {
 """The components in messages."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatusInput:
     """The children and pods of a DPSRouter, and the results of reconciling it."""
 
@@ -43,12 +43,12 @@ class StatusInput:
     pods: Sequence[Pod] = ()
     invalid: str = ""
     """Why the spec cannot be applied; empty if it can."""
-    rejected: str = ""
+    rejected: list[str] = field(default_factory=list)
     """Why some of the objects cannot be applied, in contrast to the others; empty if all can."""
     unmonitored: str = ""
     """Why the ServiceMonitor cannot be applied, which does not affect serving; empty if it can."""
-    failing: str = ""
-    """Message of a failed API server call; empty if all calls succeeded."""
+    failure: ClusterError | None = None
+    """The failed API server call, for which the reconcile is retried; None if all calls succeeded."""
     waiting_pool: PoolName | None = None
     """The pool whose rollout waits for the other pool's."""
     kept: Sequence[PoolName] = ()
@@ -100,8 +100,8 @@ def progressing(router: Router, observed: StatusInput) -> Condition:
     if router.spec.paused:
         message = "spec.paused is true: changes are not applied; set it to false to apply them"
         return Condition("Progressing", "False", "Paused", message)
-    if observed.failing:
-        return Condition("Progressing", "True", "Retrying", observed.failing)
+    if observed.failure is not None:
+        return Condition("Progressing", "True", "Retrying", str(observed.failure))
     if failed := failed_rollouts(router, observed):
         return Condition("Progressing", "False", "ProgressDeadlineExceeded", failed)
     if rollout := _rollout(router, observed):
@@ -388,7 +388,7 @@ def _pools(names: Collection[PoolName]) -> str:
 def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """All conditions of a DPSRouter with a parsable spec; Ready first."""
     valid = spec_valid(
-        observed.invalid, observed.rejected, "" if observed.invalid else _memory_warning(router)
+        observed.invalid, "; ".join(observed.rejected), "" if observed.invalid else _memory_warning(router)
     )
     components = component_conditions(router, observed)
     idle = {f"{pool.capitalize()}PoolReady" for pool in router.spec.scaled_to_zero}

@@ -9,6 +9,7 @@ from dps_operator.api import ConditionType
 from dps_operator.conditions import StatusInput, conditions
 from dps_operator.diagnose import Problem
 from dps_operator.effective import Router
+from dps_operator.errors import ClusterError
 from dps_operator.observe import Child, observed_child
 from dps_operator.status import build_status, events, invalid_spec_status
 from dps_testkit.operator.routers import SMALLEST, router, smallest
@@ -105,7 +106,7 @@ CASES: dict[str, tuple[StatusInput, dict[str, tuple[str, str]]]] = {
         },
     ),
     "API server failure": (
-        replace(HEALTHY, failing="etcdserver: request timed out"),
+        replace(HEALTHY, failure=ClusterError("etcdserver: request timed out")),
         {"Ready": ("True", "Serving"), "Progressing": ("True", "Retrying")},
     ),
     "pool scaled to zero": (
