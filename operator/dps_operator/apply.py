@@ -126,7 +126,7 @@ class Applier:
         if name not in scaled or ("HorizontalPodAutoscaler", name) in observed:
             return False
         found = observed.get(("Deployment", name))
-        return found is not None and found.replicas is not None and found.replicas.desired == 0
+        return found is not None and found.replicas.desired == 0
 
     async def _hand_over_replicas(self, router: Router, manifest: Manifest, found: Child) -> None:
         """Transfer ownership of `replicas` to a second field manager before the operator stops applying the field.
@@ -134,8 +134,6 @@ class Applier:
         Server-side apply would otherwise reset the field to its default. A pool without replicas starts with the
         minimum, because an autoscaler does not scale up a Deployment without replicas.
         """
-        if found.replicas is None:
-            return
         component, spec = manifest["metadata"]["labels"][COMPONENT_LABEL], router.spec
         minimum = spec.pools[component].min_replicas if component in POOLS else spec.gateway_replicas
         keep = {key: manifest[key] for key in ("apiVersion", "kind")} | {

@@ -223,11 +223,10 @@ class Autoscaler:
     def _serves_as_allocated(self, router: Router, current: Allocation) -> bool:
         """Whether every replica of the allocation is ready, so that both pools serve during and after a move."""
         engines = live_engines(self._observations, router)
-        for pool, count in current.counts.items():
-            found = engines[pool].replicas if pool in engines else None
-            if found is None or not found.settled or found.desired != count:
-                return False
-        return True
+        return all(
+            pool in engines and engines[pool].replicas.settled and engines[pool].replicas.desired == count
+            for pool, count in current.counts.items()
+        )
 
     def _cooling(self, current: Allocation, cooldown: float) -> bool:
         """Whether the last move was less than `cooldown` seconds ago."""
@@ -241,7 +240,7 @@ class Autoscaler:
         key = router.key
         past = self._past.setdefault(key, _Past(now, dict.fromkeys(POOLS, monotonic), monotonic))
         engines = live_engines(self._observations, router)
-        ready = [name for name, engine in engines.items() if engine.replicas and engine.replicas.ready > 0]
+        ready = [name for name, engine in engines.items() if engine.replicas.ready > 0]
         if ready or len(router.spec.scaled_to_zero) == len(POOLS):
             past.served_at = monotonic
         overflowing = ready if monotonic - past.served_at < UNSERVED_SECONDS else POOLS

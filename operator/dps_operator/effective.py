@@ -326,7 +326,7 @@ def _pool(
     scaled_to_zero = False
     if scaling is not None and scaling.min_replicas == 0 and not spec.suspend:
         # A restart of the operator does not change the replicas of a pool.
-        stopped = live is not None and live.replicas is not None and live.replicas.desired == 0
+        stopped = live is not None and live.replicas.desired == 0
         scaled_to_zero = observed.idle.get(name, stopped)
     result = EffectivePool(
         name=name,
@@ -386,7 +386,7 @@ def _replicas_allowed_now(allocation: Allocation, observed: Observed) -> dict[Po
     result = {}
     for pool, other in (POOLS, POOLS[::-1]):
         engine = observed.engines.get(pool)
-        desired = engine.replicas.desired if engine and engine.replicas else 0
+        desired = engine.replicas.desired if engine else 0
         result[pool] = min(counts[pool], max(desired, total - pods[other], 1))
     return result
 

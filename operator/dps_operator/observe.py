@@ -42,6 +42,10 @@ class Replicas:
     """Why the rollout has exceeded its progress deadline; empty if it has not."""
 
 
+NO_REPLICAS = Replicas(0, 0, 0, settled=False, updated=False, failure="", stalled="")
+"""Those of the other kinds, and of a workload that does not exist."""
+
+
 @dataclass(frozen=True)
 class Child:
     """A child object of a DPSRouter."""
@@ -58,7 +62,7 @@ class Child:
     """Digest of the fields that the operator owns. It changes when another field manager takes over a field."""
     owns_replicas: bool
     template_hash: str
-    replicas: Replicas | None
+    replicas: Replicas
     spec_hash: str = ""
     """Digest of the fields of the spec for which the pod template was generated; only set for engines."""
     engine: str = ""
@@ -128,9 +132,9 @@ def _owned_fields(metadata: Manifest) -> dict[str, Any]:
     return entries[0] if entries else {}
 
 
-def _replicas(body: Manifest) -> Replicas | None:
+def _replicas(body: Manifest) -> Replicas:
     if body["kind"] not in ("Deployment", "StatefulSet"):
-        return None
+        return NO_REPLICAS
     status = body.get("status", {})
     desired = body["spec"].get("replicas", 1)
     existing, ready = status.get("replicas", 0), status.get("availableReplicas", 0)

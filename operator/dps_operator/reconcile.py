@@ -83,8 +83,7 @@ class Reconciler:
         found = StatusInput()
         await self._converge(router, found)
         for name, engine in live_engines(self._observations, router).items():
-            if engine.replicas is not None:
-                REPLICAS.labels(*key, name).set(engine.replicas.desired)
+            REPLICAS.labels(*key, name).set(engine.replicas.desired)
         found.children, found.pods = self._observations.children(key), self._observations.pods(key)
         found.unmeasured, found.cache_health = self._decisions.unmeasured.get(key), self._cache_health(key)
         await self._update_status(key, build_status(router, found, before, self._now()))
