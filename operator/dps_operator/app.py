@@ -138,7 +138,7 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     cluster = await Cluster.connect(settings.request_timeout)
     async with cluster, aiohttp.ClientSession() as http:
-        leadership = Leadership.of(cluster, settings.lease)
+        leadership = Leadership(cluster, settings.lease)
         observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
         caches = CacheWatch(observations, decisions, metrics)
         mounts = MountWatch(cluster, observations)
