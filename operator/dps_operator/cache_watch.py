@@ -41,7 +41,7 @@ class CacheWatch:
     async def once(self, now: float) -> list[Key]:
         """Observe every DPSRouter once, at a time in seconds. Returns those for which the result has changed."""
         routers = effective_routers(self._observations, self._decisions, lambda spec: "prefixCache" in spec)
-        sharing = {key: router for key, router in routers.items() if router.spec.shared_cache is not None}
+        sharing = {key: router for key, router in routers.items() if router.shared_cache is not None}
         for key in self._tallies.keys() - sharing.keys():
             del self._tallies[key]
         before = {key: self.health(key) for key in sharing}
@@ -64,4 +64,4 @@ class CacheWatch:
             for pod in self._observations.pods(router.key)
             if pod.component == pool and pod.ip and not pod.terminating
         ]
-        return await self._metrics.engines(addresses, router.spec.pools[pool].runtime.port, engine_sample)
+        return await self._metrics.engines(addresses, router.pools[pool].runtime.port, engine_sample)

@@ -135,9 +135,9 @@ def _rollout(router: Router, observed: StatusInput) -> str:
 def _rolled_out(router: Router) -> list[Component]:
     """The components that the operator deploys, in the order in which their rollouts are reported."""
     components: list[Component] = [*POOLS, "gateway"]
-    if router.spec.redis is not None:
+    if router.redis is not None:
         components.append("redis")
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         components.append("mooncake")
     return components
 
@@ -191,7 +191,7 @@ def _stopped(
     if router.spec.suspend and not router.spec.paused and component in POOLS:
         message = "spec.suspend is true: the engines are stopped, and requests are answered with 503"
         return Condition(type, "False", "Suspended", message)
-    if component in router.spec.scaled_to_zero:
+    if component in router.scaled_to_zero:
         message = f"the {NOUNS[component]} is idle; it starts when requests arrive for it"
         return Condition(type, "False", "ScaledToZero", message)
     if desired == 0:
@@ -202,7 +202,7 @@ def _stopped(
 
 def autoscaling(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the autoscalers work; empty if there are none. Without its metric, an autoscaler changes nothing."""
-    components: list[Component] = [name for name in POOLS if router.spec.pools[name].has_autoscaler]
+    components: list[Component] = [name for name in POOLS if router.pools[name].has_autoscaler]
     if router.spec.gateway.autoscaling is not None:
         components.append("gateway")
     if not components or router.spec.suspend:
@@ -252,8 +252,8 @@ def monitored(router: Router, observed: StatusInput) -> list[Condition]:
 
 def demand_measured(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the demand of the pools is known; empty if they are not scaled by it. Ready does not depend on it."""
-    moves = router.spec.allocation is not None
-    if router.spec.suspend or (not moves and not router.spec.may_scale_to_zero):
+    moves = router.allocation is not None
+    if router.spec.suspend or (not moves and not router.may_scale_to_zero):
         return []
     effect = "replicas move between the pools" if moves else "pools are scaled to or from zero"
     if observed.unmeasured is None:
@@ -262,9 +262,9 @@ def demand_measured(router: Router, observed: StatusInput) -> list[Condition]:
         message = f"no {effect}, because their demand is unknown: {observed.unmeasured}"
         return [Condition("DemandMeasured", "False", "GatewaysUnreachable", message)]
     message = f"{effect} according to their demand"
-    if moves and router.spec.load_ratio is not None:
+    if moves and router.load_ratio is not None:
         message += (
-            f", towards {router.spec.load_ratio:g} times as many requests per speculative replica as per greedy one, "
+            f", towards {router.load_ratio:g} times as many requests per speculative replica as per greedy one, "
             "as the last calibration recommends"
         )
     elif moves:
@@ -283,15 +283,15 @@ def routing_calibrated(router: Router, observed: StatusInput) -> list[Condition]
     problem = most_severe([each for each in waiting if each is not None and each.reason != "Starting"])
     if problem is not None:
         return [Condition("RoutingCalibrated", "False", problem.reason, problem.message)]
-    if router.spec.recommended is None:
+    if router.recommended is None:
         message = (
             f"no calibration has finished yet; the schedule is '{calibration.schedule}', in UTC, and kubectl create job"
             f" --from=cronjob/{child_name(router, 'calibration')} NAME starts one now"
         )
         return [Condition("RoutingCalibrated", "Unknown", "NotCalibrated", message)]
     if calibration.apply:
-        return [Condition("RoutingCalibrated", "True", "Applied", router.spec.recommended.verdict)]
-    return [Condition("RoutingCalibrated", "True", "Recommended", router.spec.recommended.verdict)]
+        return [Condition("RoutingCalibrated", "True", "Applied", router.recommended.verdict)]
+    return [Condition("RoutingCalibrated", "True", "Recommended", router.recommended.verdict)]
 
 
 def _failed_calibration(observed: StatusInput) -> str:
@@ -313,10 +313,10 @@ def _failed_calibration(observed: StatusInput) -> str:
 
 def prefix_cache_conditions(router: Router, observed: StatusInput) -> list[Condition]:
     """Whether the pools can read each other's pages, and do; empty if each engine has its own prefix cache."""
-    if found := router.spec.unshareable:
+    if found := router.unshareable:
         message = f"each engine has its own prefix cache: {found.message}"
         return [Condition("PrefixCacheShared", "False", found.reason, message)]
-    if router.spec.shared_cache is None:
+    if router.shared_cache is None:
         return []
     health = observed.cache_health
     return [_shared(health), _master_not_ready(router, observed) or _serving(health)]
@@ -342,7 +342,7 @@ def _shared(health: CacheHealth) -> Condition:
 
 def _master_not_ready(router: Router, observed: StatusInput) -> Condition | None:
     """The condition while the Mooncake master that the operator deploys is not ready; None otherwise."""
-    if router.spec.mooncake_master is None:
+    if router.mooncake_master is None:
         return None
     replicas = observed.replicas(router, "mooncake")
     if replicas is not None and replicas.ready > 0:
@@ -391,7 +391,7 @@ def conditions(router: Router, observed: StatusInput) -> list[Condition]:
         observed.invalid, "; ".join(observed.rejected), "" if observed.invalid else _memory_warning(router)
     )
     components = component_conditions(router, observed)
-    idle = {f"{pool.capitalize()}PoolReady" for pool in router.spec.scaled_to_zero}
+    idle = {f"{pool.capitalize()}PoolReady" for pool in router.scaled_to_zero}
     required = [valid, *(component for component in components if component.type not in idle)]
     features = [
         *autoscaling(router, observed),
@@ -405,7 +405,7 @@ def conditions(router: Router, observed: StatusInput) -> list[Condition]:
     if failed := failed_rollouts(router, observed):
         warnings.insert(0, failed)
     return [
-        _ready(required, router.spec.scaled_to_zero, warnings),
+        _ready(required, router.scaled_to_zero, warnings),
         progressing(router, observed),
         valid,
         *components,

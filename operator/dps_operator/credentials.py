@@ -77,7 +77,7 @@ async def ensure_credentials(cluster: Cluster, router: Router) -> str:
         )
     known = live.get("data", {}) if live else {}
     wanted: dict[Component, dict[str, str]] = {}
-    needed: list[Component] = ["gateway", "redis"] if router.spec.redis is not None else ["gateway"]
+    needed: list[Component] = ["gateway", "redis"] if router.redis is not None else ["gateway"]
     for component in needed:
         values = _entries(router.key, component, secrets.token_urlsafe(32))
         complete = all(name in known for name in values)

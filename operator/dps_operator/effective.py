@@ -1,6 +1,6 @@
 """The effective spec: what a DPSRouter is at present, from its spec, its recorded status and what is observed.
 
-`effective_spec` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
+`resolved_router` is the only place where defaults, calibrations, recorded versions and the operator's own scaling are
 combined. Builders and conditions read only its result, which nothing changes afterwards. This module performs no I/O.
 """
 
@@ -124,25 +124,20 @@ class EffectivePool:
 
 
 @dataclass(frozen=True)
-class EffectiveSpec:
-    """What is to be deployed. Fields without a description are those of the spec."""
+class Router(Owner):
+    """A DPSRouter with a valid spec, and what is to be deployed for it."""
 
-    model: api.ServedModel
-    engine: api.Engine
-    node_pool: api.NodePool
-    placement: Literal["SeparateGPUs", "SharedGPU"]
+    generation: int
+    spec: api.Spec
+    """With the version that the engines keep, and with the policy and the threshold of the last calibration if they are
+    to be applied. What follows takes precedence over its pools, its prefix cache and its managed Redis."""
     pools: Mapping[PoolName, EffectivePool]
-    gpu_budget: api.GPUBudget | None
-    gateway: api.Gateway
     gateway_replicas: int
     """The number of gateways, or the minimum if an autoscaler determines it."""
-    routing: api.Routing
-    """With the policy and the threshold of the last calibration, if they are to be applied."""
     recommended: api.RecommendedRouting | None
     """The result of the last calibration that has found one; None without calibrations."""
     load_ratio: float | None
     """The calibrated ratio of the pools' loads that the GPU budget keeps; None if they are kept equal."""
-    session_store: api.SessionStore
     redis: api.ManagedStore | None
     """The managed Redis; None if the store is external."""
     unshareable: Unshareable | None
@@ -153,10 +148,6 @@ class EffectiveSpec:
     """The Mooncake master that the operator deploys; None if there is none, or if the engines share no pages."""
     allocation: Allocation | None
     """How the pools share the GPU budget; None without one."""
-    telemetry: api.Telemetry
-    network_policy: api.NetworkPolicy | None
-    suspend: bool
-    paused: bool
 
     @property
     def speculation(self) -> api.Speculation:
@@ -168,7 +159,7 @@ class EffectiveSpec:
     @property
     def tokenizer_source(self) -> api.ModelSource | None:
         """The source that contains the gateway's tokenizer; None if it is on the Hub or the cache volume."""
-        return self.model.source if self.model.tokenizer is None else None
+        return self.spec.model.source if self.spec.model.tokenizer is None else None
 
     @property
     def scaled_to_zero(self) -> list[PoolName]:
@@ -179,14 +170,6 @@ class EffectiveSpec:
     def may_scale_to_zero(self) -> bool:
         """Whether a pool is scaled to zero while it is idle."""
         return any(pool.idle_seconds is not None for pool in self.pools.values())
-
-
-@dataclass(frozen=True)
-class Router(Owner):
-    """A DPSRouter with a valid spec."""
-
-    generation: int
-    spec: EffectiveSpec
 
 
 @dataclass(frozen=True)
@@ -239,8 +222,8 @@ def effective_router(body: Manifest, observations: Observations, decisions: Deci
         decisions.allocations.get(owner.key),
         decisions.idle.get(owner.key, {}),
     )
-    spec = effective_spec(api.parse(body["spec"]), body["status"], observed)
-    return Router(owner.namespace, owner.name, owner.uid, metadata.get("generation", 1), spec)
+    generation = metadata.get("generation", 1)
+    return resolved_router(owner, generation, api.parse(body["spec"]), body["status"], observed)
 
 
 def effective_routers(
@@ -258,8 +241,10 @@ def effective_routers(
     return found
 
 
-def effective_spec(spec: api.Spec, status: Mapping[str, Any], observed: Observed) -> EffectiveSpec:
-    """The effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
+def resolved_router(
+    owner: Owner, generation: int, spec: api.Spec, status: Mapping[str, Any], observed: Observed
+) -> Router:
+    """A DPSRouter with its effective spec. status: the recorded one. Raises SpecError if the spec is invalid."""
     engine = _with_version(
         spec.engine,
         [child for name, child in observed.engines.items() if not _has_own_engine(_declared(spec, name))],
@@ -276,28 +261,21 @@ def effective_spec(spec: api.Spec, status: Mapping[str, Any], observed: Observed
         master = shared.mooncake.master or api.MooncakeMaster()
     store, gateway = spec.session_store, spec.gateway
     gateways = gateway.autoscaling.min_replicas if gateway.autoscaling else gateway.replicas
-    return EffectiveSpec(
-        model=spec.model,
-        engine=engine,
-        node_pool=spec.node_pool,
-        placement=spec.placement,
+    return Router(
+        owner.namespace,
+        owner.name,
+        owner.uid,
+        generation,
+        spec.model_copy(update={"engine": engine, "routing": _routing(spec.routing, to_apply)}),
         pools=pools,
-        gpu_budget=spec.gpu_budget,
-        allocation=allocation,
-        load_ratio=_load_ratio(to_apply, allocation),
-        gateway=gateway,
         gateway_replicas=gateways or api.DEFAULT_GATEWAY_REPLICAS,
-        routing=_routing(spec.routing, to_apply),
         recommended=recommendation(spec, observed.pods, status),
-        session_store=store,
+        load_ratio=_load_ratio(to_apply, allocation),
         redis=None if store.url_secret_ref is not None else store.managed or api.ManagedStore(),
         unshareable=unshareable,
         shared_cache=shared,
         mooncake_master=master,
-        telemetry=spec.telemetry,
-        network_policy=spec.network_policy,
-        suspend=spec.suspend,
-        paused=spec.paused,
+        allocation=allocation,
     )
 
 

@@ -119,7 +119,7 @@ class Reconciler:
         if paused:
             return
         engines = live_engines(self._observations, router)
-        outcome.kept = kept_pools(router.spec, desired, engines)
+        outcome.kept = kept_pools(router, desired, engines)
         outcome.waiting_pool = pool_on_hold(desired, engines, outcome.kept)
         try:
             for manifest in desired:

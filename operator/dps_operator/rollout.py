@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dps_engines.pools import POOLS, PoolName, other_pool
 from dps_operator.api import REVISIONS
-from dps_operator.effective import EffectiveSpec, Router
+from dps_operator.effective import Router
 from dps_operator.objects import (
     COMPONENT_LABEL,
     SPEC_HASH,
@@ -91,14 +91,12 @@ def _interrupts(deployment: Manifest) -> bool:
     return strategy.get("type") == "Recreate" or unavailable not in (0, "0%")
 
 
-def kept_pools(
-    spec: EffectiveSpec, desired: Sequence[Manifest], observed: Mapping[str, Child]
-) -> list[PoolName]:
+def kept_pools(router: Router, desired: Sequence[Manifest], observed: Mapping[str, Child]) -> list[PoolName]:
     """The pools that keep their pod template although the operator generates another one for the same spec.
 
     A pool without ready replicas keeps nothing, because a change interrupts no request and may repair it.
     """
-    if spec.engine.upgrade_policy == "Automatic":
+    if router.spec.engine.upgrade_policy == "Automatic":
         return []
     annotations = {pool: one["metadata"]["annotations"] for pool, one in _engines(desired).items()}
     return [

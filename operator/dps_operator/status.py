@@ -25,9 +25,9 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
         "pools": {pool: _pool_status(router, observed, pool, before, now) for pool in POOLS},
         "gateway": {**_counts(observed.replicas(router, "gateway")), "selector": labels},
     }
-    if router.spec.allocation is not None:
-        rule = "EqualLoad" if router.spec.load_ratio is None else "Calibrated"
-        result["gpuBudget"] = {**router.spec.allocation.to_status(), "rule": rule}
+    if router.allocation is not None:
+        rule = "EqualLoad" if router.load_ratio is None else "Calibrated"
+        result["gpuBudget"] = {**router.allocation.to_status(), "rule": rule}
     if router.spec.paused:
         # The spec may differ from what has been applied.
         result |= {field: before[field] for field in ("url", "routing") if field in before}
@@ -35,8 +35,8 @@ def build_status(router: Router, observed: StatusInput, before: Mapping[str, Any
         result["routing"] = {"policy": routing.policy}
         if routing.threshold_tokens is not None:
             result["routing"]["thresholdTokens"] = routing.threshold_tokens
-        if router.spec.recommended is not None:
-            result["routing"]["recommended"] = to_wire(router.spec.recommended)
+        if router.recommended is not None:
+            result["routing"]["recommended"] = to_wire(router.recommended)
     return result
 
 
@@ -80,7 +80,7 @@ def _pool_status(
 ) -> dict[str, Any]:
     """The status of a pool."""
     result = _counts(observed.replicas(router, pool))
-    if router.spec.pools[pool].spec.scaling == "External":
+    if router.pools[pool].spec.scaling == "External":
         result["scaling"] = "External"
     past = before.get("pools", {}).get(pool, {})
     # While the DPSRouter is paused, no pod templates are compared.

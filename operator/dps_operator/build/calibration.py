@@ -74,18 +74,18 @@ def _arguments(router: Router, calibration: Calibration) -> list[str]:
     """The options of `dps calibrate` for the present fleet."""
     spec = router.spec
     host = f"{child_name(router, 'metrics')}.{router.namespace}.svc"
-    if spec.gpu_budget is not None and spec.allocation is not None:
-        total = sum(spec.allocation.counts.values())
+    if spec.gpu_budget is not None and router.allocation is not None:
+        total = sum(router.allocation.counts.values())
         fleet = {"budget": str(total), "cooldown": str(spec.gpu_budget.cooldown_seconds)}
     else:
-        fleet = {"fleet": ",".join(f"{name}={pool.min_replicas}" for name, pool in spec.pools.items())}
+        fleet = {"fleet": ",".join(f"{name}={pool.min_replicas}" for name, pool in router.pools.items())}
     options = {
         "workload": f"http://{host}:{ADMIN_PORT}/decisions",
         **fleet,
-        "replicas": str(spec.gateway_replicas),
-        "cache": "separate" if spec.shared_cache is None else "common",
+        "replicas": str(router.gateway_replicas),
+        "cache": "separate" if router.shared_cache is None else "common",
         "hardware": calibration.hardware,
-        "algorithm": spec.speculation.algorithm.upper(),
+        "algorithm": router.speculation.algorithm.upper(),
         "objective": calibration.objective,
         "recommendation": RESULT,
     }

@@ -24,7 +24,7 @@ from dps_operator.build.pods import (
     spread,
 )
 from dps_operator.build.prefix_cache import pod_additions, template_inputs
-from dps_operator.effective import STARTUP_PROBE_PERIOD, EffectivePool, EffectiveSpec, Router
+from dps_operator.effective import STARTUP_PROBE_PERIOD, EffectivePool, Router
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
     ENGINE,
@@ -85,50 +85,48 @@ def engine_deployment(router: Router, name: PoolName, settings: Settings) -> Man
 
     Raises SpecError if the spec is invalid.
     """
-    effective, pool = router.spec, router.spec.pools[name]
-    shared = effective.placement == "SharedGPU"
+    spec, pool = router.spec, router.pools[name]
+    shared = spec.placement == "SharedGPU"
     pod: Manifest = {
         "containers": [_container(router, pool)],
         "terminationGracePeriodSeconds": 300,
         "topologySpreadConstraints": spread(router, name),
         "volumes": [{"name": "models", **_models_volume(router, pool)}],
-        **placement(effective.node_pool, selector(router, other_pool(name)) if shared else None),
-        **service_account(effective, pool),
+        **placement(spec.node_pool, selector(router, other_pool(name)) if shared else None),
+        **service_account(router, pool),
     }
     for additions in (
-        _shared_memory(effective),
-        source_additions(effective.model.source, "model", SOURCES, settings.loader_image),
+        _shared_memory(router),
+        source_additions(spec.model.source, "model", SOURCES, settings.loader_image),
         source_additions(pool.draft_source, "draft", SOURCES, settings.loader_image),
         _engine_cache(router),
-        pod_additions(effective, pool, settings),
+        pod_additions(router, pool, settings),
         _start_order(router, pool),
     ):
         pod = overlay(pod, additions)
     template = pod_template(router, name, settings, pod, pool.spec.pod_template)
-    check_gpus(template, name, effective.engine.tensor_parallel)
-    spec: Manifest = {
+    check_gpus(template, name, spec.engine.tensor_parallel)
+    deployment: Manifest = {
         "selector": {"matchLabels": selector(router, name)},
         "strategy": _strategy(pool, shared=shared),
         # A rollout has failed if an engine takes ten minutes longer than it takes at most.
-        "progressDeadlineSeconds": min(
-            _waiting_seconds(effective, name) + pool.load_seconds + 600, NO_DEADLINE
-        ),
+        "progressDeadlineSeconds": min(_waiting_seconds(router, name) + pool.load_seconds + 600, NO_DEADLINE),
         "revisionHistoryLimit": 3,
         "template": template,
     }
     if pool.replicas is not None:
-        spec["replicas"] = pool.replicas
+        deployment["replicas"] = pool.replicas
     annotations = {
         TEMPLATE_HASH: digest(template),
-        SPEC_HASH: _spec_hash(effective, pool),
+        SPEC_HASH: _spec_hash(router, pool),
         ENGINE: f"{pool.engine.runtime} {pool.version}",
     }
-    return child_manifest(router, "apps/v1", "Deployment", name, annotations, spec=spec)
+    return child_manifest(router, "apps/v1", "Deployment", name, annotations, spec=deployment)
 
 
 def engine_service(router: Router, name: PoolName) -> Manifest:
     """The Service whose EndpointSlices list the pool's replicas for the gateway."""
-    return service(router, name, {"http": router.spec.pools[name].runtime.port})
+    return service(router, name, {"http": router.pools[name].runtime.port})
 
 
 def engine_claims(router: Router) -> list[Manifest]:
@@ -147,9 +145,7 @@ def engine_claims(router: Router) -> list[Manifest]:
 def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
     cache = router.spec.model.cache
     if cache is None:
-        limit = (pool.spec.resources.limits or {}).get("ephemeral-storage") or _download_limit(
-            router.spec, pool
-        )
+        limit = (pool.spec.resources.limits or {}).get("ephemeral-storage") or _download_limit(router, pool)
         return {"emptyDir": {"sizeLimit": limit} if limit else {}}
     if cache.size is None or cache.access_mode == "ReadWriteMany":
         claim = cache.existing_claim or child_name(router, "models")
@@ -158,15 +154,15 @@ def _models_volume(router: Router, pool: EffectivePool) -> Manifest:
     return {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
 
 
-def _download_limit(spec: EffectiveSpec, pool: EffectivePool) -> str | None:
+def _download_limit(router: Router, pool: EffectivePool) -> str | None:
     """The limit of a pod's directory for the models that a pool downloads, so that they cannot fill the node's disk.
 
     None if the size of a model is not known, because a pod that exceeds its limit is evicted. Sizes of adapters are
     never known.
     """
     draft = pool.speculation.draft_model if pool.speculation else None
-    names = [spec.model.name, *([draft] if draft is not None else [])]
-    if spec.model.adapters or any(model not in KNOWN_MODELS for model in names):
+    names = [router.spec.model.name, *([draft] if draft is not None else [])]
+    if router.spec.model.adapters or any(model not in KNOWN_MODELS for model in names):
         return None
     weights = sum(KNOWN_MODELS[model].weights(1) for model in names)
     return f"{-(-COPIES * weights // GIB) + OTHER_FILES_GIB}Gi"
@@ -192,17 +188,17 @@ def _engine_cache(router: Router) -> Manifest:
     }
 
 
-def waits(spec: EffectiveSpec, name: PoolName) -> bool:
+def waits(router: Router, name: PoolName) -> bool:
     """Whether the engines of a pool wait for those of the other one before they start."""
-    return spec.placement == "SharedGPU" and name == WAITING
+    return router.spec.placement == "SharedGPU" and name == WAITING
 
 
-def _waiting_seconds(spec: EffectiveSpec, name: PoolName) -> int:
+def _waiting_seconds(router: Router, name: PoolName) -> int:
     """Seconds for which the engines of a pool wait at most for those of the other one; 0 if they do not wait.
 
     They wait no longer than the other engine may take to load, because it may be unable to start.
     """
-    return spec.pools[FIRST].load_seconds if waits(spec, name) else 0
+    return router.pools[FIRST].load_seconds if waits(router, name) else 0
 
 
 def _start_order(router: Router, pool: EffectivePool) -> Manifest:
@@ -210,35 +206,42 @@ def _start_order(router: Router, pool: EffectivePool) -> Manifest:
 
     The Service has only engines that are ready. NVIDIA's container runtime gives the container no GPU.
     """
-    if not waits(router.spec, pool.name):
+    if not waits(router, pool.name):
         return {}
-    first = router.spec.pools[FIRST].runtime
+    first = router.pools[FIRST].runtime
     url = f"http://{child_name(router, FIRST)}.{router.namespace}.svc:{first.port}{first.health_path}"
     container: Manifest = {
         "name": NEIGHBOUR_CONTAINER,
         "image": pool.image,
-        "command": ["python3", "-c", SCRIPT, url, str(_waiting_seconds(router.spec, pool.name))],
+        "command": ["python3", "-c", SCRIPT, url, str(_waiting_seconds(router, pool.name))],
         "env": plain_env({"NVIDIA_VISIBLE_DEVICES": "void"}),
         "resources": WAITING_RESOURCES,
     }
     return {"initContainers": [container]}
 
 
-def _env(spec: EffectiveSpec, pool: EffectivePool, service_name: str) -> list[Manifest]:
+def _env(router: Router, pool: EffectivePool) -> list[Manifest]:
     """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
-    runtime, token, key = pool.runtime, spec.model.token_secret_ref, spec.engine.api_key_secret_ref
+    runtime, token, key = (
+        pool.runtime,
+        router.spec.model.token_secret_ref,
+        router.spec.engine.api_key_secret_ref,
+    )
     plain = {"HF_HOME": MODELS, **runtime.environment}
-    if spec.engine.cache is not None:
+    if router.spec.engine.cache is not None:
         plain |= {name: f"{ENGINE_CACHE}/{folder}" for name, folder in runtime.cache_variables.items()}
     variables: list[Manifest] = plain_env(plain)
     if token is not None:
         variables.append(secret_env("HF_TOKEN", token))
     if key is not None:
         variables.append(secret_env(runtime.api_key_variable or API_KEY_VARIABLE, key))
-    if spec.telemetry.otlp_endpoint is not None:
-        protocol = spec.telemetry.protocol
+    if router.spec.telemetry.otlp_endpoint is not None:
+        protocol = router.spec.telemetry.protocol
         variables += plain_env(
-            {"OTEL_SERVICE_NAME": service_name, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}
+            {
+                "OTEL_SERVICE_NAME": child_name(router, pool.name),
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
+            }
         )
     variables += [to_wire(variable) for variable in pool.all_env]
     return list({variable["name"]: variable for variable in variables}.values())
@@ -263,7 +266,7 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
         "image": pool.image,
         "command": ["python3", "-m", runtime.module],
         "args": arguments,
-        "env": _env(spec, pool, child_name(router, pool.name)),
+        "env": _env(router, pool),
         "ports": container_ports(http=runtime.port),
         "resources": container_resources(defaults, pool.spec.resources),
         "startupProbe": probe(
@@ -280,9 +283,9 @@ def _container(router: Router, pool: EffectivePool) -> Manifest:
     }
 
 
-def _shared_memory(spec: EffectiveSpec) -> Manifest:
+def _shared_memory(router: Router) -> Manifest:
     """The pod's /dev/shm. With MPS, the device plugin mounts there what the engines share with the MPS daemon."""
-    if spec.placement == "SharedGPU" and spec.node_pool.sharing.strategy == "MPS":
+    if router.spec.placement == "SharedGPU" and router.spec.node_pool.sharing.strategy == "MPS":
         return {}
     mount = {"name": "shm", "mountPath": "/dev/shm"}
     return {
@@ -309,17 +312,17 @@ def _strategy(pool: EffectivePool, *, shared: bool) -> Manifest:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}}
 
 
-def _spec_hash(spec: EffectiveSpec, pool: EffectivePool) -> str:
+def _spec_hash(router: Router, pool: EffectivePool) -> str:
     """Digest of the fields of the spec that a pool's pod template depends on.
 
     Defaults are left out, so that a field which a later release adds does not change the digest. The other pool matters
     only if both share a GPU, and because it may prevent the pools from sharing a prefix cache.
     """
     parts = {
-        "model": spec.model,
+        "model": router.spec.model,
         "engine": pool.engine.model_copy(update={"upgrade_policy": "Manual"}),
-        "nodePool": spec.node_pool,
-        "telemetry": spec.telemetry.model_copy(
+        "nodePool": router.spec.node_pool,
+        "telemetry": router.spec.telemetry.model_copy(
             update={"service_monitor": None, "access_log": False, "trace_url": None}
         ),
     }
@@ -327,6 +330,6 @@ def _spec_hash(spec: EffectiveSpec, pool: EffectivePool) -> str:
         part: value.model_dump(mode="json", exclude_defaults=True) for part, value in parts.items()
     }
     fields["pool"] = pool.template_fields
-    if spec.placement == "SharedGPU":
-        fields["neighbour"] = spec.pools[other_pool(pool.name)].template_fields
-    return digest([fields, template_inputs(spec, pool)])
+    if router.spec.placement == "SharedGPU":
+        fields["neighbour"] = router.pools[other_pool(pool.name)].template_fields
+    return digest([fields, template_inputs(router, pool)])

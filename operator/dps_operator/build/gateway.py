@@ -22,7 +22,7 @@ from dps_operator.build.pods import (
     spread,
 )
 from dps_operator.build.redis import URL_KEY
-from dps_operator.effective import EffectivePool, EffectiveSpec, Router, model_path
+from dps_operator.effective import EffectivePool, Router, model_path
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
     MODELS,
@@ -78,10 +78,10 @@ SOURCE = Target(
 """Only the tokenizer is downloaded."""
 
 
-def _model(spec: EffectiveSpec) -> dict[str, Any]:
+def _model(router: Router) -> dict[str, Any]:
     """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
-    model, gateway = spec.model, spec.gateway
-    section: dict[str, Any] = {"name": model.served_name or model.name, "tokenizer": _tokenizer(spec)}
+    model, gateway = router.spec.model, router.spec.gateway
+    section: dict[str, Any] = {"name": model.served_name or model.name, "tokenizer": _tokenizer(router)}
     if model.revision is not None and section["tokenizer"] == model.name:
         section["revision"] = model.revision
     if gateway.model_aliases:
@@ -93,11 +93,11 @@ def _model(spec: EffectiveSpec) -> dict[str, Any]:
     return section
 
 
-def _tokenizer(spec: EffectiveSpec) -> str:
-    path = model_path(spec.tokenizer_source, "model", CACHE_DIR)
+def _tokenizer(router: Router) -> str:
+    path = model_path(router.tokenizer_source, "model", CACHE_DIR)
     if path is not None:
         return path
-    tokenizer, cache = spec.model.tokenizer or spec.model.name, spec.model.cache
+    tokenizer, cache = router.spec.model.tokenizer or router.spec.model.name, router.spec.model.cache
     if "://" in tokenizer:
         raise SpecError(
             f"spec.model.tokenizer: the gateway cannot load a tokenizer from {tokenizer}; set it to a model id on the "
@@ -112,14 +112,14 @@ def _tokenizer(spec: EffectiveSpec) -> str:
     return tokenizer
 
 
-def _listen(spec: EffectiveSpec) -> dict[str, Any]:
+def _listen(router: Router) -> dict[str, Any]:
     section: dict[str, Any] = {
         "host": "0.0.0.0",
         "port": PORT,
         "adminPort": ADMIN_PORT,
         "adminTokenFile": ADMIN_TOKEN_FILE,
     }
-    if spec.gateway.tls is not None:
+    if router.spec.gateway.tls is not None:
         # The keys of a Secret of the type kubernetes.io/tls.
         section["tls"] = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
     return section
@@ -134,18 +134,18 @@ def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
     return section
 
 
-def _routing(spec: EffectiveSpec) -> dict[str, Any]:
+def _routing(router: Router) -> dict[str, Any]:
     section: dict[str, Any] = {
-        "policy": spec.routing.policy,
-        "thresholdTokens": spec.routing.threshold_tokens,
+        "policy": router.spec.routing.policy,
+        "thresholdTokens": router.spec.routing.threshold_tokens,
     }
-    if spec.routing.min_acceptance is not None:
-        section["minAcceptance"] = spec.routing.min_acceptance
-    if spec.suspend:
+    if router.spec.routing.min_acceptance is not None:
+        section["minAcceptance"] = router.spec.routing.min_acceptance
+    if router.spec.suspend:
         section["suspended"] = True
-    if spec.shared_cache is not None:
+    if router.shared_cache is not None:
         section["commonPrefixCache"] = True
-    if spec.routing.calibration is not None:
+    if router.spec.routing.calibration is not None:
         section["decisionLog"] = DECISION_LOG
     return section
 
@@ -184,9 +184,13 @@ def _telemetry(router: Router) -> dict[str, Any]:
     return section
 
 
-def _timeouts(spec: EffectiveSpec) -> dict[str, Any]:
-    wake = {"wakeSeconds": WAKE_SECONDS} if spec.may_scale_to_zero else {}
-    return {"drainSeconds": spec.gateway.drain_seconds, **wake, **to_wire(spec.gateway.timeouts)}
+def _timeouts(router: Router) -> dict[str, Any]:
+    wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
+    return {
+        "drainSeconds": router.spec.gateway.drain_seconds,
+        **wake,
+        **to_wire(router.spec.gateway.timeouts),
+    }
 
 
 def gateway_config(router: Router) -> dict[str, Any]:
@@ -195,12 +199,12 @@ def gateway_config(router: Router) -> dict[str, Any]:
     name = child_name(router, "gateway")
     config: dict[str, Any] = {
         "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
-        "listen": _listen(spec),
-        "model": _model(spec),
-        "pools": {name: _pool(router, pool) for name, pool in spec.pools.items()},
-        "routing": _routing(spec),
+        "listen": _listen(router),
+        "model": _model(router),
+        "pools": {name: _pool(router, pool) for name, pool in router.pools.items()},
+        "routing": _routing(router),
         "session": _session(router),
-        "timeouts": _timeouts(spec),
+        "timeouts": _timeouts(router),
     }
     if limits := to_wire(spec.gateway.limits):
         config["limits"] = limits
@@ -276,7 +280,7 @@ def _mounts(router: Router) -> tuple[list[Manifest], list[Manifest]]:
     if (authorities := store.ca_secret_ref) is not None:
         mount_key("redis-ca", CA_FILE, authorities)
     cache = spec.model.cache
-    if cache is not None and _tokenizer(spec).startswith(f"{MODELS}/"):
+    if cache is not None and _tokenizer(router).startswith(f"{MODELS}/"):
         # The tokenizer is stored with the weights, so the gateway mounts the same volume.
         claim = cache.existing_claim or child_name(router, "models")
         mount("models", MODELS, persistentVolumeClaim={"claimName": claim, "readOnly": True})
@@ -326,7 +330,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         router,
         "gateway",
         settings,
-        overlay(pod, source_additions(router.spec.tokenizer_source, "model", SOURCE, settings.loader_image)),
+        overlay(pod, source_additions(router.tokenizer_source, "model", SOURCE, settings.loader_image)),
         gateway.pod_template,
         {STARTUP_CONFIG_HASH: digest([read_at_start(gateway_config(router)), store_revision])},
         user=USER,
@@ -339,7 +343,7 @@ def gateway_deployment(router: Router, settings: Settings, store_revision: str) 
         "template": template,
     }
     if gateway.autoscaling is None:
-        spec["replicas"] = router.spec.gateway_replicas
+        spec["replicas"] = router.gateway_replicas
     return child_manifest(router, "apps/v1", "Deployment", "gateway", spec=spec)
 
 

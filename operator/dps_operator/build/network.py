@@ -93,20 +93,20 @@ def network_policies(router: Router) -> list[Manifest]:
     policies = [_policy(router, "gateway", [clients, *admin])]
     peers = [gateway, *settings.monitoring]
     waiting = [{"podSelector": {"matchLabels": selector(router, WAITING)}}]
-    neighbour = waiting if waits(router.spec, WAITING) else []
+    neighbour = waiting if waits(router, WAITING) else []
     engines = [{"podSelector": {"matchLabels": selector(router, pool)}} for pool in POOLS]
-    cache = router.spec.shared_cache
+    cache = router.shared_cache
     transfers = [{"from": engines}] if cache is not None and cache.mooncake is not None else []
-    for name, pool in router.spec.pools.items():
+    for name, pool in router.pools.items():
         allowed = [*peers, *neighbour] if name == FIRST else peers
         rule = {"from": allowed, "ports": _tcp(pool.runtime.port)}
         policies.append(_policy(router, name, [rule, *transfers]))
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         rules: list[Manifest] = [{"from": engines, "ports": _tcp(MASTER_PORT)}]
         if settings.monitoring:
             rules.append({"from": settings.monitoring, "ports": _tcp(HTTP_PORT)})
         policies.append(_policy(router, "mooncake", rules, egress=False))
-    if router.spec.redis is not None:
+    if router.redis is not None:
         policies.append(
             _policy(router, "redis", [{"from": [gateway], "ports": _tcp(REDIS_PORT)}], egress=False)
         )
@@ -133,7 +133,7 @@ def service_monitor(router: Router) -> list[Manifest]:
     if monitor is None:
         return []
     components = ["metrics", *POOLS]
-    if router.spec.mooncake_master is not None:
+    if router.mooncake_master is not None:
         components.append("mooncake")
     manifest = child_manifest(
         router,

@@ -15,7 +15,7 @@ from dps_operator.api import (
     quantity_value,
     to_wire,
 )
-from dps_operator.effective import MOUNTS, EffectivePool, EffectiveSpec, Role, Router, bucket_of
+from dps_operator.effective import MOUNTS, EffectivePool, Role, Router, bucket_of
 from dps_operator.errors import SpecError
 from dps_operator.objects import (
     CREDENTIALS,
@@ -229,12 +229,12 @@ class Target:
     files: str = ""
 
 
-def service_account(spec: EffectiveSpec, pool: EffectivePool) -> Manifest:
+def service_account(router: Router, pool: EffectivePool) -> Manifest:
     """The field `serviceAccountName` of an engine's pod; empty if no source needs one.
 
     Raises SpecError if the sources of the model and the draft need different ones.
     """
-    sources = [spec.model.source, pool.draft_source]
+    sources = [router.spec.model.source, pool.draft_source]
     buckets = [source.s3 or source.gs for source in sources if source is not None]
     names = {bucket.service_account_name for bucket in buckets if bucket and bucket.service_account_name}
     if len(names) > 1:
