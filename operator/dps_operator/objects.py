@@ -130,6 +130,12 @@ def credential_entry(router_name: str, component: Component, name: str) -> str:
     return f"{router_name}-{component}.{name}"
 
 
+def condition(body: Manifest, type: str) -> Manifest:
+    """A condition of an object; empty if it has none of this type."""
+    found = body.get("status", {}).get("conditions", [])
+    return next((each for each in found if each["type"] == type), {})
+
+
 def digest(value: Any) -> str:
     """A short digest of a JSON value, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

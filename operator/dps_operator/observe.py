@@ -17,6 +17,7 @@ from dps_operator.objects import (
     ChildKey,
     Key,
     Manifest,
+    condition,
     digest,
 )
 
@@ -139,39 +140,27 @@ def _replicas(body: Manifest) -> Replicas:
     desired = body["spec"].get("replicas", 1)
     existing, ready = status.get("replicas", 0), status.get("availableReplicas", 0)
     observed = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
-    failures = [
-        condition.get("message", "pods cannot be created")
-        for condition in status.get("conditions", [])
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
-    ]
-    stalled = [
-        condition.get("message", "the progress deadline was exceeded")
-        for condition in status.get("conditions", [])
-        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
-    ]
+    failure, progress = condition(body, "ReplicaFailure"), condition(body, "Progressing")
+    failed, stalled = failure.get("status") == "True", progress.get("reason") == "ProgressDeadlineExceeded"
     return Replicas(
         desired=desired,
         existing=existing,
         ready=ready,
         settled=observed and existing == ready == status.get("updatedReplicas", 0) == desired,
         updated=observed and existing == status.get("updatedReplicas", 0),
-        failure=failures[0] if failures else "",
-        stalled=stalled[0] if stalled else "",
+        failure=failure.get("message", "pods cannot be created") if failed else "",
+        stalled=progress.get("message", "the progress deadline was exceeded") if stalled else "",
     )
 
 
 def _scaling_failure(body: Manifest) -> str | None:
-    conditions = body.get("status", {}).get("conditions", [])
-    if body["kind"] != "HorizontalPodAutoscaler" or not conditions:
+    if body["kind"] != "HorizontalPodAutoscaler" or not body.get("status", {}).get("conditions"):
         return None
-    failures = [
-        condition.get("message", condition["type"])
-        for condition in conditions
-        if condition["type"] in ("ScalingActive", "AbleToScale")
-        and condition["status"] == "False"
-        and condition.get("reason") != "ScalingDisabled"
-    ]
-    return failures[0] if failures else ""
+    for type in ("AbleToScale", "ScalingActive"):
+        found = condition(body, type)
+        if found.get("status") == "False" and found.get("reason") != "ScalingDisabled":
+            return str(found.get("message", type))
+    return ""
 
 
 def _route_failure(body: Manifest) -> str | None:
@@ -179,20 +168,16 @@ def _route_failure(body: Manifest) -> str | None:
         return None
     generation = body["metadata"].get("generation", 0)
     conditions = [
-        condition
+        each
         for parent in body.get("status", {}).get("parents", [])
-        for condition in parent.get("conditions", [])
-        if condition["type"] in ("Accepted", "ResolvedRefs")
-        and condition.get("observedGeneration", generation) >= generation
+        for each in parent.get("conditions", [])
+        if each["type"] in ("Accepted", "ResolvedRefs")
+        and each.get("observedGeneration", generation) >= generation
     ]
-    failures = [
-        condition.get("message") or condition["reason"]
-        for condition in conditions
-        if condition["status"] == "False"
-    ]
+    failures = [each.get("message") or each["reason"] for each in conditions if each["status"] == "False"]
     if failures:
         return str(failures[0])
-    accepted = [condition for condition in conditions if condition["type"] == "Accepted"]
+    accepted = [each for each in conditions if each["type"] == "Accepted"]
     return "" if len(accepted) >= len(body["spec"].get("parentRefs", [])) else None
 
 

@@ -222,27 +222,19 @@ def _start_order(router: Router, pool: EffectivePool) -> Manifest:
 
 def _env(router: Router, pool: EffectivePool) -> list[Manifest]:
     """The container's environment. Variables of spec.engine override the operator's; the pool's override both."""
-    runtime, token, key = (
-        pool.runtime,
-        router.spec.model.token_secret_ref,
-        router.spec.engine.api_key_secret_ref,
-    )
+    spec, runtime = router.spec, pool.runtime
+    token, key = spec.model.token_secret_ref, spec.engine.api_key_secret_ref
     plain = {"HF_HOME": MODELS, **runtime.environment}
-    if router.spec.engine.cache is not None:
+    if spec.engine.cache is not None:
         plain |= {name: f"{ENGINE_CACHE}/{folder}" for name, folder in runtime.cache_variables.items()}
     variables: list[Manifest] = plain_env(plain)
     if token is not None:
         variables.append(secret_env("HF_TOKEN", token))
     if key is not None:
         variables.append(secret_env(runtime.api_key_variable or API_KEY_VARIABLE, key))
-    if router.spec.telemetry.otlp_endpoint is not None:
-        protocol = router.spec.telemetry.protocol
-        variables += plain_env(
-            {
-                "OTEL_SERVICE_NAME": child_name(router, pool.name),
-                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
-            }
-        )
+    if spec.telemetry.otlp_endpoint is not None:
+        name, protocol = child_name(router, pool.name), spec.telemetry.protocol
+        variables += plain_env({"OTEL_SERVICE_NAME": name, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol})
     variables += [to_wire(variable) for variable in pool.all_env]
     return list({variable["name"]: variable for variable in variables}.values())
 

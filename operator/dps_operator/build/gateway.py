@@ -185,12 +185,9 @@ def _telemetry(router: Router) -> dict[str, Any]:
 
 
 def _timeouts(router: Router) -> dict[str, Any]:
+    gateway = router.spec.gateway
     wake = {"wakeSeconds": WAKE_SECONDS} if router.may_scale_to_zero else {}
-    return {
-        "drainSeconds": router.spec.gateway.drain_seconds,
-        **wake,
-        **to_wire(router.spec.gateway.timeouts),
-    }
+    return {"drainSeconds": gateway.drain_seconds, **wake, **to_wire(gateway.timeouts)}
 
 
 def gateway_config(router: Router) -> dict[str, Any]:

@@ -71,13 +71,10 @@ def _check_arguments(router: Router, pool: EffectivePool) -> None:
         raise SpecError(
             "spec.engine.args: the runtimes of the pools differ, and so do their arguments; use spec.pools.*.args"
         )
-    for field, arguments in (
-        ("spec.engine", router.spec.engine.args),
-        (f"spec.pools.{pool.name}", pool.spec.args),
-    ):
+    shares, common = router.shared_cache is not None, router.spec.engine.args
+    for field, arguments in (("spec.engine", common), (f"spec.pools.{pool.name}", pool.spec.args)):
         try:
             speculation = launch_speculation(pool.speculation) if pool.speculation else None
-            shares = router.shared_cache is not None
             pool.runtime.check_arguments(arguments, speculation, prefix_cache=shares)
         except EngineError as error:
             raise SpecError(f"{field}.args: {error}") from error
