@@ -136,8 +136,7 @@ async def run(settings: Settings) -> None:
     # user has no passwd entry.
     os.environ.setdefault("POD_ID", socket.gethostname())
     stop = asyncio.Event()
-    cluster = await Cluster.connect(settings.request_timeout)
-    async with cluster, aiohttp.ClientSession() as http:
+    async with Cluster.connect(settings.request_timeout) as cluster, aiohttp.ClientSession() as http:
         leadership = Leadership(cluster, settings.lease)
         observations, metrics, decisions = Observations(), MetricsReader(http), Decisions()
         caches = CacheWatch(observations, decisions, metrics)

@@ -111,13 +111,10 @@ def needed(
     return any(
         found[pool].present > 0
         or (other in overflowing and found[other].queued > 0)
-        or _has_new_requests(found[pool], before.get(address, found)[pool])
+        or found[pool].served > before.get(address, found)[pool].served
+        or found[pool].missed > before.get(address, found)[pool].missed
         for address, found in now.items()
     )
-
-
-def _has_new_requests(now: Activity, before: Activity) -> bool:
-    return now.served > before.served or now.missed > before.missed
 
 
 @dataclass

@@ -41,20 +41,6 @@ def _entries(key: Key, component: Component, random: str) -> dict[str, str]:
     }
 
 
-def _empty_secret(namespace: str) -> Manifest:
-    """The Secret before a DPSRouter contributes to it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": CREDENTIALS,
-            "namespace": namespace,
-            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"},
-        },
-        "type": "Opaque",
-    }
-
-
 async def _live(cluster: Cluster, namespace: str) -> Manifest | None:
     try:
         return await cluster.get(SECRET, namespace, CREDENTIALS)
@@ -86,7 +72,9 @@ async def ensure_credentials(cluster: Cluster, router: Router) -> str:
     owned = router.uid in {owner["uid"] for owner in metadata.get("ownerReferences", [])}
     if not owned or not data.items() <= known.items():
         if live is None:
-            await cluster.apply(_empty_secret(router.namespace))
+            labels = {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/part-of": "dps-router"}
+            empty = {"name": CREDENTIALS, "namespace": router.namespace, "labels": labels}
+            await cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": empty, "type": "Opaque"})
         owner = {
             "apiVersion": API_VERSION,
             "kind": KIND,

@@ -4,7 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -73,21 +74,16 @@ class Cluster:
         self._seconds = seconds
 
     @classmethod
-    async def connect(cls, seconds: float) -> "Cluster":
+    @asynccontextmanager
+    async def connect(cls, seconds: float) -> AsyncIterator["Cluster"]:
         """Connect with the pod's service account or the kubeconfig. `seconds` is the timeout of each call."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        return cls(client.ApiClient(configuration), seconds)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
-        await self._api.close()
+        async with client.ApiClient(configuration) as api:
+            yield cls(api, seconds)
 
     async def _call(
         self,

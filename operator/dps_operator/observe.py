@@ -117,11 +117,6 @@ def router_key(body: Manifest) -> Key:
     return metadata["namespace"], metadata.get("labels", {}).get(ROUTER_LABEL, "")
 
 
-def _owner(metadata: Manifest) -> Manifest:
-    owners: list[Manifest] = metadata.get("ownerReferences", [])
-    return next((owner for owner in owners if owner.get("controller")), {})
-
-
 def _owned_fields(metadata: Manifest) -> dict[str, Any]:
     entries = [
         entry.get("fieldsV1", {})
@@ -184,7 +179,8 @@ def _route_failure(body: Manifest) -> str | None:
 def observed_child(body: Manifest) -> Child:
     """The cached fields of a child."""
     metadata = body["metadata"]
-    owner = _owner(metadata)
+    owners: list[Manifest] = metadata.get("ownerReferences", [])
+    owner = next((one for one in owners if one.get("controller")), {})
     ours = owner.get("kind") == ROUTER.name and owner.get("apiVersion") == ROUTER.api_version
     fields, annotations = _owned_fields(metadata), metadata.get("annotations", {})
     containers = body["spec"]["template"]["spec"]["containers"] if body["kind"] == "Deployment" else [{}]

@@ -1,7 +1,7 @@
 """The status of a DPSRouter, and the Events that report changes of its conditions. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from dps_engines.pools import POOLS, PoolName
@@ -57,16 +57,8 @@ def _with_times(
     for condition in found:
         old = previous.get(condition.type, {})
         same = old.get("status") == condition.status
-        result.append(
-            {
-                "type": condition.type,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-                "observedGeneration": generation,
-                "lastTransitionTime": old["lastTransitionTime"] if same else now,
-            }
-        )
+        time = old["lastTransitionTime"] if same else now
+        result.append({**asdict(condition), "observedGeneration": generation, "lastTransitionTime": time})
     return result
 
 
