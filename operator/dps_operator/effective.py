@@ -18,7 +18,7 @@ from dps_engines.runtime import EngineRuntime
 from dps_operator import api
 from dps_operator.calibration import recommendation
 from dps_operator.errors import SpecError
-from dps_operator.objects import MODELS, Key, Manifest, Owner, engine_key
+from dps_operator.objects import MODELS, Key, Manifest, Owner, child_name
 from dps_operator.observe import Child, Observations, Pod
 
 STARTUP_PROBE_PERIOD: Final = 10
@@ -206,7 +206,7 @@ class Decisions:
 def live_engines(observations: Observations, owner: Owner) -> dict[str, Child]:
     """The live Deployments of the engines of a DPSRouter, by pool."""
     children = observations.children(owner.key)
-    found = {pool: children.get(engine_key(owner.name, pool)) for pool in POOLS}
+    found = {pool: children.get(("Deployment", child_name(owner, pool))) for pool in POOLS}
     return {
         pool: child for pool, child in found.items() if child is not None and child.owner_uid == owner.uid
     }

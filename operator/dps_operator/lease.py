@@ -90,7 +90,14 @@ class Leadership:
             live = await self._cluster.get(LEASE, self._namespace, self._name)
         except NotFoundError:
             try:
-                await self._cluster.create(self._manifest())
+                await self._cluster.create(
+                    {
+                        "apiVersion": LEASE.api_version,
+                        "kind": LEASE.name,
+                        "metadata": {"namespace": self._namespace, "name": self._name},
+                        "spec": self._held() | {"acquireTime": _now(), "leaseTransitions": 0},
+                    }
+                )
             except AlreadyExistsError:
                 return False
             return True
@@ -138,12 +145,4 @@ class Leadership:
             "holderIdentity": self._identity,
             "leaseDurationSeconds": DURATION_SECONDS,
             "renewTime": _now(),
-        }
-
-    def _manifest(self) -> Manifest:
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.name,
-            "metadata": {"namespace": self._namespace, "name": self._name},
-            "spec": self._held() | {"acquireTime": _now(), "leaseTransitions": 0},
         }

@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dps_engines.pools import PoolName
 from dps_operator.api import API_VERSION, KIND, PLURAL
 
 Manifest = dict[str, Any]
@@ -68,11 +67,6 @@ class Owner:
 def child_name(router: Owner, component: Component) -> str:
     """`<router>-<component>`."""
     return f"{router.name}-{component}"
-
-
-def engine_key(router_name: str, pool: PoolName) -> ChildKey:
-    """Kind and name of a pool's Deployment, by which observed children are found."""
-    return "Deployment", f"{router_name}-{pool}"
 
 
 def selector(router: Owner, component: Component) -> dict[str, str]:

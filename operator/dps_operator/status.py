@@ -9,7 +9,7 @@ from dps_operator.api import to_wire
 from dps_operator.build.network import base_url
 from dps_operator.conditions import Condition, StatusInput, conditions, spec_valid
 from dps_operator.effective import Router
-from dps_operator.objects import MANAGED_BY, ROUTER, Manifest, child_name, digest, engine_key, selector
+from dps_operator.objects import MANAGED_BY, ROUTER, Manifest, child_name, digest, selector
 from dps_operator.observe import Replicas
 from dps_operator.rollout import history
 
@@ -78,7 +78,7 @@ def _pool_status(
     # While the DPSRouter is paused, no pod templates are compared.
     if past.get("outdated") if router.spec.paused else pool in observed.kept:
         result["outdated"] = True
-    engine = observed.children.get(engine_key(router.name, pool))
+    engine = observed.children.get(("Deployment", child_name(router, pool)))
     if revisions := history(engine, past.get("revisions", []), router.generation, now):
         result["revisions"] = revisions
     return result

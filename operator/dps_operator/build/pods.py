@@ -181,7 +181,7 @@ def pod_template(
     if annotations:
         template["metadata"]["annotations"] = annotations
     if over is not None:
-        template = overlay(template, over.model_dump(by_alias=True, exclude_none=True))
+        template = overlay(template, to_wire(over))
         template["metadata"]["labels"] |= labels(router, component)
     return template
 
