@@ -130,6 +130,11 @@ def condition(body: Manifest, type: str) -> Manifest:
     return next((each for each in found if each["type"] == type), {})
 
 
+def given(**fields: Any) -> Manifest:
+    """An object with these fields, except those that are None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def digest(value: Any) -> str:
     """A short digest of a JSON value, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -31,6 +31,7 @@ from dps_operator.objects import (
     child_manifest,
     child_name,
     digest,
+    given,
     selector,
 )
 from dps_operator.settings import Settings
@@ -81,16 +82,15 @@ SOURCE = Target(
 def _model(router: Router) -> dict[str, Any]:
     """The section `model`. Raises SpecError if the tokenizer is not on the Hub or a volume of the gateway."""
     model, gateway = router.spec.model, router.spec.gateway
-    section: dict[str, Any] = {"name": model.served_name or model.name, "tokenizer": _tokenizer(router)}
-    if model.revision is not None and section["tokenizer"] == model.name:
-        section["revision"] = model.revision
-    if gateway.model_aliases:
-        section["aliases"] = dict.fromkeys(gateway.model_aliases, section["name"])
-    if not gateway.strict_model:
-        section["strict"] = False
-    if gateway.volatile_prompt is not None:
-        section["volatilePrompt"] = gateway.volatile_prompt
-    return section
+    name, tokenizer = model.served_name or model.name, _tokenizer(router)
+    return given(
+        name=name,
+        tokenizer=tokenizer,
+        revision=model.revision if tokenizer == model.name else None,
+        aliases=dict.fromkeys(gateway.model_aliases, name) or None,
+        strict=None if gateway.strict_model else False,
+        volatilePrompt=gateway.volatile_prompt,
+    )
 
 
 def _tokenizer(router: Router) -> str:
@@ -113,75 +113,61 @@ def _tokenizer(router: Router) -> str:
 
 
 def _listen(router: Router) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "host": "0.0.0.0",
-        "port": PORT,
-        "adminPort": ADMIN_PORT,
-        "adminTokenFile": ADMIN_TOKEN_FILE,
-    }
-    if router.spec.gateway.tls is not None:
-        # The keys of a Secret of the type kubernetes.io/tls.
-        section["tls"] = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
-    return section
+    # The keys of a Secret of the type kubernetes.io/tls.
+    tls = {"certFile": f"{TLS_DIR}/tls.crt", "keyFile": f"{TLS_DIR}/tls.key"}
+    return given(
+        host="0.0.0.0",
+        port=PORT,
+        adminPort=ADMIN_PORT,
+        adminTokenFile=ADMIN_TOKEN_FILE,
+        tls=None if router.spec.gateway.tls is None else tls,
+    )
 
 
 def _pool(router: Router, pool: EffectivePool) -> dict[str, Any]:
     """A pool, with the Service whose endpoints the gateway discovers."""
     name, port = child_name(router, pool.name), pool.runtime.port
-    section: dict[str, Any] = {"service": {"name": name, "namespace": router.namespace, "port": port}}
-    if router.spec.engine.api_key_secret_ref is not None:
-        section["apiKeyFile"] = ENGINE_KEY_FILE
-    return section
+    return given(
+        service={"name": name, "namespace": router.namespace, "port": port},
+        apiKeyFile=None if router.spec.engine.api_key_secret_ref is None else ENGINE_KEY_FILE,
+    )
 
 
 def _routing(router: Router) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "policy": router.spec.routing.policy,
-        "thresholdTokens": router.spec.routing.threshold_tokens,
-    }
-    if router.spec.routing.min_acceptance is not None:
-        section["minAcceptance"] = router.spec.routing.min_acceptance
-    if router.spec.suspend:
-        section["suspended"] = True
-    if router.shared_cache is not None:
-        section["commonPrefixCache"] = True
-    if router.spec.routing.calibration is not None:
-        section["decisionLog"] = DECISION_LOG
-    return section
+    routing = router.spec.routing
+    # A threshold that is null has a meaning.
+    return {"policy": routing.policy, "thresholdTokens": routing.threshold_tokens} | given(
+        minAcceptance=routing.min_acceptance,
+        suspended=router.spec.suspend or None,
+        commonPrefixCache=None if router.shared_cache is None else True,
+        decisionLog=None if routing.calibration is None else DECISION_LOG,
+    )
 
 
 def _session(router: Router) -> dict[str, Any]:
-    spec = router.spec
-    section: dict[str, Any] = {
-        "ttlSeconds": spec.routing.session_ttl_seconds,
-        "redisTimeoutSeconds": spec.session_store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
-    }
-    if spec.session_store.url_secret_ref is not None:
-        section["redisUrlFile"] = REDIS_URL_FILE
+    routing, store = router.spec.routing, router.spec.session_store
+    external = store.url_secret_ref is not None
+    return given(
+        ttlSeconds=routing.session_ttl_seconds,
+        redisTimeoutSeconds=store.timeout_seconds or REDIS_TIMEOUT_SECONDS,
+        redisUrlFile=REDIS_URL_FILE if external else None,
         # Other routers may use the same Redis.
-        section["scope"] = f"{router.namespace}/{router.name}"
-    if spec.session_store.mirror_records is not None:
-        section["mirrorRecords"] = spec.session_store.mirror_records
-    if spec.routing.session_keys:
-        section["keys"] = list(spec.routing.session_keys)
-    return section
+        scope=f"{router.namespace}/{router.name}" if external else None,
+        mirrorRecords=store.mirror_records,
+        keys=list(routing.session_keys) or None,
+    )
 
 
 def _telemetry(router: Router) -> dict[str, Any]:
     telemetry = router.spec.telemetry
-    section: dict[str, Any] = {}
-    if telemetry.otlp_endpoint is not None:
-        section = {
-            "otlpEndpoint": telemetry.otlp_endpoint,
-            "protocol": telemetry.protocol,
-            "sampleRatio": telemetry.sample_ratio,
-            "serviceName": child_name(router, "gateway"),
-        }
-    if telemetry.trace_url is not None:
-        section["traceUrl"] = telemetry.trace_url
-    if telemetry.access_log:
-        section["accessLog"] = ACCESS_LOG
-    return section
+    traces = {
+        "otlpEndpoint": telemetry.otlp_endpoint,
+        "protocol": telemetry.protocol,
+        "sampleRatio": telemetry.sample_ratio,
+        "serviceName": child_name(router, "gateway"),
+    }
+    others = given(traceUrl=telemetry.trace_url, accessLog=ACCESS_LOG if telemetry.access_log else None)
+    return others if telemetry.otlp_endpoint is None else traces | others
 
 
 def _timeouts(router: Router) -> dict[str, Any]:
@@ -192,28 +178,22 @@ def _timeouts(router: Router) -> dict[str, Any]:
 
 def gateway_config(router: Router) -> dict[str, Any]:
     """The gateway's configuration. The URL of Redis, which contains a password, is not part of it."""
-    spec = router.spec
-    name = child_name(router, "gateway")
-    config: dict[str, Any] = {
-        "configMap": {"name": name, "namespace": router.namespace, "key": CONFIG_FILE},
-        "listen": _listen(router),
-        "model": _model(router),
-        "pools": {name: _pool(router, pool) for name, pool in router.pools.items()},
-        "routing": _routing(router),
-        "session": _session(router),
-        "timeouts": _timeouts(router),
-    }
-    if limits := to_wire(spec.gateway.limits):
-        config["limits"] = limits
-    if not spec.gateway.retries.continue_streams:
-        config["retries"] = {"continueStreams": False}
-    if spec.gateway.auth is not None:
-        config["auth"] = {"keysFile": f"{KEYS_DIR}/keys"}
-        if not spec.gateway.auth.isolate_cache:
-            config["auth"]["isolateCache"] = False
-    if telemetry := _telemetry(router):
-        config["telemetry"] = telemetry
-    return config
+    gateway, auth = router.spec.gateway, router.spec.gateway.auth
+    separate = None if auth is None or auth.isolate_cache else False
+    config_map = {"name": child_name(router, "gateway"), "namespace": router.namespace, "key": CONFIG_FILE}
+    return given(
+        configMap=config_map,
+        listen=_listen(router),
+        model=_model(router),
+        pools={name: _pool(router, pool) for name, pool in router.pools.items()},
+        routing=_routing(router),
+        session=_session(router),
+        timeouts=_timeouts(router),
+        limits=to_wire(gateway.limits) or None,
+        retries=None if gateway.retries.continue_streams else {"continueStreams": False},
+        auth=None if auth is None else given(keysFile=f"{KEYS_DIR}/keys", isolateCache=separate),
+        telemetry=_telemetry(router) or None,
+    )
 
 
 def read_at_start(config: dict[str, Any]) -> dict[str, Any]:

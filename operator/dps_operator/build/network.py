@@ -14,6 +14,7 @@ from dps_operator.objects import (
     Manifest,
     child_manifest,
     child_name,
+    given,
     selector,
 )
 
@@ -27,11 +28,12 @@ def ingress(router: Router) -> list[Manifest]:
         return []
     backend = {"service": {"name": child_name(router, "gateway"), "port": {"name": "http"}}}
     path = {"path": "/", "pathType": "Prefix", "backend": backend}
-    spec: Manifest = {"rules": [{"host": settings.host, "http": {"paths": [path]}}]}
-    if settings.class_name is not None:
-        spec["ingressClassName"] = settings.class_name
-    if settings.tls_secret_name is not None:
-        spec["tls"] = [{"hosts": [settings.host], "secretName": settings.tls_secret_name}]
+    tls = [{"hosts": [settings.host], "secretName": settings.tls_secret_name}]
+    spec = given(
+        rules=[{"host": settings.host, "http": {"paths": [path]}}],
+        ingressClassName=settings.class_name,
+        tls=None if settings.tls_secret_name is None else tls,
+    )
     return [child_manifest(router, NETWORKING, "Ingress", "gateway", dict(settings.annotations), spec=spec)]
 
 
@@ -45,16 +47,14 @@ def http_route(router: Router) -> list[Manifest]:
         "port": router.spec.gateway.service.port,
         "weight": settings.weight,
     }
-    rule: Manifest = {
-        "backendRefs": [own, *map(to_wire, settings.backend_refs)],
+    rule = given(
+        backendRefs=[own, *map(to_wire, settings.backend_refs)],
         # Streamed answers can take minutes; controllers apply a default, such as 15 s, to a rule without a timeout.
-        "timeouts": {"request": settings.request_timeout},
-    }
-    if settings.filters:
-        rule["filters"] = list(settings.filters)
-    spec: Manifest = {"parentRefs": [to_wire(parent) for parent in settings.parent_refs], "rules": [rule]}
-    if settings.hostnames:
-        spec["hostnames"] = list(settings.hostnames)
+        timeouts={"request": settings.request_timeout},
+        filters=list(settings.filters) or None,
+    )
+    parents, hosts = list(map(to_wire, settings.parent_refs)), list(settings.hostnames)
+    spec = given(parentRefs=parents, rules=[rule], hostnames=hosts or None)
     return [child_manifest(router, "gateway.networking.k8s.io/v1", "HTTPRoute", "gateway", spec=spec)]
 
 
